@@ -1,0 +1,95 @@
+"""Frames: ``msgpack([version, name, fields])``, one message a frame.
+
+A channel accepts the messages of one direction of one conversation and nothing else. Unknown
+fields are ignored (a newer peer of the same version may send them), unknown names and wrong types
+are a :class:`BadFrame`. Nothing in a frame is ever executed or looked up by name beyond the
+channel's own table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Any, Generic, TypeVar, get_args
+
+import msgpack
+from pydantic import TypeAdapter, ValidationError
+
+from mayfly_protocol import PROTOCOL_VERSION
+from mayfly_protocol.lifecycle import ToReaper, ToSlot
+from mayfly_protocol.roster import FromNode, Roster, ToNode
+from mayfly_protocol.serving import ToFrontEnd, ToWorker
+
+M = TypeVar("M")
+
+
+class BadFrame(ValueError):
+    """A frame that is not a message of this channel; the text says what was wrong with it."""
+
+
+@cache
+def _field_names(cls: type) -> tuple[str, ...]:
+    if not is_dataclass(cls):
+        raise TypeError(f"{cls.__name__} cannot travel in a frame")
+    return tuple(f.name for f in fields(cls))
+
+
+def _as_map(value: object) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in _field_names(type(value))}
+
+
+def encode(message: object) -> bytes:
+    """One frame. Raises TypeError for what MessagePack has no type for."""
+    body = [PROTOCOL_VERSION, type(message).__name__, _as_map(message)]
+    packed: bytes = msgpack.packb(body, default=_as_map)
+    return packed
+
+
+class Channel(Generic[M]):
+    """Decodes the frames of one direction of a conversation."""
+
+    def __init__(self, *messages: type) -> None:
+        self._adapters: dict[str, TypeAdapter[M]] = {m.__name__: TypeAdapter(m) for m in messages}
+
+    def decode(self, frame: bytes | memoryview) -> M:
+        """The message in a frame.
+
+        Raises:
+            BadFrame: not MessagePack, another protocol version, a message that does not belong
+                on this channel, or fields that do not fit it.
+        """
+        try:
+            body = msgpack.unpackb(frame, strict_map_key=False)
+        except Exception as error:
+            # msgpack raises ValueError, its own exceptions, and UnicodeDecodeError, by what is
+            # wrong with the bytes: all of them mean the same here.
+            raise BadFrame(f"not a MessagePack frame: {type(error).__name__}") from error
+        if not isinstance(body, list) or len(body) != 3:
+            raise BadFrame("a frame is [version, name, fields]")
+        version, name, content = body
+        if version != PROTOCOL_VERSION:
+            raise BadFrame(f"protocol version {version!r}, this side speaks {PROTOCOL_VERSION}")
+        adapter = self._adapters.get(name) if isinstance(name, str) else None
+        if adapter is None:
+            raise BadFrame(f"no message {str(name)[:40]!r} on this channel")
+        try:
+            return adapter.validate_python(content)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            place = ".".join(str(part) for part in first["loc"])
+            raise BadFrame(f"{name}.{place}: {first['msg']}") from error
+        except RecursionError as error:
+            raise BadFrame(f"{name}: nested too deeply") from error
+
+
+def _channel(union: Any) -> Channel[Any]:
+    return Channel(*(get_args(union) or (union,)))
+
+
+to_worker: Channel[ToWorker] = _channel(ToWorker)
+to_front_end: Channel[ToFrontEnd] = _channel(ToFrontEnd)
+to_reaper: Channel[ToReaper] = _channel(ToReaper)
+to_slot: Channel[ToSlot] = _channel(ToSlot)
+to_node: Channel[ToNode] = _channel(ToNode)
+from_node: Channel[FromNode] = _channel(FromNode)
+rosters: Channel[Roster] = _channel(Roster)

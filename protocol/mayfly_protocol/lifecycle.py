@@ -1,0 +1,158 @@
+"""Messages between one incarnation of a worker and the reaper that spawned it.
+
+::
+
+    worker                                     reaper
+    Hello -------------------------------------->
+    Loading(phase, done, total) ... ------------>
+    Ready(endpoint, card) ---------------------->
+    Beat ... ----------------------------------->
+                         <----------------------- Drain(grace_s)
+    Fault -------------------------------------->   then the process exits
+    Bye(code) ---------------------------------->   likewise
+
+The exit codes of a worker are part of the conversation: see :class:`Exit`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Literal
+
+LoadPhase = Literal["starting", "warming", "loading", "canary"]
+WorkPhase = Literal["loading", "idle", "prefill", "decode", "stopping"]
+Scope = Literal["request", "batch", "recycle", "worker", "machine", "model"]
+
+
+class Exit(IntEnum):
+    """How a worker's process ends when it has a say in it."""
+
+    BYE = 0
+    CONFIGURATION = 3
+    LOAD_FAILED = 4
+    POISONED = 70
+    ORPHANED = 71
+    RECYCLED = 75
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The first message of an incarnation. Every message names slot and incarnation by its
+    connection's routing id, so that only ``Hello`` has to say them."""
+
+    slot: str
+    incarnation: int
+    pid: int
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """Progress of a load: ``done`` of ``total`` bytes (0 of 0 where a phase has no measure)."""
+
+    phase: LoadPhase
+    done: int = 0
+    total: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What a front end has to know of a loaded model.
+
+    ``digest`` is equal exactly where weights, tokenizer, template, adapter and KV precision are:
+    a continuation goes only to a worker with the same one.
+    """
+
+    digest: str
+    architecture: str = ""
+    context: int = 0
+    vocabulary: int = 0
+    kv_bytes_per_token: int = 0
+    weight_bytes: int = 0
+    chat: bool = True
+    tools: bool = False
+    reasoning: bool = False
+    rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Serving at ``endpoint``. ``public_key`` is the incarnation's CURVE key (empty on ipc)."""
+
+    endpoint: str
+    card: ModelCard
+    public_key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes. ``footprint`` is the process's own (resident set on Linux); the others are MLX's."""
+
+    footprint: int = 0
+    active: int = 0
+    cache: int = 0
+    peak: int = 0
+    prefix_cache: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A pulse with proof of work in it.
+
+    ``progress`` counts the engine's steps and only grows: a busy worker whose number stands still
+    is wedged, however regular its beats are. ``inferences`` counts finished choices;
+    ``waiting`` are requests admitted and not yet prefilling.
+    """
+
+    phase: WorkPhase
+    progress: int
+    running: int = 0
+    waiting: int = 0
+    waiting_tokens: int = 0
+    inferences: int = 0
+    generated_tokens: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    memory: Memory = field(default_factory=Memory)
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """An exception as it was: ``text`` is its message, ``traceback`` the formatted whole."""
+
+    type: str
+    text: str
+    traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """The engine met a fault. ``first`` is the truth; what came ``later`` only followed from it.
+    ``requests`` are those in flight, ``suspects`` those in the forward pass that failed."""
+
+    kind: str
+    scope: Scope
+    first: Cause
+    later: tuple[Cause, ...] = ()
+    requests: tuple[str, ...] = ()
+    suspects: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Bye:
+    """The process is about to exit with ``code``; ``reason`` is for people."""
+
+    code: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Admit nothing more; hand over what still runs after ``grace_s`` seconds; then leave."""
+
+    grace_s: float
+
+
+ToReaper = Hello | Loading | Ready | Beat | Fault | Bye
+ToSlot = Drain

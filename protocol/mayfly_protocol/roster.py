@@ -1,0 +1,100 @@
+"""What a reaper publishes about its node, and what it is asked.
+
+A roster is always the full picture: a subscriber that came late or missed some is right again
+with the next one, at most a second later.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from mayfly_protocol.lifecycle import Memory, ModelCard
+
+ROSTER_INTERVAL_S = 1.0
+ROSTER_TOPIC = b"roster"
+
+SlotState = Literal[
+    "spawning", "loading", "canary", "ready", "draining", "backoff", "failed", "gone"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotView:
+    """One slot as it is now. ``detail`` is for people: why it failed, what it waits for.
+
+    ``load_done`` and ``load_total`` are bytes while it loads; ``retry_in_s`` is when a slot in
+    back-off will be tried again, ``age_s`` how long this incarnation has lived.
+    """
+
+    slot: str
+    model: str
+    state: SlotState
+    incarnation: int
+    pid: int = 0
+    endpoint: str = ""
+    public_key: str = ""
+    card: ModelCard | None = None
+    phase: str = ""
+    load_done: int = 0
+    load_total: int = 0
+    running: int = 0
+    waiting: int = 0
+    waiting_tokens: int = 0
+    inferences: int = 0
+    generated_tokens: int = 0
+    progress: int = 0
+    memory: Memory = field(default_factory=Memory)
+    age_s: float = 0.0
+    retry_in_s: float | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A worker that ended within the last minute without being asked to."""
+
+    slot: str
+    incarnation: int
+    kind: str
+    scope: str
+    first_cause: str
+    age_s: float
+    suspects: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """A node. ``epoch`` changes when its reaper is a new process, ``revision`` with every change;
+    incarnations are unique within an epoch."""
+
+    node: str
+    epoch: str
+    revision: int
+    pid: int
+    slots: tuple[SlotView, ...]
+    losses: tuple[Loss, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Recycle:
+    """Replace a slot's worker in good order (all of them where ``slot`` is empty)."""
+
+    slot: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Asks for a ``Roster`` now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The answer to a command: what was done, for people."""
+
+    ok: bool
+    message: str = ""
+
+
+ToNode = Recycle | Ask
+FromNode = Done | Roster

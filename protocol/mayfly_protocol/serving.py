@@ -1,0 +1,204 @@
+"""Messages between a front end and one incarnation of a worker.
+
+::
+
+    front end                                   worker
+    Submit(rid, attempt) ---------------------->
+                         <---------------------- Accepted | Rejected*
+                         <---------------------- Progress ...           (long prefill)
+                         <---------------------- Tokens(deltas) ...     (a message a step)
+    Cancel(rid, attempt) ---------------------->
+                         <---------------------- Finish* | Failed* | Handover*
+    Ping                 ---------------------->
+                         <---------------------- Pong
+
+A star marks a terminal message: exactly one of them ends each (rid, attempt). ``Cancel`` is
+answered by ``Finish(reason="cancelled")``. A front end that sends nothing, not even a ``Ping``,
+for :data:`PEER_TIMEOUT_S` is gone, and its requests are cancelled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from mayfly_protocol.requests import FinishReason, Generation
+
+PING_INTERVAL_S = 1.0
+PEER_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Run a request, or go on with one that another worker lost.
+
+    ``resume`` holds, for each choice, the token ids that the client was already given: the worker
+    replays them without emitting and goes on after them. Empty on a first attempt. A choice that
+    had already ended is named in ``finished`` and is not run again. ``suspect`` marks a request
+    that was in the forward pass of a worker that died: a worker runs one such at a time.
+    """
+
+    rid: str
+    attempt: int
+    generation: Generation
+    resume: tuple[tuple[int, ...], ...] = ()
+    finished: tuple[int, ...] = ()
+    suspect: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """The client is gone, or the request's deadline has passed."""
+
+    rid: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Tells the worker that this front end lives, and asks whether the worker's I/O thread does."""
+
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The prompt was rendered and fits; ``prompt_tokens`` is its length."""
+
+    rid: str
+    attempt: int
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """Not run. ``invalid``: the request can never run (a 400 with ``message``, ``param`` and
+    ``code``); ``full``: try later (``retry_after_s``); ``leaving``: this worker admits nothing
+    any more, another one may."""
+
+    rid: str
+    attempt: int
+    reason: Literal["invalid", "full", "leaving"]
+    message: str
+    param: str | None = None
+    code: str | None = None
+    retry_after_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Prompt tokens prefilled so far, of all that need it (cached ones count as done)."""
+
+    rid: str
+    attempt: int
+    prefilled: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopLogprob:
+    id: int
+    text: str
+    raw: bytes
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token and its alternatives. ``text`` may hold U+FFFD where ``raw``, the token's bytes,
+    are no whole character. ``logprob`` is the natural logarithm of the model's own probability,
+    before temperature, filters and penalties; None for a prompt's first token."""
+
+    id: int
+    text: str
+    raw: bytes
+    logprob: float | None
+    top: tuple[TopLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A piece of a tool call: ``id`` and ``name`` on the first piece of each ``index`` only."""
+
+    index: int
+    arguments: str
+    id: str | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one choice gained in a step.
+
+    ``index`` is the position of the first of ``ids`` in the choice's output: a gap or a repeat
+    means that this worker is lost to the request. Text may lag behind ids (half a character, a
+    possible stop string, an open tool call). ``finish`` ends the choice.
+    """
+
+    rid: str
+    attempt: int
+    choice: int
+    index: int
+    ids: tuple[int, ...] = ()
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """All that one step produced for one front end."""
+
+    deltas: tuple[Delta, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Every choice has ended (``done``), or the request was cancelled."""
+
+    rid: str
+    attempt: int
+    reason: Literal["done", "cancelled"]
+    usage: Usage = field(default_factory=Usage)
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """This request met a fault of its own; the worker goes on and another attempt would fail
+    likewise. ``kind`` names the fault."""
+
+    rid: str
+    attempt: int
+    kind: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """The worker gives the request back unfinished: continue it elsewhere. ``cause`` is
+    ``drain`` or the kind of the fault; ``suspect`` whether the request was in the forward pass
+    that failed."""
+
+    rid: str
+    attempt: int
+    cause: str
+    suspect: bool = False
+
+
+ToWorker = Submit | Cancel | Ping
+ToFrontEnd = Accepted | Rejected | Progress | Tokens | Finish | Failed | Handover | Pong
