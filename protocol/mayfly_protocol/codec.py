@@ -28,10 +28,10 @@ class BadFrame(ValueError):
 
 
 @cache
-def _field_names(cls: type) -> tuple[str, ...]:
-    if not is_dataclass(cls):
-        raise TypeError(f"{cls.__name__} cannot travel in a frame")
-    return tuple(f.name for f in fields(cls))
+def _field_names(cls: type[Any]) -> tuple[str, ...]:
+    if is_dataclass(cls):
+        return tuple(f.name for f in fields(cls))
+    raise TypeError(f"{cls.__name__} cannot travel in a frame")
 
 
 def _as_map(value: object) -> dict[str, Any]:
