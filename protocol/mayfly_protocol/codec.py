@@ -8,8 +8,7 @@ channel's own table.
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass
-from functools import cache
+from dataclasses import is_dataclass
 from typing import Any, Generic, TypeVar, get_args
 
 import msgpack
@@ -27,15 +26,11 @@ class BadFrame(ValueError):
     """A frame that is not a message of this channel; the text says what was wrong with it."""
 
 
-@cache
-def _field_names(cls: type[Any]) -> tuple[str, ...]:
-    if is_dataclass(cls):
-        return tuple(f.name for f in fields(cls))
-    raise TypeError(f"{cls.__name__} cannot travel in a frame")
-
-
-def _as_map(value: object) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in _field_names(type(value))}
+def _as_map(value: Any) -> dict[str, Any]:
+    if not is_dataclass(value):
+        raise TypeError(f"{type(value).__name__} cannot travel in a frame")
+    names: tuple[str, ...] = vars(type(value))["__slots__"]  # a dataclass's fields, in order
+    return {name: getattr(value, name) for name in names}
 
 
 def encode(message: object) -> bytes:
