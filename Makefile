@@ -1,0 +1,81 @@
+# Mayfly's commands; `make help` lists them. Plain enough for macOS's GNU make 3.81.
+#
+# The environment lies in .venv. What was installed into it is remembered by stamps inside it,
+# so that a second run of any command starts at once.
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+LOCK := requirements.lock
+
+# Overrides: PYTHON=python3.12, EXTRA=cpu|cuda12|cuda13 (Linux), ARGS="..." for the command run.
+PYTHON ?=
+EXTRA ?=
+ARGS ?=
+TEST_JOBS ?= 2
+
+MADE := $(VENV)/.made
+RUNTIME := $(VENV)/.runtime$(addprefix -,$(EXTRA))
+DEV := $(VENV)/.dev
+
+.PHONY: help serve test test-long lint format bench lock wheel hooks clean distclean
+.DELETE_ON_ERROR:
+
+help: ## List the commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+serve: $(RUNTIME) ## Serve the demo model on 127.0.0.1:8000 (other: ARGS="MODEL --port 9000")
+	@$(BIN)/mayfly serve $(ARGS)
+
+test: $(DEV) ## Run the tests that CI runs, with coverage
+	$(BIN)/python -m pytest -m "not long and not gpu" -n $(TEST_JOBS) --dist loadfile \
+		--cov --cov-report=term:skip-covered $(ARGS)
+
+test-long: $(DEV) ## Run the tests that are too long for CI
+	$(BIN)/python -m pytest -m "long and not gpu" $(ARGS)
+
+lint: $(DEV) ## Check style, types and import rules
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(DEV) ## Rewrite the sources as `make lint` wants them
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+lock: ## Resolve requirements.lock anew, for every platform
+	@python="$$(PYTHON='$(PYTHON)' scripts/find-python)" && PYTHON="$$python" scripts/lock $(LOCK)
+
+wheel: $(DEV) ## Build the wheel and the source distribution into dist/
+	$(BIN)/python -m build
+
+hooks: $(DEV) ## Have git run `make lint`'s checks before each commit
+	$(BIN)/pre-commit install
+
+clean: ## Remove what tests and tools left
+	rm -rf dist build htmlcov .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache \
+		.hypothesis .import_linter_cache
+	find protocol worker server tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean ## Remove the environment too
+	rm -rf $(VENV)
+
+$(MADE):
+	@python="$$(PYTHON='$(PYTHON)' scripts/find-python)" \
+		&& echo "Making $(VENV) with $$python" \
+		&& "$$python" -m venv $(VENV)
+	@# Dependency groups came with pip 25.1.
+	@$(PIP) install --quiet --upgrade "pip>=25.1"
+	@touch $@
+
+$(RUNTIME): $(MADE) pyproject.toml $(LOCK)
+	@extra="$$(test -n '$(EXTRA)' && echo '$(EXTRA)' || scripts/choose-extra)" \
+		&& echo "Installing Mayfly$${extra:+ with the extra $$extra}" \
+		&& $(PIP) install --quiet --constraint $(LOCK) --editable ".$${extra:+[$$extra]}"
+	@touch $@
+
+$(DEV): $(RUNTIME)
+	@echo "Installing the development tools"
+	@$(PIP) install --quiet --constraint $(LOCK) --group dev
+	@touch $@
