@@ -1,0 +1,34 @@
+"""The ``mayfly`` command.
+
+One module a command. They are all read at each start, so their top levels import only what is
+cheap; what a command works with, it imports when it runs.
+
+Exit codes: 0 done or stopped by Ctrl-C or SIGTERM, 1 failed (one sentence on stderr says how),
+2 wrong usage. This package alone may import the reaper, and nothing else of ours may import it.
+"""
+
+from __future__ import annotations
+
+import typer
+
+from mayfly_server.cli.chat import chat
+from mayfly_server.cli.serve import serve
+from mayfly_server.cli.status import status
+from mayfly_server.cli.version import version
+
+app = typer.Typer(
+    name="mayfly",
+    help="Serve MLX language models from disposable workers.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(serve)
+app.command()(status)
+app.command()(chat)
+app.command()(version)
+
+
+def main() -> None:
+    """The console script."""
+    app()

@@ -1,0 +1,147 @@
+"""``mayfly chat``: a conversation in the terminal, over the same API as everybody's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mayfly_server.cli.client import DEFAULT_URL, Url, connect, get_json, unreachable
+from mayfly_server.cli.failure import fail
+
+if TYPE_CHECKING:
+    import httpx
+
+PROMPT = "> "
+
+
+class AnswerFailed(Exception):
+    """The server refused a message or broke off its answer; the text is what it said."""
+
+
+def chat(
+    url: Url = DEFAULT_URL,
+    model: Annotated[
+        str, typer.Option("--model", help="The model's name; by default the server's first.")
+    ] = "",
+) -> None:
+    """Talk to a model. Ctrl-C or Ctrl-D ends the conversation."""
+    import httpx
+
+    with connect(url) as client:
+        try:
+            name = model or _first_model(client)
+            typer.secho(f"Talking to {name}. Ctrl-C or Ctrl-D ends.", dim=True)
+            _converse(client, name)
+        except (KeyboardInterrupt, EOFError):
+            typer.echo()
+        except httpx.RequestError as error:
+            fail(unreachable(client, error))
+
+
+def _first_model(client: httpx.Client) -> str:
+    models = get_json(client, "/v1/models")
+    try:
+        return str(models["data"][0]["id"])
+    except (LookupError, TypeError):
+        fail(f"{client.base_url} serves no model right now; `mayfly status` may say why")
+
+
+def _converse(client: httpx.Client, model: str) -> None:
+    history: list[dict[str, str]] = []
+    while True:
+        said = _ask()
+        if not said.strip():
+            continue
+        turn = [*history, {"role": "user", "content": said}]
+        try:
+            answer = _answer(client, {"model": model, "messages": turn, "stream": True})
+        except AnswerFailed as error:
+            # The message is forgotten with its failed answer, so that it can be put again.
+            typer.secho(f"\n{error}", fg=typer.colors.RED, err=True)
+        else:
+            history = [*turn, {"role": "assistant", "content": answer}]
+
+
+def _ask() -> str:
+    import contextlib
+
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  gives input() line editing and history
+    return input(PROMPT)
+
+
+def _answer(client: httpx.Client, request: dict[str, Any]) -> str:
+    """Shows an answer while it comes, and returns its text."""
+    content = []
+    with client.stream("POST", "/v1/chat/completions", json=request) as response:
+        if response.is_error:
+            raise AnswerFailed(_complaint(response.read(), response.status_code))
+        for delta in deltas(events(response.iter_lines())):
+            thought = delta.get("reasoning_content")
+            if thought:
+                typer.secho(thought, dim=True, nl=False)
+            text = delta.get("content")
+            if text:
+                content.append(text)
+                typer.echo(text, nl=False)
+    typer.echo()
+    return "".join(content)
+
+
+def events(lines: Iterable[str]) -> Iterator[str]:
+    """The data of each server-sent event in a stream's lines, as the HTML standard parses them:
+    several ``data`` fields of one event are joined by newlines, comments and other fields skipped,
+    and an event that the stream's end cuts off is dropped."""
+    data: list[str] = []
+    for line in lines:
+        if line == "":
+            if data:
+                yield "\n".join(data)
+            data = []
+            continue
+        field, _, value = line.partition(":")
+        if field == "data":
+            data.append(value.removeprefix(" "))
+
+
+def deltas(stream: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """The first choice's deltas of a streamed chat completion.
+
+    Raises:
+        AnswerFailed: the stream carries an error, or what is no chat completion, or it ends
+            before its ``[DONE]``.
+    """
+    import json
+
+    for data in stream:
+        if data == "[DONE]":
+            return
+        try:
+            chunk = json.loads(data)
+            if "error" in chunk:
+                raise AnswerFailed(_message(chunk) or data)
+            found = [choice["delta"] for choice in chunk["choices"]]
+        except (ValueError, LookupError, TypeError) as error:
+            raise AnswerFailed(f"the server sent what is no answer: {data[:200]}") from error
+        yield from found
+    raise AnswerFailed("the answer broke off")
+
+
+def _message(answer: Any) -> str | None:
+    """The message in an OpenAI error envelope, None where there is none."""
+    try:
+        return str(answer["error"]["message"])
+    except (LookupError, TypeError):
+        return None
+
+
+def _complaint(body: bytes, http_status: int) -> str:
+    import json
+
+    try:
+        message = _message(json.loads(body))
+    except ValueError:
+        message = None
+    return message or f"the server answered with HTTP {http_status}"

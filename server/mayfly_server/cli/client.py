@@ -1,0 +1,60 @@
+"""What the commands that talk to a running server share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mayfly_server.cli.failure import fail
+
+if TYPE_CHECKING:
+    import httpx
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+Url = Annotated[str, typer.Option("--url", help="The server's address.")]
+
+
+def connect(url: str) -> httpx.Client:
+    """A client for the server at ``url``. Reads may take as long as the server holds them: only
+    connecting has a time limit."""
+    import httpx
+
+    try:
+        return httpx.Client(base_url=url, timeout=httpx.Timeout(None, connect=5.0))
+    except (httpx.InvalidURL, ValueError) as error:
+        raise typer.BadParameter(f"{url!r} is no address: {error}", param_hint="--url") from error
+
+
+def get_json(client: httpx.Client, path: str) -> Any:
+    """The JSON that the server answers to ``GET path``.
+
+    Ends the command where nobody answers, or somebody who is no Mayfly server.
+    """
+    import httpx
+
+    try:
+        response = client.get(path, timeout=10.0)
+        response.raise_for_status()
+        return response.json()
+    except httpx.HTTPStatusError as error:
+        fail(
+            f"{client.base_url} answers {path} with HTTP {error.response.status_code}: "
+            f"is that a Mayfly server?"
+        )
+    except ValueError:
+        fail(f"{client.base_url} answers {path} with something that is not JSON")
+    except httpx.RequestError as error:
+        fail(unreachable(client, error))
+
+
+def unreachable(client: httpx.Client, error: httpx.RequestError) -> str:
+    """Says that a request found no server, and what to do."""
+    import httpx
+
+    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+        return f"no server answers at {client.base_url}; `mayfly serve` starts one"
+    if isinstance(error, httpx.UnsupportedProtocol):
+        return f"{client.base_url} is no http:// or https:// address"
+    return f"the connection to {client.base_url} was lost: {error or type(error).__name__}"

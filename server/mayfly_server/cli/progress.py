@@ -1,0 +1,178 @@
+"""What ``mayfly serve`` shows: the model's fetching, each worker's start, what happens later.
+
+:class:`Reporter` hears of everything and decides what is worth a word. How it looks is up to a
+:class:`Renderer`: bars where a person watches a terminal (:mod:`mayfly_server.cli.bars`), plain
+lines elsewhere, which a log or a test can read (:class:`PlainLines`).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from mayfly_protocol.roster import SlotView
+
+FETCHING = {
+    "download": "downloading the model",
+    "convert": "converting the model",
+}
+LOADING = {
+    "starting": "starting",
+    "warming": "reading the weights into the page cache",
+    "loading": "loading the weights",
+    "canary": "trying it out",
+}
+UNDER_WAY = frozenset({"spawning", "loading", "canary"})
+
+
+class Renderer(Protocol):
+    """A place to show progress. Activities are told apart by ``who``."""
+
+    def step(self, who: str, doing: str, done: int, total: int) -> None:
+        """``who`` is ``doing`` something: ``done`` of ``total`` bytes, 0 of 0 if unmeasured."""
+
+    def over(self, who: str) -> None:
+        """``who`` does nothing any more that has progress."""
+
+    def line(self, text: str) -> None:
+        """A line that stays."""
+
+    def close(self) -> None:
+        """Nothing more comes."""
+
+
+class Reporter:
+    """A :class:`mayfly_reaper.settings.Observer` that is told about fetching, too."""
+
+    def __init__(self, renderer: Renderer, prompt: str = "What is the capital of France?") -> None:
+        self._renderer = renderer
+        self._prompt = prompt
+        self._told: dict[str, tuple[str, int, str]] = {}
+        self._ready: str | None = None
+        self._address: str | None = None
+        self._announced = False
+
+    def fetching(self, what: str, done: int, total: int) -> None:
+        """The model is downloaded or converted."""
+        self._renderer.step("model", FETCHING.get(what, what), done, total)
+
+    def fetched(self, name: str) -> None:
+        """The model is in the cache."""
+        self._renderer.over("model")
+        self._renderer.line(f"model: {name} is in the cache")
+
+    def slot_changed(self, view: SlotView) -> None:
+        if view.state in UNDER_WAY:
+            self._told.pop(view.slot, None)
+            doing = LOADING.get("canary" if view.state == "canary" else view.phase, "starting")
+            self._renderer.step(view.slot, doing, view.load_done, view.load_total)
+            return
+        self._renderer.over(view.slot)
+        news = (view.state, view.incarnation, view.detail)
+        if self._told.get(view.slot) != news:
+            self._told[view.slot] = news
+            self._renderer.line(f"{view.slot}: {standing(view)}")
+        if view.state == "ready":
+            self._ready = view.model
+            self._announce()
+
+    def front_end_ready(self, host: str, port: int) -> None:
+        self._address = address(host, port)
+        self._announce()
+
+    def note(self, text: str) -> None:
+        self._renderer.line(text)
+
+    def close(self) -> None:
+        """Puts the terminal back as it was."""
+        self._renderer.close()
+
+    def _announce(self) -> None:
+        """Once there is somebody to ask and something to answer, says how."""
+        if self._announced or self._ready is None or self._address is None:
+            return
+        self._announced = True
+        self._renderer.line(f"\nServing {self._ready} on {self._address}\n")
+        self._renderer.line(f"{request(self._address, self._ready, self._prompt)}\n")
+
+
+def standing(view: SlotView) -> str:
+    """How a slot that is not starting stands, in words."""
+    detail = f": {view.detail}" if view.detail else ""
+    match view.state:
+        case "ready":
+            return f"ready (incarnation {view.incarnation}, pid {view.pid})"
+        case "backoff" if view.retry_in_s is not None:
+            return f"waits {view.retry_in_s:.0f} s before it tries again{detail}"
+        case "backoff":
+            return f"waits before it tries again{detail}"
+        case "draining":
+            return f"finishes what it has, and takes nothing new{detail}"
+        case state:
+            return f"{state}{detail}"
+
+
+def address(host: str, port: int) -> str:
+    """Where to reach a server that listens on ``host`` from its own machine."""
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)  # noqa: S104
+    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
+
+
+def request(server: str, model: str, prompt: str) -> str:
+    """A curl command to try a server with, ready to paste into a shell."""
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": prompt}]})
+    quoted = body.replace("'", "'\\''")
+    return (
+        f"curl {server}/v1/chat/completions \\\n"
+        f"  -H 'Content-Type: application/json' \\\n"
+        f"  -d '{quoted}'"
+    )
+
+
+class PlainLines:
+    """Lines without colours or times: one when an activity begins, and while it goes on one for
+    every tenth of it, but not more often than every few seconds, nor ever much more seldom than
+    that: a silent log is taken for a dead one."""
+
+    def __init__(
+        self,
+        write: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+        soonest_s: float = 3.0,
+        latest_s: float = 30.0,
+    ) -> None:
+        self._write = write
+        self._clock = clock
+        self._soonest_s = soonest_s
+        self._latest_s = latest_s
+        self._last: dict[str, tuple[str, float, float]] = {}
+
+    def step(self, who: str, doing: str, done: int, total: int) -> None:
+        now = self._clock()
+        share = done / total if total else 0.0
+        before, told_share, told_at = self._last.get(who, ("", 0.0, 0.0))
+        if doing == before:
+            waited = now - told_at
+            if waited < self._soonest_s or done == 0:
+                return
+            if share < told_share + 0.1 and waited < self._latest_s:
+                return
+        self._last[who] = (doing, share, now)
+        size = measure(done, total)
+        self._write(f"{who}: {doing} ({size})" if size else f"{who}: {doing}")
+
+    def over(self, who: str) -> None:
+        self._last.pop(who, None)
+
+    def line(self, text: str) -> None:
+        self._write(text)
+
+    def close(self) -> None:
+        self._last.clear()
+
+
+def measure(done: int, total: int) -> str:
+    """How far something is that is counted in bytes; empty where its size is not known."""
+    return f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB" if total else ""

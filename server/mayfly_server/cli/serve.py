@@ -1,0 +1,193 @@
+"""``mayfly serve``: one machine's server, from a model's name to an address."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mayfly_server.cli.failure import fail
+
+if TYPE_CHECKING:
+    from mayfly_reaper.settings import FrontEnd, NodeSettings
+    from mayfly_server.cli.fetching import Fetched
+    from mayfly_server.cli.progress import Reporter
+
+FETCH = (sys.executable, "-m", "mayfly_worker.fetch")
+FRONT_END = (sys.executable, "-m", "mayfly_server.front", "--fd", "{fd}", "--node", "{node}")
+
+
+def serve(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="A model's folder or Hugging Face repository id. "
+            "Without one a small demo model is served.",
+        ),
+    ] = None,
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port to listen on.", min=0, max=65535)] = 8000,
+    workers: Annotated[int, typer.Option(help="Worker processes, each with the model.", min=1)] = 1,
+    name: Annotated[
+        str | None,
+        typer.Option(help="What clients call the model; by default its own name."),
+    ] = None,
+    state_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where this server keeps its state; each server needs its own. "
+            "By default the platform's state directory.",
+            file_okay=False,
+        ),
+    ] = None,
+    preload_blas: Annotated[
+        bool,
+        typer.Option(
+            "--preload-blas/--no-preload-blas",
+            help="On Linux without a GPU, preload a shared OpenBLAS into workers if there is one.",
+        ),
+    ] = True,
+    trust_remote_code: Annotated[
+        bool,
+        typer.Option("--trust-remote-code", help="Run Python code that comes with the model."),
+    ] = False,
+    adapter: Annotated[
+        Path | None,
+        typer.Option(help="A folder with a LoRA adapter.", exists=True, file_okay=False),
+    ] = None,
+    kv_bits: Annotated[
+        int | None,
+        typer.Option(help="Quantize the KV cache to so many bits.", min=2, max=8),
+    ] = None,
+    max_kv_size: Annotated[
+        int | None, typer.Option(help="Keep only so many tokens in the KV cache.", min=1)
+    ] = None,
+    max_rows: Annotated[
+        int | None, typer.Option(help="Sequences that a worker decodes together.", min=1)
+    ] = None,
+) -> None:
+    """Serve a model over an OpenAI-compatible HTTP API.
+
+    Ctrl-C or SIGTERM ends the server and everything it started.
+    """
+    # Until the node takes the signals over, SIGTERM ends a download in good order, as Ctrl-C does.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        _require_mlx()
+        options = {
+            "adapter": str(adapter.resolve()) if adapter else None,
+            "trust_remote_code": trust_remote_code or None,
+            "kv_bits": kv_bits,
+            "max_kv_size": max_kv_size,
+            "max_rows": max_rows,
+        }
+        reporter = _reporter()
+        try:
+            fetched = _fetch(model, reporter)
+            settings = _settings(
+                fetched,
+                name=name,
+                workers=workers,
+                options={key: value for key, value in options.items() if value is not None},
+                front_end=_front_end(host, port),
+                state_dir=state_dir,
+                preload_blas=preload_blas,
+            )
+            status = _run(settings, reporter)
+        finally:
+            reporter.close()
+    except KeyboardInterrupt:
+        status = 0
+    raise typer.Exit(status)
+
+
+def _require_mlx() -> None:
+    """On Linux, MLX comes with an extra that may have been left out. Looked for, never imported:
+    this process becomes the reaper."""
+    from importlib.util import find_spec
+
+    if find_spec("mlx") is None or find_spec("mlx_lm") is None:
+        fail(
+            "MLX is not installed in this Python; install the extra for this machine: "
+            "pip install 'mlx-mayfly[cpu]', [cuda12] or [cuda13]"
+        )
+
+
+def _reporter() -> Reporter:
+    """Bars where a person watches, lines elsewhere."""
+    from mayfly_server.cli.progress import PlainLines, Reporter
+
+    if sys.stdout.isatty():
+        from rich.console import Console
+
+        from mayfly_server.cli.bars import Bars
+
+        return Reporter(Bars(Console()))
+    return Reporter(PlainLines(typer.echo))
+
+
+def _fetch(model: str | None, reporter: Reporter) -> Fetched:
+    import platformdirs
+
+    from mayfly_server.cli.fetching import FetchFailed, fetch
+
+    cache = platformdirs.user_cache_path("mayfly")
+    try:
+        fetched = fetch(
+            [*FETCH, *([model] if model else []), "--cache", str(cache)], reporter.fetching
+        )
+    except FetchFailed as error:
+        reporter.close()
+        fail(str(error))
+    reporter.fetched(fetched.name)
+    return fetched
+
+
+def _front_end(host: str, port: int) -> FrontEnd:
+    from mayfly_reaper.settings import FrontEnd
+
+    return FrontEnd(command=FRONT_END, host=host, port=port)
+
+
+def _settings(
+    fetched: Fetched,
+    *,
+    name: str | None,
+    workers: int,
+    options: dict[str, object],
+    front_end: FrontEnd,
+    state_dir: Path | None,
+    preload_blas: bool,
+) -> NodeSettings:
+    import socket
+
+    import platformdirs
+
+    from mayfly_reaper.settings import NodeSettings, Pool
+
+    pool = Pool(
+        model_name=name or fetched.name,
+        model_path=fetched.path,
+        workers=workers,
+        options=options,
+    )
+    return NodeSettings(
+        node=socket.gethostname().partition(".")[0] or "localhost",
+        state_dir=(state_dir or platformdirs.user_state_path("mayfly")).resolve(),
+        pools=(pool,),
+        front_end=front_end,
+        preload_blas=preload_blas,
+    )
+
+
+def _run(settings: NodeSettings, reporter: Reporter) -> int:
+    from mayfly_reaper.node import Node, StartError
+
+    try:
+        return Node(settings, reporter).run()
+    except StartError as error:
+        reporter.close()
+        fail(str(error))

@@ -1,0 +1,23 @@
+"""``mayfly version``."""
+
+from __future__ import annotations
+
+import platform
+
+import typer
+
+PARTS = ("mlx", "mlx-lm", "pyzmq", "fastapi", "uvicorn")
+"""Distributions whose versions belong in a bug report."""
+
+
+def version() -> None:
+    """Print the versions of Mayfly and of what it stands on."""
+    from importlib import metadata
+
+    typer.echo(f"mayfly {metadata.version('mlx-mayfly')}")
+    typer.echo(f"python {platform.python_version()} on {platform.system()} {platform.machine()}")
+    for part in PARTS:
+        try:
+            typer.echo(f"{part} {metadata.version(part)}")
+        except metadata.PackageNotFoundError:
+            typer.echo(f"{part} not installed")
