@@ -1,0 +1,44 @@
+"""Which waiting request may start: pure arithmetic on rows and bytes.
+
+Every row of a batch takes the longest row's length in the cache, so what counts is
+``rows * longest``; and a join copies the batch, so there must be room for it twice at that moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from mayfly_worker.engine.types import Row
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """``kv_bytes`` of cache at most, ``max_rows`` rows; a token of one row costs
+    ``bytes_per_token``, a row costs ``bytes_per_row`` whatever its length (state-space layers)."""
+
+    max_rows: int
+    kv_bytes: int
+    bytes_per_token: int
+    bytes_per_row: int = 0
+
+    def need(self, rows: int, longest: int) -> int:
+        """Bytes of a batch at its peak, with the copy that a join makes."""
+        once = rows * (longest * self.bytes_per_token + self.bytes_per_row)
+        return 2 * once if rows > 1 else once
+
+    def admits(self, running: Iterable[Row], joining: list[Row]) -> bool:
+        """Whether ``joining`` may start beside what runs. A request always may start alone: what
+        can never fit was refused before it was queued."""
+        rows = [*running, *joining]
+        if len(rows) == len(joining):
+            return True
+        if len(rows) > self.max_rows:
+            return False
+        return self.need(len(rows), max(r.longest for r in rows)) <= self.kv_bytes
+
+    def longest_alone(self) -> int:
+        """The most tokens (prompt and answer) that a single row can have."""
+        if self.bytes_per_token <= 0:
+            return 1 << 62
+        return max(0, self.kv_bytes - self.bytes_per_row) // self.bytes_per_token

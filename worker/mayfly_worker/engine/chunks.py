@@ -1,0 +1,47 @@
+"""How large the next prefill chunk may be.
+
+A chunk is one command that the GPU cannot leave: too large, and rows that decode wait for their
+next token, or a GPU watchdog strikes. So the size follows the measured time of the chunks before
+it. Sizes come from a ladder of powers of two, because each new shape compiles kernels anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SMALLEST = 32
+LARGEST = 8192
+FIRST = 512
+
+
+@dataclass(slots=True)
+class ChunkSizer:
+    """Aims at ``alone_s`` seconds a chunk, and at ``shared_s`` while rows are decoding."""
+
+    alone_s: float
+    shared_s: float
+    _seconds_per_token: float | None = None
+
+    def size(self, *, decoding: bool, rows: int = 1) -> int:
+        """Tokens a row in the next chunk, a power of two."""
+        target = self.shared_s if decoding else self.alone_s
+        if self._seconds_per_token is None:
+            wanted = float(FIRST)
+        else:
+            wanted = target / self._seconds_per_token
+        wanted /= max(rows, 1)
+        size = SMALLEST
+        while size * 2 <= min(wanted, LARGEST):
+            size *= 2
+        return size
+
+    def measured(self, tokens: int, seconds: float) -> None:
+        """Learns from a chunk. Small ones say little about large ones and are left out. A slower
+        chunk is believed at once, a faster one by and by: the first run of a shape is slow, and
+        too small a chunk costs less than too large a one."""
+        if tokens < SMALLEST or seconds <= 0:
+            return
+        now = seconds / tokens
+        before = self._seconds_per_token
+        faster = before is not None and now < before
+        self._seconds_per_token = 0.5 * before + 0.5 * now if before and faster else now

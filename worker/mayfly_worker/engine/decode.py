@@ -1,0 +1,168 @@
+"""The rows that generate, one token a step.
+
+The host stays one step behind the device: :meth:`DecodeBatch.step` launches the forward pass on
+tokens that the host has not seen yet and then reads those tokens, so that the device always has
+work. A row that turns out to have ended has then run one step too many, whose result is dropped.
+
+Where a row follows a grammar, its next token needs a mask that depends on the one before. The
+forward pass is launched first all the same; then the token is read, the mask made, and the sampling
+launched behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from mayfly_worker.engine import caches, logprobs
+from mayfly_worker.engine.caches import Cache
+from mayfly_worker.engine.logprobs import PendingLogprobs
+from mayfly_worker.engine.sampler import Sampler, healthy
+from mayfly_worker.engine.types import Drawn, Row
+
+
+class NonFiniteLogits(RuntimeError):
+    """A row's logits hold NaN or are all equal: what the device computes cannot be trusted."""
+
+    def __init__(self, rows: list[int]) -> None:
+        super().__init__(f"the logits of {len(rows)} row(s) are not finite, or all equal")
+        self.rows = rows
+
+
+class DecodeBatch:
+    """A running batch. ``rows[i]`` is row i of every array and cache."""
+
+    def __init__(self, model: Any, width: int) -> None:
+        self._model = model
+        self._width = width
+        self._ids = mx.arange(width)
+        self.rows: list[Row] = []
+        self._cache: Cache = []
+        self._inputs: mx.array | None = None  # [rows] tokens to feed next
+        self._healthy: mx.array | None = None
+        self._logprobs: PendingLogprobs | None = None
+        self._fresh = 0  # so many rows at the end hold a prompt's last token, not a drawn one
+        self._sampler = Sampler([], width)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def join(self, rows: Sequence[Row], cache: Cache) -> None:
+        """Adds rows with their batched cache, which holds all but the last of their tokens."""
+        last = mx.array([r.tokens[-1] for r in rows], dtype=mx.uint32)
+        self._cache = caches.extend(self._cache, cache)
+        self._inputs = last if self._inputs is None else mx.concatenate([self._inputs, last])
+        counts = [self._sampler.counts_of(i) for i in range(len(self.rows))]
+        self.rows = [*self.rows, *rows]
+        self._fresh += len(rows)
+        self._rebuild(counts + [self._replayed(r) for r in rows])
+
+    def remove(self, rows: Sequence[int]) -> None:
+        """Takes out rows by index."""
+        stay = [i for i in range(len(self.rows)) if i not in set(rows)]
+        known = len(self.rows) - self._fresh
+        stay_known = [i for i in stay if i < known]
+        self._cache = caches.keep(self._cache, stay)
+        self._inputs = _select(self._inputs, stay)
+        self._healthy = _select(self._healthy, stay_known)
+        # Log-probabilities are read by row id: those of rows that left are never asked for.
+        self._fresh = len(stay) - len(stay_known)
+        counts = [self._sampler.counts_of(i) for i in stay]
+        self.rows = [self.rows[i] for i in stay]
+        self._rebuild(counts)
+
+    def take(self, row: int) -> tuple[list[int], Cache]:
+        """The tokens in a row's cache, and a copy of it (lazy arrays)."""
+        return list(self.rows[row].tokens), caches.take(self._cache, row)
+
+    def step(self) -> list[Drawn]:
+        """Launches the next step and returns the tokens of the one before.
+
+        Rows that have just joined return nothing yet.
+
+        Raises:
+            NonFiniteLogits: the tokens that would have been returned were drawn from logits that
+                mean nothing.
+        """
+        assert self._inputs is not None
+        inputs, fresh = self._inputs, self._fresh
+        pending = (inputs, self._healthy, self._logprobs)
+        known = len(self.rows) - fresh
+
+        logits = self._model(inputs[:, None], cache=self._cache)[:, -1, :]
+        guided = any(r.matcher is not None for r in self.rows)
+        if guided:
+            mx.async_eval(logits)
+            drawn = self._read(known, *pending)
+            self._launch(logits, self._masks())
+        else:
+            self._launch(logits, None)
+            drawn = self._read(known, *pending)
+        self._fresh = 0
+        return drawn
+
+    def _launch(self, logits: mx.array, allowed: mx.array | None) -> None:
+        positions = [r.generated for r in self.rows]
+        # Rows that are read after this launch have one token more than the host has counted.
+        if allowed is None:
+            known = len(self.rows) - self._fresh
+            positions[:known] = [p + 1 for p in positions[:known]]
+        tokens = self._sampler(logits, positions, allowed)
+        self._healthy = healthy(logits)
+        self._logprobs = logprobs.of_step(self.rows, logits, tokens)
+        self._inputs = tokens
+        mx.async_eval(tokens, self._healthy, self._logprobs.arrays if self._logprobs else [])
+
+    def _read(
+        self,
+        known: int,
+        inputs: mx.array,
+        was_healthy: mx.array | None,
+        pending: PendingLogprobs | None,
+    ) -> list[Drawn]:
+        tokens: list[Any] = inputs.tolist()  # type: ignore[assignment]
+        verdicts: list[Any] = was_healthy.tolist() if was_healthy is not None else []  # type: ignore[assignment]
+        if not all(verdicts):
+            raise NonFiniteLogits([self.rows[i].id for i, ok in enumerate(verdicts) if not ok])
+        values = pending.read() if pending else {}
+        drawn = []
+        for row, token in zip(self.rows[:known], tokens, strict=False):
+            row.tokens.append(token)
+            row.generated += 1
+            if row.matcher is not None and token not in row.stop_ids:
+                row.matcher.consume(token)
+            end = self._end(row, token)
+            drawn.append(Drawn(row.id, token, end, values.get(row.id)))
+        return drawn
+
+    @staticmethod
+    def _end(row: Row, token: int) -> Any:
+        if token in row.stop_ids:
+            return "stop"
+        return "length" if row.generated >= row.max_tokens else None
+
+    def _masks(self) -> mx.array:
+        """Which ids each row may draw, shape [rows, width]."""
+        words = np.full((len(self.rows), (self._width + 31) // 32), -1, dtype=np.int32)
+        for i, row in enumerate(self.rows):
+            if row.matcher is not None and row.generated < row.max_tokens:
+                row.matcher.fill(words[i])
+        bits = mx.array(words.view(np.uint32))[:, self._ids >> 5]
+        return ((bits >> (self._ids & 31).astype(mx.uint32)) & 1).astype(mx.bool_)
+
+    def _rebuild(self, counts: list[mx.array | None]) -> None:
+        self._sampler = Sampler([r.sampling for r in self.rows], self._width, counts)
+
+    def _replayed(self, row: Row) -> mx.array | None:
+        """How often a continued row has emitted each token, for its penalties."""
+        if not row.sampling.penalised or not row.generated:
+            return None
+        counts = np.bincount(row.tokens[-row.generated :], minlength=self._width)
+        return mx.array(counts[: self._width], dtype=mx.float32)
+
+
+def _select(values: mx.array | None, rows: list[int]) -> mx.array | None:
+    return values[mx.array(rows)] if values is not None and rows else None

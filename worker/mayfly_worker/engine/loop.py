@@ -1,0 +1,306 @@
+"""The engine thread: the only one that touches MLX.
+
+One turn of the loop::
+
+    commands -> decode step -> (events out) -> finished rows leave -> requests start
+             -> one prefill chunk of one group -> rows that are ready join the decode batch
+
+Tokens are out before the next prefill chunk runs, and a chunk is sized by time, so that a long
+prompt delays others by a bounded amount. Several groups of prompts take turns.
+
+The thread knows nothing of sockets, text or clients. Commands come through a queue, events leave
+through one callable, a list a turn.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import mlx.core as mx
+
+from mayfly_protocol.lifecycle import WorkPhase
+from mayfly_worker.engine import caches
+from mayfly_worker.engine.admission import Budget
+from mayfly_worker.engine.chunks import ChunkSizer
+from mayfly_worker.engine.decode import DecodeBatch
+from mayfly_worker.engine.prefill import PrefillGroup, Prompt
+from mayfly_worker.engine.types import (
+    Cancel,
+    Command,
+    Event,
+    Leave,
+    Prefilled,
+    Row,
+    Start,
+    Started,
+    Step,
+    Stop,
+)
+from mayfly_worker.prefix_cache import PrefixCache
+
+PREFILL_ROWS = 8
+PREFILL_GROUPS = 3
+PADDING_LIMIT = 2.0
+"""A prompt joins a group only if it is at most this many times as long as the group's shortest."""
+CLEAR_CACHE_STEPS = 512
+
+
+@dataclass(slots=True)
+class Gauges:
+    """What other threads may read at any time; each field is written by the engine alone."""
+
+    phase: WorkPhase = "idle"
+    progress: int = 0
+    running: int = 0
+    waiting: int = 0
+    generated_tokens: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    steps: int = 0
+    active_bytes: int = 0
+    cache_bytes: int = 0
+    peak_bytes: int = 0
+    prefix_bytes: int = 0
+    in_flight: list[str] = field(default_factory=list)
+    """The requests in the forward pass that is running."""
+
+
+class Engine:
+    """Runs requests on a loaded model.
+
+    ``padding_safe`` says whether prompts of different lengths may be prefilled together (some
+    state-space models ignore the padding mask); ``batchable`` whether rows may decode together.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        width: int,
+        *,
+        budget: Budget,
+        chunks: ChunkSizer,
+        prefixes: PrefixCache,
+        emit: Callable[[list[Event]], None],
+        max_kv_size: int | None = None,
+        padding_safe: bool = True,
+    ) -> None:
+        self._model = model
+        self._width = width
+        self._budget = budget
+        self._chunks = chunks
+        self._prefixes = prefixes
+        self._emit = emit
+        self._max_kv_size = max_kv_size
+        self._padding_safe = padding_safe
+        self.commands: SimpleQueue[Command] = SimpleQueue()
+        self.gauges = Gauges()
+        self._waiting: deque[Start] = deque()
+        self._groups: deque[PrefillGroup] = deque()
+        self._decode = DecodeBatch(model, width)
+        self._keys: dict[int, str] = {}  # row id -> request key, of every row that runs
+        self._events: list[Event] = []
+
+    def run(self) -> None:
+        """Serves until told to leave. Whatever a forward pass raises comes out of here: the state
+        that it leaves behind is not to be used again."""
+        while self.turn():
+            pass
+
+    def turn(self) -> bool:
+        """One turn of the loop; False when it was told to leave. Waits where nothing is to do."""
+        if not self._obey():
+            return False
+        if len(self._decode):
+            self._decode_step()
+            self._flush()
+        self._start_waiting()
+        if self._groups:
+            self._prefill_chunk()
+        self._flush()
+        self._measure()
+        return True
+
+    # Commands
+
+    def _obey(self) -> bool:
+        block = not (len(self._decode) or self._groups or self._waiting)
+        if block:
+            self.gauges.phase = "idle"
+            self._settle()
+        while True:
+            try:
+                command = self.commands.get(block)
+            except Empty:
+                return True
+            block = False
+            match command:
+                case Start():
+                    self._waiting.append(command)
+                case Stop(row):
+                    self._remove_decoding(
+                        [i for i, r in enumerate(self._decode.rows) if r.id == row]
+                    )
+                case Cancel(key):
+                    self._cancel(key)
+                case Leave():
+                    return False
+
+    def _cancel(self, key: str) -> None:
+        self._waiting = deque(s for s in self._waiting if s.key != key)
+        for group in self._groups:
+            group.remove([i for i, p in enumerate(group.prompts) if p.key == key])
+        self._groups = deque(g for g in self._groups if len(g))
+        rows = [i for i, r in enumerate(self._decode.rows) if self._keys[r.id] == key]
+        self._remove_decoding(rows, keep=False)
+        self._keys = {row: k for row, k in self._keys.items() if k != key}
+
+    # Decoding
+
+    def _decode_step(self) -> None:
+        self._enter("decode", (self._keys[r.id] for r in self._decode.rows))
+        drawn = self._decode.step()
+        self.gauges.steps += 1
+        self.gauges.generated_tokens += len(drawn)
+        if drawn:
+            self._events.append(Step(drawn))
+        ended = {d.row for d in drawn if d.end is not None}
+        if ended:
+            self._remove_decoding([i for i, r in enumerate(self._decode.rows) if r.id in ended])
+        if self.gauges.steps % CLEAR_CACHE_STEPS == 0:
+            mx.clear_cache()
+
+    def _remove_decoding(self, indices: list[int], keep: bool = True) -> None:
+        if not indices:
+            return
+        if keep:
+            for i in indices:
+                tokens, cache = self._decode.take(i)
+                self._prefixes.insert(tokens, cache, kind="answer")
+        for i in indices:
+            self._keys.pop(self._decode.rows[i].id, None)
+        self._decode.remove(indices)
+
+    # Prefill
+
+    def _running(self) -> Iterator[Row]:
+        yield from self._decode.rows
+        for group in self._groups:
+            for prompt in group.prompts:
+                yield prompt.row
+                yield from prompt.copies
+
+    def _start_waiting(self) -> None:
+        """Moves requests from the queue into a new prefill group, first come first served."""
+        if not self._waiting or len(self._groups) >= PREFILL_GROUPS:
+            return
+        chosen: list[tuple[Start, int, caches.Cache]] = []
+        joining: list[Row] = []
+        while self._waiting and len(chosen) < (PREFILL_ROWS if self._padding_safe else 1):
+            start = self._waiting[0]
+            if not self._budget.admits(self._running(), [*joining, *start.rows]):
+                break
+            tokens = start.rows[0].tokens
+            hit = self._prefixes.lookup(tokens, at_most=len(tokens) - 1)
+            cached = hit.length if hit else 0
+            left = len(tokens) - 1 - cached
+            if chosen and not _alike(left, [len(s.rows[0].tokens) - 1 - c for s, c, _ in chosen]):
+                break
+            cache = hit.caches if hit else caches.fresh(self._model, self._max_kv_size)
+            chosen.append((start, cached, cache))
+            joining += start.rows
+            self._waiting.popleft()
+        if chosen:
+            self._groups.append(
+                PrefillGroup(
+                    self._model,
+                    [_prompt(start, cached) for start, cached, _ in chosen],
+                    [cache for _, _, cache in chosen],
+                )
+            )
+        for start, cached, _ in chosen:
+            self._keys.update((row.id, start.key) for row in start.rows)
+            self.gauges.cached_tokens += cached
+            self.gauges.prompt_tokens += len(start.rows[0].tokens)
+            self._events.append(Started(start.key, cached))
+
+    def _prefill_chunk(self) -> None:
+        group = self._groups.popleft()
+        if group.left:
+            self._enter("prefill", (p.key for p in group.prompts))
+            size = self._chunks.size(decoding=bool(len(self._decode)), rows=len(group))
+            begin = time.monotonic()
+            fed = group.feed(size)
+            self._chunks.measured(fed, time.monotonic() - begin)
+            self._events += [Prefilled(p.key, p.fed, p.target) for p in group.prompts]
+        self._keep_boundaries(group)
+        self._promote(group)
+        if len(group):
+            self._groups.append(group)
+
+    def _keep_boundaries(self, group: PrefillGroup) -> None:
+        for i, prompt in enumerate(group.prompts):
+            at_end = prompt.left == 0
+            if prompt.fed and (at_end or prompt.fed in prompt.stops):
+                fed = prompt.row.tokens[: prompt.fed]
+                self._prefixes.insert(fed, group.take(i), kind="prompt" if at_end else "system")
+
+    def _promote(self, group: PrefillGroup) -> None:
+        ready = [i for i, p in enumerate(group.prompts) if p.left == 0]
+        if not ready:
+            return
+        copies = [
+            (group.take(i), group.prompts[i].copies) for i in ready if group.prompts[i].copies
+        ]
+        rows = [group.prompts[i].row for i in ready]
+        self._decode.join(rows, group.split(ready))
+        for cache, more in copies:
+            self._decode.join(more, caches.merge([cache] * len(more)))
+
+    # Accounts
+
+    def _enter(self, phase: WorkPhase, keys: Iterator[str]) -> None:
+        """Says what the next forward pass is, before it runs."""
+        self.gauges.in_flight = list(dict.fromkeys(keys))
+        self.gauges.phase = phase
+
+    def _flush(self) -> None:
+        if self._events:
+            events, self._events = self._events, []
+            self._emit(events)
+
+    def _measure(self) -> None:
+        self.gauges.progress += 1
+        self.gauges.running = sum(1 for _ in self._running())
+        self.gauges.waiting = len(self._waiting)
+        if self.gauges.progress % 32 == 0:
+            self._weigh()
+
+    def _settle(self) -> None:
+        """Before the thread goes to sleep: nothing runs, and the buffers go back."""
+        self.gauges.in_flight = []
+        self.gauges.running = self.gauges.waiting = 0
+        mx.clear_cache()
+        self._weigh()
+
+    def _weigh(self) -> None:
+        self.gauges.active_bytes = mx.get_active_memory()
+        self.gauges.cache_bytes = mx.get_cache_memory()
+        self.gauges.peak_bytes = mx.get_peak_memory()
+        self.gauges.prefix_bytes = self._prefixes.nbytes
+
+
+def _prompt(start: Start, cached: int) -> Prompt:
+    leader, *copies = start.rows
+    stops = sorted(b for b in set(start.boundaries) if cached < b < len(leader.tokens) - 1)
+    return Prompt(start.key, leader, cached, copies, stops)
+
+
+def _alike(left: int, others: list[int]) -> bool:
+    """Whether a prompt with so many tokens left fits into a group without much padding."""
+    lengths = [max(n, 32) for n in (left, *others)]
+    return max(lengths) <= PADDING_LIMIT * min(lengths)

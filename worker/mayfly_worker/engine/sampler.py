@@ -1,0 +1,194 @@
+"""One sampler for the whole running batch.
+
+A token is drawn by the Gumbel-max trick: the argmax of ``logits / temperature`` plus Gumbel noise
+(Gumbel 1954; see Huijben et al., "A review of the Gumbel-max trick", 2022), which is a draw from
+the softmax. Where the logits of a resumed or batched run differ in their last bits, the argmax
+almost never does, while an inverse-CDF draw often would.
+
+The order of operations on a row's logits is
+
+    model -> penalties -> bias -> banned ids -> grammar -> / temperature -> filters -> + noise
+
+and no row's result depends on another row: an operation that is off for a row is either not
+computed for it or is exactly the identity. Filters follow the common order of top-k, then top-p
+over what top-k left, and min-p relative to the most likely token; all three become one threshold
+that needs a single sort, and tokens tied with the threshold are kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from mayfly_protocol.requests import Sampling
+from mayfly_worker.engine.noise import keys_at, stream_of
+
+_NEVER = -math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class RowSampling:
+    """What the sampler has to know of a row.
+
+    ``banned`` ids cannot be drawn before position ``banned_until`` (``min_tokens``).
+    """
+
+    sampling: Sampling
+    choice: int = 0
+    banned: tuple[int, ...] = ()
+    banned_until: int = 0
+
+    @property
+    def penalised(self) -> bool:
+        s = self.sampling
+        return (
+            s.repetition_penalty != 1.0 or s.presence_penalty != 0.0 or s.frequency_penalty != 0.0
+        )
+
+    @property
+    def filtered(self) -> bool:
+        s = self.sampling
+        return s.temperature > 0 and (s.top_p < 1.0 or s.top_k > 0 or s.min_p > 0.0)
+
+
+class Sampler:
+    """Draws one token a row. Built anew whenever the batch's composition changes.
+
+    ``counts`` holds how often each penalised row has emitted each token, shape [penalised, width],
+    and is carried from one sampler to the next by :meth:`counts_of`.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[RowSampling],
+        width: int,
+        counts: Sequence[mx.array | None] | None = None,
+    ) -> None:
+        self._rows = rows
+        self._width = width
+        self._streams = np.array(
+            [stream_of(r.sampling.seed, r.choice) for r in rows], dtype=np.uint64
+        )
+        temperatures = [r.sampling.temperature for r in rows]
+        self._all_greedy = all(t == 0 for t in temperatures)
+        self._hot = mx.array([[t > 0] for t in temperatures])
+        self._scale = mx.array([[t if t > 0 else 1.0 for t in temperatures]]).T
+
+        self._penalised = [i for i, r in enumerate(rows) if r.penalised]
+        if self._penalised:
+            self._build_penalties(counts or [None] * len(rows))
+        self._filtered = [i for i, r in enumerate(rows) if r.filtered]
+        if self._filtered:
+            self._build_filters()
+        self._build_bias()
+        self._banning = [i for i, r in enumerate(rows) if r.banned and r.banned_until > 0]
+
+    def _build_penalties(self, counts: Sequence[mx.array | None]) -> None:
+        chosen = [self._rows[i].sampling for i in self._penalised]
+        self._penalised_index = mx.array(self._penalised)
+        self._repetition = mx.array([[s.repetition_penalty] for s in chosen])
+        self._presence = mx.array([[s.presence_penalty] for s in chosen])
+        self._frequency = mx.array([[s.frequency_penalty] for s in chosen])
+        none = mx.zeros((self._width,))
+        self._counts = mx.stack([none if (c := counts[i]) is None else c for i in self._penalised])
+
+    def _build_filters(self) -> None:
+        chosen = [self._rows[i].sampling for i in self._filtered]
+        self._filtered_index = mx.array(self._filtered)
+        self._top_k = mx.array([[min(s.top_k, self._width) or self._width] for s in chosen])
+        self._top_p = mx.array([[s.top_p] for s in chosen])
+        self._log_min_p = mx.array([[math.log(s.min_p) if s.min_p > 0 else _NEVER] for s in chosen])
+
+    def _build_bias(self) -> None:
+        triples = [(i, t, b) for i, r in enumerate(self._rows) for t, b in r.sampling.logit_bias]
+        self._bias = (
+            tuple(mx.array(list(column)) for column in zip(*triples, strict=True))
+            if triples
+            else None
+        )
+
+    def counts_of(self, row: int) -> mx.array | None:
+        """A row's token counts, shape [width], or None where it has no penalties."""
+        return self._counts[self._penalised.index(row)] if row in self._penalised else None
+
+    def __call__(
+        self, logits: mx.array, positions: Sequence[int], allowed: mx.array | None = None
+    ) -> mx.array:
+        """Token ids, shape [rows], for logits of shape [rows, width].
+
+        ``positions`` are the tokens' places in their answers; ``allowed`` is a boolean mask
+        [rows, width] of what grammars permit.
+        """
+        logits = logits.astype(mx.float32)
+        if self._penalised:
+            logits = self._penalise(logits)
+        if self._bias is not None:
+            rows, ids, bias = self._bias
+            logits = logits.at[rows, ids].add(bias)
+        logits = self._ban(logits, positions)
+        if allowed is not None:
+            logits = mx.where(allowed, logits, _NEVER)
+        tokens = mx.argmax(logits if self._all_greedy else self._heat(logits, positions), axis=-1)
+        if self._penalised:
+            drawn = tokens[self._penalised_index]
+            self._counts = self._counts.at[mx.arange(len(self._penalised)), drawn].add(1.0)
+        return tokens
+
+    def _penalise(self, logits: mx.array) -> mx.array:
+        index, counts = self._penalised_index, self._counts
+        x = logits[index]
+        seen = counts > 0
+        x = mx.where(seen, mx.where(x > 0, x / self._repetition, x * self._repetition), x)
+        x = x - self._frequency * counts - self._presence * seen
+        logits[index] = x
+        return logits
+
+    def _ban(self, logits: mx.array, positions: Sequence[int]) -> mx.array:
+        pairs = [
+            (i, token)
+            for i in self._banning
+            if positions[i] < self._rows[i].banned_until
+            for token in self._rows[i].banned
+        ]
+        if not pairs:
+            return logits
+        rows, ids = zip(*pairs, strict=True)
+        logits[mx.array(rows), mx.array(ids)] = _NEVER
+        return logits
+
+    def _heat(self, logits: mx.array, positions: Sequence[int]) -> mx.array:
+        keys = mx.array(keys_at(self._streams, positions))
+        scaled = logits / self._scale
+        if self._filtered:
+            scaled = self._filter(scaled)
+        return mx.where(self._hot, scaled + _gumbel(keys, self._width), logits)
+
+    def _filter(self, scaled: mx.array) -> mx.array:
+        x = scaled[self._filtered_index]
+        descending = -mx.sort(-x, axis=-1)
+        ranks = mx.arange(self._width)[None]
+        in_top_k = ranks < self._top_k
+        probabilities = mx.softmax(mx.where(in_top_k, descending, _NEVER), axis=-1)
+        before = mx.cumsum(probabilities, axis=-1) - probabilities
+        nucleus = mx.where(self._top_p < 1.0, before < self._top_p, True)
+        kept = mx.maximum((in_top_k & nucleus).sum(axis=-1, keepdims=True), 1)
+        threshold = mx.take_along_axis(descending, kept - 1, axis=-1)
+        threshold = mx.maximum(threshold, descending[:, :1] + self._log_min_p)
+        scaled[self._filtered_index] = mx.where(x >= threshold, x, _NEVER)
+        return scaled
+
+
+def _gumbel(keys: mx.array, width: int) -> mx.array:
+    """Gumbel noise, shape [rows, width], each row from its own key alone."""
+    return mx.vmap(lambda key: mx.random.gumbel((width,), key=key))(keys)
+
+
+def healthy(logits: mx.array) -> mx.array:
+    """Which rows' logits can be trusted, shape [rows]: a row that holds NaN, or whose logits are
+    all equal (what a kernel that silently did nothing leaves), cannot."""
+    spread = mx.max(logits, axis=-1) - mx.min(logits, axis=-1)
+    return spread > 0

@@ -1,0 +1,232 @@
+"""From a model folder to a model in memory, in steps that can be watched.
+
+::
+
+    weight files -> page cache -> lazy model -> layer by layer into memory -> card
+
+A weight file that is read from disk while a GPU command waits for it is a watchdog timeout, so the
+files are read once before MLX sees them. Then parameters are evaluated layer by layer: no single
+command is large, and progress can be told in bytes. All of it runs on the engine thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+from mlx_lm.utils import load_adapters, load_model, load_tokenizer
+
+from mayfly_protocol.lifecycle import LoadPhase, ModelCard
+from mayfly_protocol.settings import WorkerSettings
+from mayfly_worker.engine import caches
+
+Report = Callable[[LoadPhase, int, int], None]
+"""Phase, bytes done, bytes in all."""
+
+_READ = 8 << 20
+_SAMPLE = 1 << 20
+
+
+class CannotLoad(Exception):
+    """The folder, as it is configured, can never be served: no retry helps."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVCost:
+    """What a row's cache takes: bytes a token where layers grow, and bytes a row where they do
+    not (state-space layers, sliding windows once they are full)."""
+
+    per_token: int
+    per_row: int
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    model: Any
+    tokenizer: Any
+    card: ModelCard
+    cost: KVCost
+    width: int
+    """Length of a row of logits; may exceed the tokenizer's vocabulary."""
+
+
+def load(settings: WorkerSettings, report: Report) -> Loaded:
+    """Loads what the settings name.
+
+    Raises:
+        CannotLoad: the folder is incomplete, wants to run code of its own without leave, or an
+            option does not fit the model.
+    """
+    folder = Path(settings.model_path)
+    config = _checked_config(folder, settings)
+    files = sorted(folder.glob("model*.safetensors"))
+    warm(files, report)
+    trust = settings.trust_remote_code
+    report("loading", 0, 0)
+    try:
+        model, config = load_model(folder, lazy=True, trust_remote_code=trust)
+        if settings.adapter:
+            model = load_adapters(model, settings.adapter)
+            model.eval()
+        # The tokenizer would ask on stdin whether to run remote code if it were not told.
+        tokenizer = load_tokenizer(
+            folder,
+            {"trust_remote_code": trust},
+            eos_token_ids=config.get("eos_token_id"),
+        )
+    except (ValueError, KeyError, TypeError, FileNotFoundError, ImportError) as error:
+        raise CannotLoad(f"{folder.name} cannot be loaded: {error}") from error
+    weight_bytes = materialize(model, report)
+    if settings.max_kv_size is not None and hasattr(model, "make_cache"):
+        raise CannotLoad(
+            f"max_kv_size has no effect on a {config.get('model_type')} model, which makes its own "
+            "cache; leave the option out"
+        )
+    width, cost = _measure(model, settings)
+    card = ModelCard(
+        digest=digest(folder, settings),
+        architecture=str(config.get("model_type", "")),
+        context=context_length(config, tokenizer),
+        vocabulary=width,
+        kv_bytes_per_token=cost.per_token,
+        weight_bytes=weight_bytes,
+        chat=bool(tokenizer.has_chat_template),
+        tools=bool(tokenizer.has_tool_calling),
+        reasoning=bool(tokenizer.has_thinking),
+        rows=settings.max_rows,
+    )
+    return Loaded(model, tokenizer, card, cost, width)
+
+
+def _checked_config(folder: Path, settings: WorkerSettings) -> dict[str, Any]:
+    try:
+        config: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
+    except FileNotFoundError:
+        raise CannotLoad(f"{folder.name} is no model folder: it has no config.json") from None
+    except ValueError as error:
+        raise CannotLoad(f"{folder.name}: config.json is no JSON: {error}") from error
+    if not any(folder.glob("model*.safetensors")):
+        raise CannotLoad(f"{folder.name} holds no weights (model*.safetensors)")
+    if settings.trust_remote_code:
+        return config
+    tokenizer_config = folder / "tokenizer_config.json"
+    tokenizer: dict[str, Any] = (
+        json.loads(tokenizer_config.read_text("utf-8")) if tokenizer_config.exists() else {}
+    )
+    if config.get("model_file"):
+        brings = "a model"
+    elif tokenizer.get("auto_map"):
+        brings = "a tokenizer"
+    else:
+        return config
+    raise CannotLoad(
+        f"{folder.name} brings {brings} that is Python code of its own. It is not run unless you "
+        "trust it: start with --trust-remote-code"
+    )
+
+
+def warm(files: list[Path], report: Report) -> None:
+    """Reads files from beginning to end, so that the system has them in its page cache."""
+    total = sum(f.stat().st_size for f in files)
+    done = 0
+    report("warming", 0, total)
+    buffer = bytearray(_READ)
+    for path in files:
+        with path.open("rb", buffering=0) as file:
+            while n := file.readinto(buffer):
+                done += n
+                report("warming", done, total)
+
+
+def materialize(model: Any, report: Report) -> int:
+    """Evaluates a lazy model's parameters, a layer at a time; returns their bytes."""
+    parameters: list[tuple[str, mx.array]] = list(tree_flatten(model.parameters()))  # type: ignore[arg-type]
+    total = sum(p.nbytes for _, p in parameters)
+    done = 0
+    report("loading", 0, total)
+    for layer in _layers(parameters):
+        mx.eval(layer)
+        done += sum(p.nbytes for p in layer)
+        report("loading", done, total)
+    return total
+
+
+def _layers(parameters: list[tuple[str, mx.array]]) -> Iterator[list[mx.array]]:
+    """Parameters grouped by the layer that their names say they are in."""
+    groups: dict[str, list[mx.array]] = {}
+    for name, parameter in parameters:
+        match = re.match(r"(.*?\blayers\.\d+)\.", name)
+        groups.setdefault(match.group(1) if match else name, []).append(parameter)
+    yield from groups.values()
+
+
+def _measure(model: Any, settings: WorkerSettings) -> tuple[int, KVCost]:
+    """Runs two tokens through the model to see the width of its logits and what its cache costs."""
+    cache = caches.fresh(model, settings.max_kv_size)
+    logits = model(mx.array([[0, 0]]), cache=cache)
+    mx.eval(logits)
+    per_token = per_row = 0
+    for layer in cache:
+        for array in _flat(layer.state):
+            held = getattr(layer, "keys", None) is not None
+            if held and array.ndim == 4:
+                per_token += array.nbytes // array.shape[2]
+            else:
+                per_row += array.nbytes
+    return logits.shape[-1], KVCost(per_token, per_row)
+
+
+def _flat(state: Any) -> Iterator[mx.array]:
+    if isinstance(state, mx.array):
+        yield state
+    elif isinstance(state, (list, tuple)):
+        for item in state:
+            yield from _flat(item)
+
+
+def context_length(config: dict[str, Any], tokenizer: Any) -> int:
+    """Tokens that the model was made for: what its configuration says, else the tokenizer's limit
+    where that is one, else 0 (unlimited)."""
+    for holder in (config, config.get("text_config") or {}):
+        for name in ("max_position_embeddings", "n_positions", "max_seq_len", "model_max_length"):
+            if isinstance(value := holder.get(name), int) and value > 0:
+                return value
+    limit = getattr(tokenizer, "model_max_length", 0)
+    return int(limit) if isinstance(limit, int) and 0 < limit < 1 << 30 else 0
+
+
+def digest(folder: Path, settings: WorkerSettings) -> str:
+    """Identifies everything that decides what the model says, as hexadecimal digits.
+
+    Small files count whole. A weight file counts by its size, its header (names, shapes, types and
+    places of all tensors) and samples of its content: hashing hundreds of gigabytes at every start
+    would take longer than loading them, and two models with the same header differ everywhere.
+    """
+    sha = hashlib.sha256()
+    folders = [folder, *([Path(settings.adapter)] if settings.adapter else [])]
+    for place in folders:
+        for path in sorted(p for p in place.iterdir() if p.is_file()):
+            if path.suffix in {".json", ".jinja", ".py", ".model", ".txt"}:
+                sha.update(path.name.encode() + path.read_bytes())
+            elif path.suffix == ".safetensors":
+                sha.update(path.name.encode() + _sampled(path))
+    sha.update(repr((settings.kv_bits, settings.max_kv_size)).encode())
+    return sha.hexdigest()[:32]
+
+
+def _sampled(path: Path) -> bytes:
+    size = path.stat().st_size
+    sha = hashlib.sha256(str(size).encode())
+    with path.open("rb") as file:
+        for part in range(8):
+            file.seek(part * max(0, size - _SAMPLE) // 7, os.SEEK_SET)
+            sha.update(file.read(_SAMPLE))
+    return sha.digest()
