@@ -11,10 +11,7 @@ from __future__ import annotations
 
 import typer
 
-from mayfly_server.cli.chat import chat
-from mayfly_server.cli.serve import serve
-from mayfly_server.cli.status import status
-from mayfly_server.cli.version import version
+from mayfly_server.cli import chat, serve, status, version
 
 app = typer.Typer(
     name="mayfly",
@@ -23,10 +20,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command()(serve)
-app.command()(status)
-app.command()(chat)
-app.command()(version)
+app.command()(serve.serve)
+app.command()(status.status)
+app.command()(chat.chat)
+app.command()(version.version)
 
 
 def main() -> None:

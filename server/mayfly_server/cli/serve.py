@@ -16,8 +16,12 @@ if TYPE_CHECKING:
     from mayfly_server.cli.fetching import Fetched
     from mayfly_server.cli.progress import Reporter
 
-FETCH = (sys.executable, "-m", "mayfly_worker.fetch")
-FRONT_END = (sys.executable, "-m", "mayfly_server.front", "--fd", "{fd}", "--node", "{node}")
+# -P: the folder that mayfly was started in must not shadow imports.
+FETCH = (sys.executable, "-P", "-m", "mayfly_worker.fetch")
+FRONT_END = (
+    *(sys.executable, "-P", "-m", "mayfly_server.front"),
+    *("--fd", "{fd}", "--node", "{node}"),
+)
 
 
 def serve(
