@@ -1,0 +1,172 @@
+"""A compressed radix tree over token sequences.
+
+Each edge holds a run of token ids and each node at which a stored sequence ends holds
+its value:
+
+    (root)
+      +-- [7 7 1 4] ------- value A        A = 7 7 1 4
+            +-- [9 2] ----- value B        B = 7 7 1 4 9 2
+            +-- [3] ------- (none)
+                  +-- [5] - value C        C = 7 7 1 4 3 5
+                  +-- [8] - value D        D = 7 7 1 4 3 8
+
+A node without a value has at least two children, so a tree of n sequences has fewer
+than 2n nodes, and every point on an edge is a prefix of at least one stored sequence.
+Edges are compared as arrays: a match takes O(len(query)) however many sequences are
+stored. (Morrison, "PATRICIA", JACM 15(4), 1968; SGLang's RadixAttention uses the same
+structure over KV pages.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+V = TypeVar("V")
+Tokens: TypeAlias = NDArray[np.int32]
+
+
+def as_tokens(ids: Sequence[int] | Tokens) -> Tokens:
+    """The token ids as one int32 array, without a copy where they are one already."""
+    return np.asarray(ids, dtype=np.int32)
+
+
+class Node(Generic[V]):
+    """A point in the tree; the handle of a stored sequence while ``value`` is not None.
+
+    ``length`` is the number of tokens from the root to here. A handle stays valid, and
+    stays the same object, until its sequence is removed.
+    """
+
+    __slots__ = ("children", "edge", "length", "parent", "value")
+
+    def __init__(self, edge: Tokens, parent: Node[V] | None, length: int) -> None:
+        self.edge = edge
+        self.parent = parent
+        self.length = length
+        self.children: dict[int, Node[V]] = {}
+        self.value: V | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Match(Generic[V]):
+    """How a query meets the stored sequences.
+
+    ``common`` is the greatest number of leading tokens that the query shares with any
+    stored sequence, ``nearest`` one that shares as many (None if none shares any), and
+    ``prefixes`` all stored sequences that are prefixes of the query, shortest first.
+    """
+
+    common: int
+    nearest: Node[V] | None
+    prefixes: list[Node[V]]
+
+
+class RadixTree(Generic[V]):
+    """Values by token sequence. No sequence is empty and no value is None."""
+
+    def __init__(self) -> None:
+        self._root: Node[V] = Node(as_tokens([]), None, 0)
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def match(self, query: Tokens) -> Match[V]:
+        """Find what is stored along ``query``."""
+        path = self._path(query)
+        if not path:
+            return Match(0, None, [])
+        last, shared = path[-1]
+        common = last.length - len(last.edge) + shared
+        prefixes = [node for node, _ in path if node.value is not None and node.length <= common]
+        nearest = last
+        while nearest.value is None:
+            nearest = next(iter(nearest.children.values()))
+        return Match(common, nearest, prefixes)
+
+    def insert(self, tokens: Tokens, value: V) -> Node[V]:
+        """Store ``value`` under ``tokens``, in place of one that is already there.
+
+        Raises ValueError if ``tokens`` is empty.
+        """
+        if len(tokens) == 0:
+            raise ValueError("an empty token sequence cannot be stored")
+        node = self._root
+        for entered, shared in self._path(tokens):
+            node = entered if shared == len(entered.edge) else self._split(entered, shared)
+        if node.length < len(tokens):
+            # A copy, so that the tree does not keep the caller's whole array alive.
+            rest = tokens[node.length :].copy()
+            leaf: Node[V] = Node(rest, node, len(tokens))
+            node.children[int(rest[0])] = leaf
+            node = leaf
+        if node.value is None:
+            self._size += 1
+        node.value = value
+        return node
+
+    def remove(self, node: Node[V]) -> None:
+        """Forget the sequence that ``node`` stands for.
+
+        Raises KeyError if no sequence is stored there any more.
+        """
+        if node.value is None:
+            raise KeyError("this sequence is not stored")
+        node.value = None
+        self._size -= 1
+        if not node.children and node.parent is not None:
+            del node.parent.children[int(node.edge[0])]
+            node = node.parent
+        if node.value is None and len(node.children) == 1:
+            self._fuse(node)
+
+    def _path(self, tokens: Tokens) -> list[tuple[Node[V], int]]:
+        """The nodes that ``tokens`` leads into, each with how much of its edge it shares.
+
+        All but the last share their whole edge.
+        """
+        path: list[tuple[Node[V], int]] = []
+        node = self._root
+        while node.length < len(tokens):
+            child = node.children.get(int(tokens[node.length]))
+            if child is None:
+                break
+            shared = _common_length(child.edge, tokens[node.length :])
+            path.append((child, shared))
+            if shared < len(child.edge):
+                break
+            node = child
+        return path
+
+    def _split(self, lower: Node[V], at: int) -> Node[V]:
+        """Put a node ``at`` tokens into the edge of ``lower``, which stays the handle it was."""
+        above = lower.parent
+        assert above is not None
+        upper: Node[V] = Node(lower.edge[:at].copy(), above, above.length + at)
+        lower.edge = lower.edge[at:].copy()
+        lower.parent = upper
+        upper.children[int(lower.edge[0])] = lower
+        above.children[int(upper.edge[0])] = upper
+        return upper
+
+    def _fuse(self, node: Node[V]) -> None:
+        """Let the only child of a node without a value take its place."""
+        above = node.parent
+        if above is None:
+            return
+        (child,) = node.children.values()
+        child.edge = np.concatenate([node.edge, child.edge])
+        child.parent = above
+        above.children[int(child.edge[0])] = child
+
+
+def _common_length(a: Tokens, b: Tokens) -> int:
+    length = min(len(a), len(b))
+    differs = a[:length] != b[:length]
+    first = int(differs.argmax())
+    return first if differs[first] else length
