@@ -1,0 +1,9 @@
+"""Reuse of the KV state of earlier prompts that share a prefix with a new one.
+
+``radix`` matches token sequences and knows nothing of models, ``layers`` knows what each
+of mlx-lm's per-layer caches may be asked for, ``store`` is the cache built of the two.
+"""
+
+from mayfly_worker.prefix_cache.store import Hit, Kind, PrefixCache, Stats
+
+__all__ = ["Hit", "Kind", "PrefixCache", "Stats"]

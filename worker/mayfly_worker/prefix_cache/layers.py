@@ -1,0 +1,123 @@
+"""What the prefix cache must know of mlx-lm's per-layer caches (mlx_lm/models/cache.py).
+
+    class                          can be trimmed            content
+    KVCache, ConcatenateKVCache,   always                    keys[:offset]
+      QuantizedKVCache
+    ChunkedKVCache                 while it dropped nothing  keys[:offset - start_position]
+    RotatingKVCache                until it wrapped          the last max_size keys, and ``keep``
+    CacheList                      if all its parts can      that of its parts
+    None                           has no state              none
+    ArraysCache and any other      never                     all its arrays
+
+A trimmed cache must be what a prefill of the shorter prompt would have left. mlx-lm's
+``is_trimmable`` does not promise that for a ChunkedKVCache which has dropped its front, nor
+for a ConcatenateKVCache, which appends after the keys that ``trim`` was to remove.
+"""
+
+import copy
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import mlx.core as mx
+from mlx.utils import tree_flatten, tree_map
+from mlx_lm.models.cache import (
+    CacheList,
+    ChunkedKVCache,
+    ConcatenateKVCache,
+    KVCache,
+    QuantizedKVCache,
+    RotatingKVCache,
+)
+
+LayerCache: TypeAlias = Any
+"""One layer's cache of one sequence: an mlx-lm cache object (untyped there) or None."""
+
+_POSITIONAL = (KVCache, ConcatenateKVCache, QuantizedKVCache, ChunkedKVCache, RotatingKVCache)
+
+
+def trimmable(caches: Sequence[LayerCache]) -> bool:
+    """Whether ``copied`` can give a shorter prefix than the one these hold."""
+    return all(_can_be_trimmed(layer) for layer in _leaves(caches))
+
+
+def arrays(caches: Sequence[LayerCache]) -> list[mx.array]:
+    """Every array that the caches hold."""
+    return [
+        leaf
+        for layer in _leaves(caches)
+        for leaf in dict(tree_flatten(vars(layer))).values()
+        if isinstance(leaf, mx.array)
+    ]
+
+
+def detached(caches: Sequence[LayerCache]) -> list[LayerCache]:
+    """A copy that shares no buffer with the batch it came from and holds content only.
+
+    It is lazy: until its ``arrays`` are evaluated it keeps the originals alive.
+    """
+    own = copy.deepcopy(list(caches))
+    for layer in _leaves(own):
+        _drop_slack(layer)
+        for name, value in vars(layer).items():
+            setattr(layer, name, tree_map(_contiguous, value))
+    return own
+
+
+def copied(caches: Sequence[LayerCache], length: int) -> list[LayerCache]:
+    """A copy for one request that holds the first ``length`` tokens.
+
+    MLX copies the buffers when one of the two writes. Where ``length`` is less than what
+    the caches hold they must be ``trimmable``.
+    """
+    own = copy.deepcopy(list(caches))
+    for layer in _leaves(own):
+        if isinstance(layer, _POSITIONAL) and layer.offset > length:
+            layer.trim(layer.offset - length)
+            _drop_slack(layer)
+    return own
+
+
+def check_length(caches: Sequence[LayerCache], length: int) -> None:
+    """Raise ValueError unless the caches hold ``length`` tokens, as far as they can tell."""
+    for index, cache in enumerate(caches):
+        for layer in _leaves([cache]):
+            if isinstance(layer, _POSITIONAL) and not layer.empty() and layer.offset != length:
+                raise ValueError(
+                    f"the cache of layer {index} ({type(layer).__name__}) holds {layer.offset} "
+                    f"tokens, not the {length} it was given for"
+                )
+
+
+def _leaves(caches: Iterable[LayerCache]) -> Iterator[LayerCache]:
+    for layer in caches:
+        if isinstance(layer, CacheList):
+            yield from _leaves(layer.caches)
+        elif layer is not None:
+            yield layer
+
+
+def _can_be_trimmed(layer: LayerCache) -> bool:
+    if isinstance(layer, ChunkedKVCache) and layer.start_position > 0:
+        return False
+    return isinstance(layer, _POSITIONAL) and layer.is_trimmable()
+
+
+def _drop_slack(layer: LayerCache) -> None:
+    """Cut off what a cache keeps beyond its content: room to grow, and what was trimmed."""
+    if not isinstance(layer, _POSITIONAL) or layer.empty():
+        return
+    if isinstance(layer, RotatingKVCache):
+        # A prefill leaves up to a chunk more than the window.
+        keys, values = layer._temporal_order(layer.keys), layer._temporal_order(layer.values)
+        surplus = keys.shape[2] - layer.max_size
+        layer.keys, layer.values = layer._trim(surplus, keys), layer._trim(surplus, values)
+        layer._idx = layer.keys.shape[2]
+        return
+    end = layer.offset - getattr(layer, "start_position", 0)
+    layer.keys, layer.values = tree_map(lambda x: x[..., :end, :], (layer.keys, layer.values))
+
+
+def _contiguous(leaf: Any) -> Any:
+    # A slice along the batch is contiguous already, and ``mx.contiguous`` copies it all the
+    # same if it would keep a much larger buffer alive.
+    return mx.contiguous(leaf) if isinstance(leaf, mx.array) else leaf
