@@ -27,6 +27,7 @@ from mlx_lm.utils import load_adapters, load_model, load_tokenizer
 from mayfly_protocol.lifecycle import LoadPhase, ModelCard
 from mayfly_protocol.settings import WorkerSettings
 from mayfly_worker.engine import caches
+from mayfly_worker.probing import Probe, probe
 
 Report = Callable[[LoadPhase, int, int], None]
 """Phase, bytes done, bytes in all."""
@@ -40,22 +41,12 @@ class CannotLoad(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class KVCost:
-    """What a row's cache takes: bytes a token where layers grow, and bytes a row where they do
-    not (state-space layers, sliding windows once they are full)."""
-
-    per_token: int
-    per_row: int
-
-
-@dataclass(frozen=True, slots=True)
 class Loaded:
     model: Any
     tokenizer: Any
     card: ModelCard
-    cost: KVCost
-    width: int
-    """Length of a row of logits; may exceed the tokenizer's vocabulary."""
+    probe: Probe
+    new_cache: caches.Factory
 
 
 def load(settings: WorkerSettings, report: Report) -> Loaded:
@@ -90,20 +81,21 @@ def load(settings: WorkerSettings, report: Report) -> Loaded:
             f"max_kv_size has no effect on a {config.get('model_type')} model, which makes its own "
             "cache; leave the option out"
         )
-    width, cost = _measure(model, settings)
+    new_cache = caches.factory(model, settings.max_kv_size, settings.kv_bits)
+    found = probe(model, new_cache)
     card = ModelCard(
         digest=digest(folder, settings),
         architecture=str(config.get("model_type", "")),
         context=context_length(config, tokenizer),
-        vocabulary=width,
-        kv_bytes_per_token=cost.per_token,
+        vocabulary=found.width,
+        kv_bytes_per_token=found.cost.per_token,
         weight_bytes=weight_bytes,
         chat=bool(tokenizer.has_chat_template),
         tools=bool(tokenizer.has_tool_calling),
         reasoning=bool(tokenizer.has_thinking),
-        rows=settings.max_rows,
+        rows=settings.max_rows if found.batchable else 1,
     )
-    return Loaded(model, tokenizer, card, cost, width)
+    return Loaded(model, tokenizer, card, found, new_cache)
 
 
 def _checked_config(folder: Path, settings: WorkerSettings) -> dict[str, Any]:
@@ -166,30 +158,6 @@ def _layers(parameters: list[tuple[str, mx.array]]) -> Iterator[list[mx.array]]:
         match = re.match(r"(.*?\blayers\.\d+)\.", name)
         groups.setdefault(match.group(1) if match else name, []).append(parameter)
     yield from groups.values()
-
-
-def _measure(model: Any, settings: WorkerSettings) -> tuple[int, KVCost]:
-    """Runs two tokens through the model to see the width of its logits and what its cache costs."""
-    cache = caches.fresh(model, settings.max_kv_size)
-    logits = model(mx.array([[0, 0]]), cache=cache)
-    mx.eval(logits)
-    per_token = per_row = 0
-    for layer in cache:
-        for array in _flat(layer.state):
-            held = getattr(layer, "keys", None) is not None
-            if held and array.ndim == 4:
-                per_token += array.nbytes // array.shape[2]
-            else:
-                per_row += array.nbytes
-    return logits.shape[-1], KVCost(per_token, per_row)
-
-
-def _flat(state: Any) -> Iterator[mx.array]:
-    if isinstance(state, mx.array):
-        yield state
-    elif isinstance(state, (list, tuple)):
-        for item in state:
-            yield from _flat(item)
 
 
 def context_length(config: dict[str, Any], tokenizer: Any) -> int:

@@ -6,7 +6,7 @@ Every row of a batch takes the longest row's length in the cache, so what counts
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mayfly_worker.engine.types import Row
@@ -27,18 +27,19 @@ class Budget:
         once = rows * (longest * self.bytes_per_token + self.bytes_per_row)
         return 2 * once if rows > 1 else once
 
-    def admits(self, running: Iterable[Row], joining: list[Row]) -> bool:
+    def admits(self, running: Sequence[Row], joining: Sequence[Row]) -> bool:
         """Whether ``joining`` may start beside what runs. A request always may start alone: what
         can never fit was refused before it was queued."""
-        rows = [*running, *joining]
-        if len(rows) == len(joining):
+        if not running:
             return True
+        rows = [*running, *joining]
         if len(rows) > self.max_rows:
             return False
         return self.need(len(rows), max(r.longest for r in rows)) <= self.kv_bytes
 
-    def longest_alone(self) -> int:
-        """The most tokens (prompt and answer) that a single row can have."""
+    def longest_alone(self, rows: int = 1) -> int:
+        """The most tokens (prompt and answer) that each of a request's rows can have."""
         if self.bytes_per_token <= 0:
             return 1 << 62
-        return max(0, self.kv_bytes - self.bytes_per_row) // self.bytes_per_token
+        share = self.kv_bytes // (2 * rows if rows > 1 else 1)
+        return max(0, share - self.bytes_per_row) // self.bytes_per_token

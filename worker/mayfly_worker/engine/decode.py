@@ -76,7 +76,9 @@ class DecodeBatch:
 
     def take(self, row: int) -> tuple[list[int], Cache]:
         """The tokens in a row's cache, and a copy of it (lazy arrays)."""
-        return list(self.rows[row].tokens), caches.take(self._cache, row)
+        tokens = self.rows[row].tokens
+        fresh = row >= len(self.rows) - self._fresh
+        return tokens[: len(tokens) - fresh], caches.take(self._cache, row)
 
     def step(self) -> list[Drawn]:
         """Launches the next step and returns the tokens of the one before.

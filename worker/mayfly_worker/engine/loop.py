@@ -26,7 +26,7 @@ import mlx.core as mx
 from mayfly_protocol.lifecycle import WorkPhase
 from mayfly_worker.engine import caches
 from mayfly_worker.engine.admission import Budget
-from mayfly_worker.engine.chunks import ChunkSizer
+from mayfly_worker.engine.chunks import SMALLEST, ChunkSizer
 from mayfly_worker.engine.decode import DecodeBatch
 from mayfly_worker.engine.prefill import PrefillGroup, Prompt
 from mayfly_worker.engine.types import (
@@ -74,7 +74,8 @@ class Engine:
     """Runs requests on a loaded model.
 
     ``padding_safe`` says whether prompts of different lengths may be prefilled together (some
-    state-space models ignore the padding mask); ``batchable`` whether rows may decode together.
+    state-space models ignore the padding mask). Rows that cannot decode together at all need a
+    budget of one row.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class Engine:
         chunks: ChunkSizer,
         prefixes: PrefixCache,
         emit: Callable[[list[Event]], None],
-        max_kv_size: int | None = None,
+        new_cache: caches.Factory,
         padding_safe: bool = True,
     ) -> None:
         self._model = model
@@ -95,7 +96,7 @@ class Engine:
         self._chunks = chunks
         self._prefixes = prefixes
         self._emit = emit
-        self._max_kv_size = max_kv_size
+        self._new_cache = new_cache
         self._padding_safe = padding_safe
         self.commands: SimpleQueue[Command] = SimpleQueue()
         self.gauges = Gauges()
@@ -198,35 +199,31 @@ class Engine:
         """Moves requests from the queue into a new prefill group, first come first served."""
         if not self._waiting or len(self._groups) >= PREFILL_GROUPS:
             return
-        chosen: list[tuple[Start, int, caches.Cache]] = []
-        joining: list[Row] = []
-        while self._waiting and len(chosen) < (PREFILL_ROWS if self._padding_safe else 1):
+        prompts: list[Prompt] = []
+        row_caches: list[caches.Cache] = []
+        running = list(self._running())
+        while self._waiting and len(prompts) < (PREFILL_ROWS if self._padding_safe else 1):
             start = self._waiting[0]
-            if not self._budget.admits(self._running(), [*joining, *start.rows]):
+            if not self._budget.admits(running, start.rows):
                 break
             tokens = start.rows[0].tokens
             hit = self._prefixes.lookup(tokens, at_most=len(tokens) - 1)
-            cached = hit.length if hit else 0
-            left = len(tokens) - 1 - cached
-            if chosen and not _alike(left, [len(s.rows[0].tokens) - 1 - c for s, c, _ in chosen]):
+            prompt = _prompt(start, hit.length if hit else 0)
+            if not _alike([*prompts, prompt]):
                 break
-            cache = hit.caches if hit else caches.fresh(self._model, self._max_kv_size)
-            chosen.append((start, cached, cache))
-            joining += start.rows
+            prompts.append(prompt)
+            row_caches.append(hit.caches if hit else self._new_cache())
+            running += start.rows
             self._waiting.popleft()
-        if chosen:
-            self._groups.append(
-                PrefillGroup(
-                    self._model,
-                    [_prompt(start, cached) for start, cached, _ in chosen],
-                    [cache for _, _, cache in chosen],
-                )
-            )
-        for start, cached, _ in chosen:
-            self._keys.update((row.id, start.key) for row in start.rows)
-            self.gauges.cached_tokens += cached
-            self.gauges.prompt_tokens += len(start.rows[0].tokens)
-            self._events.append(Started(start.key, cached))
+            self._admitted(start, prompt.fed)
+        if prompts:
+            self._groups.append(PrefillGroup(self._model, prompts, row_caches))
+
+    def _admitted(self, start: Start, cached: int) -> None:
+        self._keys.update((row.id, start.key) for row in start.rows)
+        self.gauges.cached_tokens += cached
+        self.gauges.prompt_tokens += len(start.rows[0].tokens)
+        self._events.append(Started(start.key, cached))
 
     def _prefill_chunk(self) -> None:
         group = self._groups.popleft()
@@ -300,7 +297,7 @@ def _prompt(start: Start, cached: int) -> Prompt:
     return Prompt(start.key, leader, cached, copies, stops)
 
 
-def _alike(left: int, others: list[int]) -> bool:
-    """Whether a prompt with so many tokens left fits into a group without much padding."""
-    lengths = [max(n, 32) for n in (left, *others)]
+def _alike(prompts: list[Prompt]) -> bool:
+    """Whether prompts can be prefilled together without much padding."""
+    lengths = [max(p.left, SMALLEST) for p in prompts]
     return max(lengths) <= PADDING_LIMIT * min(lengths)

@@ -42,6 +42,10 @@ class RowSampling:
     banned: tuple[int, ...] = ()
     banned_until: int = 0
 
+    @classmethod
+    def greedy(cls) -> RowSampling:
+        return cls(Sampling(seed=0, temperature=0.0))
+
     @property
     def penalised(self) -> bool:
         s = self.sampling

@@ -1,0 +1,224 @@
+"""The engine against itself: whatever happens around a request, its answer is its solo answer.
+
+Exact equality holds with the BLAS that mlx-cpu bundles, which is what tests run with.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm.utils import load_model
+
+from engine_harness import GREEDY, Ask, Bench
+from mayfly_protocol.requests import Sampling
+from mayfly_worker.engine.decode import NonFiniteLogits
+from mayfly_worker.engine.types import Stop
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model: Path) -> Any:
+    return load_model(tiny_model)[0]
+
+
+@pytest.fixture(scope="module")
+def width(model: Any) -> int:
+    return int(model(mx.array([[1]])).shape[-1])
+
+
+def prompt(rng: random.Random, width: int, length: int) -> list[int]:
+    return [rng.randrange(8, width - 8) for _ in range(length)]
+
+
+def mixed(rng: random.Random, width: int, count: int) -> list[Ask]:
+    shared = prompt(rng, width, 80)
+    asks = []
+    for i in range(count):
+        head = shared[: rng.choice([0, 40, 80])]
+        asks.append(
+            Ask(
+                head + prompt(rng, width, rng.choice([1, 2, 17, 33, 150])),
+                Sampling(
+                    seed=i,
+                    temperature=rng.choice([0.0, 0.0, 0.7, 1.0]),
+                    top_p=rng.choice([1.0, 0.9]),
+                    repetition_penalty=rng.choice([1.0, 1.3]),
+                    presence_penalty=rng.choice([0.0, 0.5]),
+                    logit_bias=rng.choice([(), ((20, 4.0),)]),
+                ),
+                max_tokens=rng.choice([1, 3, 12]),
+                n=rng.choice([1, 1, 3]),
+                logprobs=rng.choice([None, None, 0, 3]),
+            )
+        )
+    return asks
+
+
+def alone(model: Any, width: int, ask: Ask, **options: Any) -> list[list[int]]:
+    [answer] = Bench(model, width, **options).run([ask])
+    return [answer.ids(c) for c in range(ask.n)]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_together_equals_alone(model: Any, width: int, seed: int) -> None:
+    asks = mixed(random.Random(seed), width, 10)
+    answers = Bench(model, width).run(asks)
+    for ask, answer in zip(asks, answers, strict=True):
+        assert [answer.ids(c) for c in range(ask.n)] == alone(model, width, ask)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_staggered_with_cancels_and_small_chunks_equals_alone(
+    model: Any, width: int, seed: int
+) -> None:
+    rng = random.Random(seed)
+    bench = Bench(model, width, chunk_s=1e-6, max_rows=6)
+    asks = mixed(rng, width, 12)
+    kept = {}
+    for ask in asks:
+        key = bench.submit(ask)
+        for _ in range(rng.randrange(3)):
+            bench.turn()
+        if rng.random() < 0.3 and key in bench.open:
+            bench.cancel(key)
+        else:
+            kept[key] = ask
+    bench.finish()
+    for key, ask in kept.items():
+        answer = bench.answers[key]
+        assert [answer.ids(c) for c in range(ask.n)] == alone(model, width, ask)
+
+
+def test_a_continuation_goes_on_where_the_lost_run_stopped(model: Any, width: int) -> None:
+    rng = random.Random(5)
+    for ask in mixed(rng, width, 8):
+        ask.n, ask.max_tokens = 1, 12
+        [whole] = alone(model, width, ask)
+        for k in (1, 6, 11):
+            resumed = Ask(ask.tokens + whole[:k], ask.sampling, ask.max_tokens, generated=k)
+            assert alone(model, width, resumed) == [whole[k:]]
+
+
+def test_a_warm_answer_equals_the_cold_one(model: Any, width: int) -> None:
+    rng = random.Random(6)
+    bench = Bench(model, width)
+    first = Ask(prompt(rng, width, 120))
+    cold = alone(model, width, first)
+    assert [bench.run([first])[0].ids()] == cold
+    [again] = bench.run([first])
+    assert (again.ids(), again.cached) == (cold[0], 119)
+    longer = Ask(first.tokens + cold[0] + prompt(rng, width, 9))
+    [warm] = bench.run([longer])
+    assert warm.cached == len(first.tokens) + len(cold[0])
+    assert [warm.ids()] == alone(model, width, longer)
+    # Two at once from the same entry must not share what they write to.
+    others = [Ask(first.tokens + prompt(rng, width, 5)) for _ in range(4)]
+    for ask, answer in zip(others, bench.run(others), strict=True):
+        assert answer.cached == len(first.tokens)
+        assert [answer.ids()] == alone(model, width, ask)
+
+
+def test_logprobs_are_those_of_the_model(model: Any, width: int) -> None:
+    rng = random.Random(7)
+    ask = Ask(prompt(rng, width, 20), Sampling(seed=1, temperature=1.0), logprobs=4)
+    plain = Ask(prompt(rng, width, 30))
+    answer, _ = Bench(model, width).run([ask, plain])
+    tokens = list(ask.tokens)
+    for drawn in answer.drawn[0]:
+        logits = np.array(model(mx.array([tokens]))[0, -1])
+        expected = logits - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
+        assert drawn.logprobs is not None
+        assert drawn.logprobs.chosen == pytest.approx(expected[drawn.token], abs=1e-3)
+        best = np.argsort(-expected)[:4]
+        assert list(drawn.logprobs.ids) == best.tolist()
+        assert list(drawn.logprobs.values) == pytest.approx(expected[best].tolist(), abs=1e-3)
+        tokens.append(drawn.token)
+
+
+def test_ends(model: Any, width: int) -> None:
+    rng = random.Random(8)
+    ask = Ask(prompt(rng, width, 20), max_tokens=10)
+    [whole] = alone(model, width, ask)
+    stop = whole[4]
+    first = whole.index(stop)
+    stopped = Ask(ask.tokens, max_tokens=10, stop_ids=frozenset({stop}))
+    [answer] = Bench(model, width).run([stopped])
+    assert answer.ids() == whole[: first + 1]
+    assert answer.drawn[0][-1].end == "stop"
+    held = Ask(
+        ask.tokens, max_tokens=10, stop_ids=frozenset({stop}), banned=(stop,), banned_until=10
+    )
+    [answer] = Bench(model, width).run([held])
+    assert stop not in answer.ids()
+    assert answer.drawn[0][-1].end == "length"
+
+
+def test_a_row_whose_text_is_complete_leaves(model: Any, width: int) -> None:
+    bench = Bench(model, width)
+    key = bench.submit(Ask(prompt(random.Random(9), width, 20), max_tokens=1000))
+    while not bench.answers[key].ids():
+        bench.turn()
+    [row] = bench.open.pop(key)
+    bench.engine.commands.put(Stop(row))
+    bench.turn()
+    bench.engine.commands.put(Stop(row))
+    bench.turn()
+    assert bench.engine.gauges.running == 0
+
+
+def test_admission_is_first_come_first_served_within_its_rows(model: Any, width: int) -> None:
+    rng = random.Random(10)
+    bench = Bench(model, width, max_rows=2)
+    keys = [bench.submit(Ask(prompt(rng, width, 20), max_tokens=5)) for _ in range(5)]
+    order: list[str] = []
+    while bench.open:
+        bench.turn()
+        assert bench.engine.gauges.running <= 2
+        order += [k for k in keys if k not in bench.open and k not in order]
+    assert order == keys
+
+
+def test_logits_that_are_not_finite_are_a_fault(model: Any, width: int) -> None:
+    class Poisoned:
+        layers = model.layers
+
+        def __call__(self, *args: Any, **kwargs: Any) -> mx.array:
+            out: mx.array = model(*args, **kwargs)
+            return mx.where(mx.arange(out.shape[0])[:, None, None] == 1, mx.nan, out)
+
+    bench = Bench(Poisoned(), width)
+    rng = random.Random(11)
+    for _ in range(2):
+        bench.submit(Ask(prompt(rng, width, 20)))
+    with pytest.raises(NonFiniteLogits) as caught:
+        bench.finish()
+    assert caught.value.rows == [1]
+
+
+@pytest.mark.parametrize("length", [15, 16, 17, 31, 32, 33, 64, 65, 200])
+def test_R109_chunk_borders(model: Any, width: int, length: int) -> None:
+    rng = random.Random(length)
+    asks = [Ask(prompt(rng, width, length), max_tokens=6) for _ in range(2)]
+    whole = [alone(model, width, ask) for ask in asks]
+    bench = Bench(model, width, chunk_s=1e-6)
+    assert [[a.ids()] for a in bench.run(asks)] == whole
+    assert alone(model, width, asks[0], chunk_s=1e-6) == whole[0]
+
+
+def test_greedy_equals_greedy_of_mlx_lm(model: Any, width: int) -> None:
+    from mlx_lm.generate import BatchGenerator
+
+    rng = random.Random(12)
+    asks = [Ask(prompt(rng, width, n), GREEDY, max_tokens=12) for n in (5, 40, 90)]
+    generator = BatchGenerator(model, max_tokens=12)
+    uids = generator.insert([a.tokens for a in asks])
+    expected: dict[int, list[int]] = {uid: [] for uid in uids}
+    while any(len(ids) < 12 for ids in expected.values()):
+        for response in generator.next()[1]:
+            expected[response.uid].append(response.token)
+    generator.close()
+    assert [a.ids() for a in Bench(model, width).run(asks)] == [expected[u] for u in uids]

@@ -1,0 +1,261 @@
+"""All requests of this worker: who asked, how far they are, what is owed.
+
+The desk lives on the main thread. Messages of front ends and events of the engine come in, commands
+for the engine and messages for front ends go out, through the callables it was given; it owns no
+socket, no thread and no array.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from mayfly_protocol.serving import (
+    Accepted,
+    Cancel,
+    Delta,
+    Failed,
+    Finish,
+    Handover,
+    Ping,
+    Pong,
+    Rejected,
+    Submit,
+    ToFrontEnd,
+    Tokens,
+    ToWorker,
+)
+from mayfly_worker.engine import types as engine
+from mayfly_worker.errors import InvalidRequest
+from mayfly_worker.service.prepare import Prepared
+from mayfly_worker.service.session import Session
+
+Send = Callable[[bytes, ToFrontEnd], None]
+Order = Callable[[engine.Command], None]
+Prepare = Callable[[str, Submit], None]
+"""Starts the preparation of the request with this key; its outcome comes to ``prepared``."""
+
+
+class Desk:
+    """``max_waiting`` requests may queue beyond those that run. ``token_text`` gives a token id's
+    text and bytes."""
+
+    def __init__(
+        self,
+        *,
+        send: Send,
+        order: Order,
+        prepare: Prepare,
+        token_text: Callable[[int], tuple[str, bytes]],
+        max_waiting: int,
+    ) -> None:
+        self._send = send
+        self._order = order
+        self._prepare = prepare
+        self._token_text = token_text
+        self._max_waiting = max_waiting
+        self._sessions: dict[str, Session] = {}
+        self._by_row: dict[int, Session] = {}
+        self._leaving = False
+        self._finish_times: list[float] = []
+        self.inferences = 0
+
+    # What others want to know
+
+    @property
+    def running(self) -> int:
+        """Requests that have left the queue."""
+        return sum(1 for s in self._sessions.values() if s.started)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._sessions) - self.running
+
+    @property
+    def waiting_tokens(self) -> int:
+        waiting = (s.prepared for s in self._sessions.values() if not s.started)
+        return sum(p.prompt_tokens for p in waiting if p)
+
+    @property
+    def empty(self) -> bool:
+        return not self._sessions
+
+    def requests(self, keys: Iterable[str] | None = None) -> tuple[str, ...]:
+        """The ids of requests, of all or of those with the given keys."""
+        chosen = self._sessions if keys is None else [k for k in keys if k in self._sessions]
+        return tuple(dict.fromkeys(self._sessions[k].submit.rid for k in chosen))
+
+    # From front ends
+
+    def received(self, peer: bytes, message: ToWorker) -> None:
+        match message:
+            case Submit():
+                self._submitted(peer, message)
+            case Cancel(rid, attempt):
+                self._cancelled(_key(peer, rid, attempt))
+            case Ping(token):
+                self._send(peer, Pong(token))
+
+    def _submitted(self, peer: bytes, submit: Submit) -> None:
+        key = _key(peer, submit.rid, submit.attempt)
+        if key in self._sessions:
+            return  # a repeat of what runs already
+        rejection = self._refusal(submit)
+        if rejection is not None:
+            self._send(peer, rejection)
+            return
+        self._sessions[key] = Session(peer, submit, key)
+        self._prepare(key, submit)
+
+    def _refusal(self, submit: Submit) -> Rejected | None:
+        if self._leaving:
+            return Rejected(submit.rid, submit.attempt, "leaving", "this worker is being replaced")
+        if self.waiting >= self._max_waiting:
+            return Rejected(
+                submit.rid,
+                submit.attempt,
+                "full",
+                f"{self.waiting} requests are waiting already",
+                retry_after_s=self._until_room(),
+            )
+        return None
+
+    def _until_room(self) -> float:
+        """Seconds until the queue is likely to have moved, from the pace of the last minute."""
+        now = time.monotonic()
+        recent = [t for t in self._finish_times if now - t < 60.0]
+        pace = len(recent) / min(60.0, max(1.0, now - recent[0])) if recent else 0.0
+        return min(60.0, max(1.0, 1.0 / pace)) if pace else 5.0
+
+    def _cancelled(self, key: str) -> None:
+        session = self._sessions.get(key)
+        if session is None:
+            return
+        self._order(engine.Cancel(key))
+        submit = session.submit
+        self._send(session.peer, Finish(submit.rid, submit.attempt, "cancelled", session.usage()))
+        self._forget(session)
+
+    def peer_lost(self, peer: bytes) -> None:
+        """A front end is gone: nobody waits for its requests any more."""
+        for session in [s for s in self._sessions.values() if s.peer == peer]:
+            self._order(engine.Cancel(session.key))
+            self._forget(session)
+
+    # From preparation and the engine
+
+    def prepared(self, key: str, outcome: Prepared | InvalidRequest) -> None:
+        session = self._sessions.get(key)
+        if session is None:
+            return  # cancelled meanwhile
+        submit = session.submit
+        if isinstance(outcome, InvalidRequest):
+            self._send(
+                session.peer,
+                Rejected(
+                    submit.rid,
+                    submit.attempt,
+                    "invalid",
+                    outcome.message,
+                    outcome.param,
+                    outcome.code,
+                ),
+            )
+            self._forget(session)
+            return
+        starts = session.accept(outcome)
+        self._by_row.update((row, session) for row in session.rows)
+        self._send(session.peer, Accepted(submit.rid, submit.attempt, outcome.prompt_tokens))
+        for start in starts:
+            self._order(start)
+        self._conclude([session])
+
+    def failed(self, key: str, kind: str, message: str) -> None:
+        """A request met a fault of its own that no other attempt would escape."""
+        session = self._sessions.get(key)
+        if session is None:
+            return
+        submit = session.submit
+        self._send(session.peer, Failed(submit.rid, submit.attempt, kind, message))
+        self._forget(session)
+
+    def happened(self, events: Iterable[engine.Event]) -> None:
+        """What the engine did, in order."""
+        deltas: dict[bytes, list[Delta]] = {}
+        touched: dict[str, Session] = {}
+        for event in events:
+            match event:
+                case engine.Step(drawn):
+                    self._drawn(drawn, deltas, touched)
+                case engine.Started(key, cached):
+                    if (session := self._sessions.get(key)) is not None:
+                        session.started = True
+                        session.cached += cached
+                case engine.Prefilled(key, done, total):
+                    self._prefilled(key, done, total)
+        for peer, its in deltas.items():
+            self._send(peer, Tokens(tuple(its)))
+        self._conclude(touched.values())
+
+    def _drawn(
+        self,
+        drawn: list[engine.Drawn],
+        deltas: dict[bytes, list[Delta]],
+        touched: dict[str, Session],
+    ) -> None:
+        for token in drawn:
+            session = self._by_row.get(token.row)
+            if session is None:
+                continue
+            delta, complete = session.drawn(token, self._token_text)
+            if delta is None:
+                continue
+            deltas.setdefault(session.peer, []).append(delta)
+            if complete:
+                self._order(engine.Stop(token.row))
+            if delta.finish is not None:
+                self.inferences += 1
+                self._by_row.pop(token.row, None)
+                touched[session.key] = session
+
+    def _prefilled(self, key: str, done: int, total: int) -> None:
+        session = self._sessions.get(key)
+        progress = session.prefilled(done, total) if session else None
+        if session and progress:
+            self._send(session.peer, progress)
+
+    def _conclude(self, sessions: Iterable[Session]) -> None:
+        for session in sessions:
+            if session.over:
+                submit = session.submit
+                self._send(
+                    session.peer, Finish(submit.rid, submit.attempt, "done", session.usage())
+                )
+                self._finish_times = [*self._finish_times[-99:], time.monotonic()]
+                self._forget(session)
+
+    # Leaving
+
+    def leave(self) -> None:
+        """Admits nothing from now on."""
+        self._leaving = True
+
+    def hand_over(self, cause: str, suspects: Iterable[str] = ()) -> None:
+        """Gives every request back, to be continued elsewhere."""
+        keys = set(suspects)
+        for session in list(self._sessions.values()):
+            submit = session.submit
+            self._send(
+                session.peer,
+                Handover(submit.rid, submit.attempt, cause, suspect=session.key in keys),
+            )
+            self._forget(session)
+
+    def _forget(self, session: Session) -> None:
+        self._sessions.pop(session.key, None)
+        for row in session.rows:
+            self._by_row.pop(row, None)
+
+
+def _key(peer: bytes, rid: str, attempt: int) -> str:
+    return f"{peer.hex()}/{rid}/{attempt}"

@@ -1,0 +1,141 @@
+"""Loading, running and rebuilding the engine, on the one thread that touches MLX.
+
+::
+
+    load --> [ build --> run ] --> leave
+               ^          |
+               +-- batch scope: everything in flight was given back
+
+A generator that raised is not used again, whatever it raised. After a fault of batch scope the
+loaded model is still good and a new engine is built on it; after any other the thread ends without
+another call into MLX, and the process with it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mayfly_protocol.faults import Verdict, classify_exception
+
+from mayfly_protocol.lifecycle import LoadPhase
+from mayfly_protocol.settings import WorkerSettings
+from mayfly_worker.engine.admission import Budget
+from mayfly_worker.engine.chunks import ChunkSizer
+from mayfly_worker.engine.loop import Engine
+from mayfly_worker.engine.types import Event, Leave
+from mayfly_worker.loading import CannotLoad, Loaded, load
+from mayfly_worker.memory import plan
+from mayfly_worker.prefix_cache import PrefixCache
+
+
+@dataclass(frozen=True, slots=True)
+class LoadProgress:
+    phase: LoadPhase
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedNow:
+    """The model is there; ``engine`` takes commands from now on."""
+
+    loaded: Loaded
+    budget: Budget
+    engine: Engine
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailed:
+    error: BaseException
+    configuration: bool
+    """Whether trying again cannot help."""
+
+
+@dataclass(frozen=True, slots=True)
+class Faulted:
+    """The engine raised. ``rebuilt`` is the new one after a fault of batch scope, otherwise the
+    process is to leave. ``in_flight`` are the keys of the requests in the forward pass."""
+
+    error: BaseException
+    verdict: Verdict
+    in_flight: tuple[str, ...]
+    rebuilt: Engine | None
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """The engine did as it was told and ended."""
+
+
+Report = LoadProgress | LoadedNow | LoadFailed | Faulted | Left | list[Event]
+
+
+class EngineThread:
+    """``post`` takes reports to the main thread; it is called from the engine thread alone."""
+
+    def __init__(self, settings: WorkerSettings, post: Callable[[Report], None]) -> None:
+        self._settings = settings
+        self._post = post
+        self._engine: Engine | None = None
+        self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def leave(self) -> None:
+        """Asks the thread to end after the turn that it is in."""
+        if self._engine is not None:
+            self._engine.commands.put(Leave())
+
+    def _main(self) -> None:
+        try:
+            loaded, budget = self._load()
+        except CannotLoad as error:
+            self._post(LoadFailed(error, configuration=True))
+            return
+        except Exception as error:
+            scope = classify_exception(error).scope
+            self._post(LoadFailed(error, configuration=scope == "model"))
+            return
+        self._engine = self._build(loaded, budget)
+        self._post(LoadedNow(loaded, budget, self._engine))
+        while self._serve(loaded, budget):
+            pass
+
+    def _serve(self, loaded: Loaded, budget: Budget) -> bool:
+        """Runs the engine until it ends; whether there is a new one to run."""
+        engine = self._engine
+        assert engine is not None
+        try:
+            engine.run()
+        except Exception as error:
+            verdict = classify_exception(error)
+            in_flight = tuple(engine.gauges.in_flight)
+            rebuild = verdict.scope in ("request", "batch")
+            self._engine = self._build(loaded, budget) if rebuild else None
+            self._post(Faulted(error, verdict, in_flight, self._engine))
+            return rebuild
+        self._post(Left())
+        return False
+
+    def _load(self) -> tuple[Loaded, Budget]:
+        def report(phase: LoadPhase, done: int, total: int) -> None:
+            self._post(LoadProgress(phase, done, total))
+
+        loaded = load(self._settings, report)
+        return loaded, plan(self._settings, loaded)
+
+    def _build(self, loaded: Loaded, budget: Budget) -> Engine:
+        settings = self._settings
+        return Engine(
+            loaded.model,
+            loaded.probe.width,
+            budget=budget,
+            chunks=ChunkSizer(settings.prefill_alone_s, settings.prefill_shared_s),
+            prefixes=PrefixCache(settings.prefix_cache or budget.kv_bytes // 4),
+            emit=self._post,
+            new_cache=loaded.new_cache,
+            padding_safe=loaded.probe.padding_safe,
+        )

@@ -1,0 +1,142 @@
+"""A submitted request, turned into rows that the engine can run.
+
+Rendering a template, tokenizing a long prompt and compiling a grammar take from microseconds to a
+second; they run in a small thread pool, so that the tokens of others keep flowing meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from mayfly_protocol.requests import ChatPrompt, Generation
+from mayfly_protocol.serving import Submit
+from mayfly_worker.engine.admission import Budget
+from mayfly_worker.engine.sampler import RowSampling
+from mayfly_worker.engine.types import Row
+from mayfly_worker.errors import InvalidRequest
+from mayfly_worker.grammar import Compiled, Grammars
+from mayfly_worker.loading import Loaded
+from mayfly_worker.text.choice import ChoiceText
+from mayfly_worker.text.prompts import Rendered, check_ids, render, token_budget
+
+
+@dataclass(slots=True)
+class Choice:
+    """One choice of a prepared request: its row and the text that its tokens make."""
+
+    index: int
+    row: Row
+    text: ChoiceText
+
+
+@dataclass(slots=True)
+class Prepared:
+    """``shared`` says that all rows start from the same tokens, so that one prefill serves all."""
+
+    submit: Submit
+    prompt_tokens: int
+    boundaries: tuple[int, ...]
+    choices: list[Choice]
+    shared: bool
+
+
+class Preparer:
+    """Checks and prepares requests for one loaded model. Safe to use from several threads."""
+
+    def __init__(self, loaded: Loaded, budget: Budget, row_ids: Iterator[int]) -> None:
+        self._loaded = loaded
+        self._budget = budget
+        self._row_ids = row_ids
+        self._grammars = Grammars(loaded.tokenizer, loaded.probe.width)
+        self._eos = frozenset(loaded.tokenizer.eos_token_ids)
+
+    def prepare(self, submit: Submit) -> Prepared:
+        """Raises InvalidRequest for what this model cannot do, naming the parameter."""
+        generation = submit.generation
+        width = self._loaded.probe.width
+        check_ids([i for i, _ in generation.sampling.logit_bias], width, "logit_bias")
+        check_ids(generation.ending.stop_token_ids, width, "stop_token_ids")
+        rendered = render(generation.prompt, self._loaded.tokenizer, width)
+        budget = token_budget(
+            len(rendered.ids), generation.ending.max_tokens, self._loaded.card.context
+        )
+        budget = self._fit(len(rendered.ids), budget, generation)
+        grammar = self._grammar(generation)
+        choices = [
+            self._choice(submit, index, rendered, budget, grammar)
+            for index in range(generation.n)
+            if index not in submit.finished
+        ]
+        return Prepared(
+            submit,
+            len(rendered.ids),
+            (rendered.system_tokens,) if rendered.system_tokens else (),
+            choices,
+            shared=self._budget.max_rows > 1 and all(c.row.generated == 0 for c in choices),
+        )
+
+    def _fit(self, prompt: int, max_tokens: int, generation: Generation) -> int:
+        """The token budget, cut to what the KV cache can ever hold.
+
+        A request that asked for more than that explicitly is told; one that left it open gets
+        what is there.
+        """
+        room = self._budget.longest_alone(generation.n) - prompt
+        if room >= max_tokens:
+            return max_tokens
+        if room < 1 or generation.ending.max_tokens is not None:
+            raise InvalidRequest(
+                f"this request may need {prompt + max_tokens} tokens of KV cache in each of "
+                f"{generation.n} choices, and this server has memory for {room + prompt}; "
+                "ask for fewer tokens or choices",
+                param="max_tokens",
+                code="context_length_exceeded",
+            )
+        return room
+
+    def _grammar(self, generation: Generation) -> Compiled | None:
+        prompt, constraint = generation.prompt, generation.output.constraint
+        if isinstance(prompt, ChatPrompt) and prompt.tools and prompt.tool_choice == "required":
+            return self._grammars.tools(prompt)
+        return self._grammars.compile(constraint) if constraint else None
+
+    def _choice(
+        self,
+        submit: Submit,
+        index: int,
+        rendered: Rendered,
+        max_tokens: int,
+        grammar: Compiled | None,
+    ) -> Choice:
+        generation = submit.generation
+        ending = generation.ending
+        before = list(submit.resume[index]) if index < len(submit.resume) else []
+        stop_ids = frozenset(ending.stop_token_ids)
+        if not ending.ignore_eos:
+            stop_ids |= self._eos
+        text = ChoiceText(
+            generation, self._loaded.tokenizer, rendered, rid=submit.rid, choice=index
+        )
+        text.replay(before)
+        matcher: Any = None
+        if grammar is not None:
+            matcher = grammar.matcher()
+            matcher.replay(before)
+        row = Row(
+            id=next(self._row_ids),
+            tokens=[*rendered.ids, *before],
+            sampling=RowSampling(
+                generation.sampling,
+                index,
+                banned=tuple(sorted(stop_ids)) if ending.min_tokens else (),
+                banned_until=ending.min_tokens,
+            ),
+            max_tokens=max_tokens,
+            generated=len(before),
+            stop_ids=stop_ids,
+            logprobs=generation.output.logprobs,
+            matcher=matcher,
+        )
+        return Choice(index, row, text)

@@ -1,0 +1,309 @@
+"""The worker process: what happens on its main thread, and how it ends.
+
+::
+
+    stdin EOF --+
+    SIGTERM   --+--> leave: admit nothing, finish what runs --> Bye, os._exit
+    Drain     --+
+    fault     -----> hand everything over, Fault           --> os._exit(70)
+
+The process never ends by returning from ``main``: a process in which a thread used MLX may abort in
+its destructors, so every way out is ``os._exit`` after a bounded farewell.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import itertools
+import os
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from typing import NoReturn
+
+import psutil
+import structlog
+import zmq
+from mayfly_protocol.faults import causes
+
+from mayfly_protocol.lifecycle import (
+    Beat,
+    Bye,
+    Drain,
+    Exit,
+    Fault,
+    Hello,
+    Loading,
+    Memory,
+    Ready,
+)
+from mayfly_protocol.serving import PEER_TIMEOUT_S, Submit
+from mayfly_protocol.settings import WorkerSettings
+from mayfly_worker.engine.loop import Engine, Gauges
+from mayfly_worker.errors import InvalidRequest
+from mayfly_worker.service import engine_thread as reports
+from mayfly_worker.service.desk import Desk
+from mayfly_worker.service.engine_thread import EngineThread
+from mayfly_worker.service.prepare import Prepared, Preparer
+from mayfly_worker.service.wire import Wire
+from mayfly_worker.text.detokenize import TokenTexts
+
+FAREWELL_S = 1.0
+PREPARERS = 2
+
+log = structlog.get_logger()
+
+
+class Worker:
+    """One incarnation of a slot. :meth:`run` does not return."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._settings = settings
+        self._wire = Wire(settings)
+        self._inbox: deque[reports.Report | tuple[str, Prepared | Exception]] = deque()
+        self._waker, self._woken = socket.socketpair()
+        self._waker.setblocking(False)
+        self._woken.setblocking(False)
+        self._thread = EngineThread(settings, self._post)
+        self._pool = ThreadPoolExecutor(PREPARERS, thread_name_prefix="prepare")
+        self._engine: Engine | None = None
+        self._preparer: Preparer | None = None
+        self._desk: Desk | None = None
+        self._loading_gauges = Gauges(phase="loading")
+        self._process = psutil.Process()
+        self._next_beat = 0.0
+        self._leave_by: float | None = None
+        self._exit = Exit.BYE
+        self._heard: dict[bytes, float] = {}
+
+    # The loop
+
+    def run(self) -> NoReturn:
+        """Serves until the process ends."""
+        signal.signal(signal.SIGTERM, self._terminate)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the reaper's affair
+        self._wire.tell_reaper(
+            Hello(self._settings.slot, self._settings.incarnation, os.getpid(), _versions())
+        )
+        self._thread.start()
+        poller = zmq.Poller()
+        stdin = sys.stdin.fileno()
+        poller.register(self._wire.reaper, zmq.POLLIN)
+        poller.register(self._wire.router, zmq.POLLIN)
+        poller.register(self._woken, zmq.POLLIN)
+        poller.register(stdin, zmq.POLLIN)
+        while True:
+            ready = dict(poller.poll(self._patience_ms()))
+            if stdin in ready and not os.read(stdin, 4096):
+                poller.unregister(stdin)
+                self._leave(Exit.ORPHANED, self._settings.orphan_grace_s)
+            if self._woken.fileno() in ready:
+                self._woken.recv(4096)
+            self._work()
+            self._beat()
+            self._maybe_go()
+
+    def _patience_ms(self) -> int:
+        """How long there is nothing to do but to listen."""
+        if self._inbox:
+            return 0
+        until = self._next_beat if self._leave_by is None else min(self._next_beat, self._leave_by)
+        patience = max(0.0, until - time.monotonic())
+        if not self._wire.outbox.empty:
+            patience = min(patience, 0.01)
+        return int(patience * 1000) + 1
+
+    def _work(self) -> None:
+        for message in self._wire.from_reaper():
+            if isinstance(message, Drain):
+                self._leave(Exit.RECYCLED, message.grace_s)
+        while self._inbox:
+            self._take(self._inbox.popleft())
+        if self._desk is None:
+            return
+        for peer, request in self._wire.from_front_ends():
+            self._heard[peer] = time.monotonic()
+            self._desk.received(peer, request)
+        self._wire.outbox.flush()
+        for peer in self._wire.outbox.lost & self._heard.keys():
+            self._drop(peer)
+
+    def _post(self, report: reports.Report | tuple[str, Prepared | Exception]) -> None:
+        """From any thread to the main one."""
+        self._inbox.append(report)
+        self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # it is awake already
+            self._waker.send(b"!")
+
+    # What the other threads report
+
+    def _take(self, report: reports.Report | tuple[str, Prepared | Exception]) -> None:
+        match report:
+            case list():
+                if self._desk is not None:
+                    self._desk.happened(report)
+            case (str() as key, outcome):
+                self._prepared(key, outcome)
+            case reports.LoadProgress(phase, done, total):
+                self._loading_gauges.progress += 1
+                self._wire.tell_reaper(Loading(phase, done, total))
+            case reports.LoadedNow():
+                self._open(report)
+            case reports.LoadFailed():
+                self._load_failed(report)
+            case reports.Faulted():
+                self._faulted(report)
+            case reports.Left():
+                self._go(self._exit)
+
+    def _open(self, report: reports.LoadedNow) -> None:
+        """The model is loaded: lets front ends in."""
+        loaded = report.loaded
+        self._engine = report.engine
+        self._preparer = Preparer(loaded, report.budget, itertools.count())
+        self._desk = Desk(
+            send=self._wire.send,
+            order=self._order,
+            prepare=self._prepare,
+            token_text=TokenTexts(loaded.tokenizer),
+            max_waiting=self._settings.max_waiting,
+        )
+        endpoint = self._wire.listen()
+        self._wire.tell_reaper(Ready(endpoint, loaded.card))
+
+    def _order(self, command: object) -> None:
+        assert self._engine is not None
+        self._engine.commands.put(command)  # type: ignore[arg-type]
+
+    def _prepare(self, key: str, submit: Submit) -> None:
+        preparer = self._preparer
+        assert preparer is not None
+
+        def work() -> None:
+            try:
+                self._post((key, preparer.prepare(submit)))
+            except Exception as error:
+                self._post((key, error))
+
+        self._pool.submit(work)
+
+    def _prepared(self, key: str, outcome: Prepared | Exception) -> None:
+        assert self._desk is not None
+        if isinstance(outcome, Prepared | InvalidRequest):
+            self._desk.prepared(key, outcome)
+            return
+        log.error("a request could not be prepared", exc_info=outcome)
+        self._desk.failed(key, "preparation", "the request could not be prepared by the worker")
+
+    def _load_failed(self, report: reports.LoadFailed) -> None:
+        first, later = causes(report.error)
+        log.error("loading failed", cause=first.text, exc_info=report.error)
+        self._wire.tell_reaper(
+            Fault("model_load", "model" if report.configuration else "worker", first, later)
+        )
+        self._go(Exit.CONFIGURATION if report.configuration else Exit.LOAD_FAILED, first.text)
+
+    def _faulted(self, report: reports.Faulted) -> None:
+        """Everything in flight goes back; then the new engine serves on, or the process ends."""
+        assert self._desk is not None
+        first, later = causes(report.error)
+        log.error("engine fault", kind=report.verdict.kind, cause=first.text)
+        self._wire.tell_reaper(
+            Fault(
+                report.verdict.kind,
+                report.verdict.scope,
+                first,
+                later,
+                self._desk.requests(),
+                self._desk.requests(report.in_flight),
+            )
+        )
+        self._desk.hand_over(report.verdict.kind, report.in_flight)
+        if report.rebuilt is None:
+            self._go(Exit.POISONED, first.text)
+        self._engine = report.rebuilt
+
+    # Peers, beats, leaving
+
+    def _drop(self, peer: bytes) -> None:
+        self._heard.pop(peer, None)
+        self._wire.outbox.forget(peer)
+        if self._desk is not None:
+            self._desk.peer_lost(peer)
+
+    def _beat(self) -> None:
+        now = time.monotonic()
+        if now < self._next_beat:
+            return
+        self._next_beat = now + self._settings.beat_interval_s
+        for peer, heard in list(self._heard.items()):
+            if now - heard > PEER_TIMEOUT_S:
+                self._drop(peer)
+        gauges = self._engine.gauges if self._engine else self._loading_gauges
+        desk = self._desk
+        self._wire.tell_reaper(
+            Beat(
+                phase="stopping" if self._leave_by is not None else gauges.phase,
+                progress=gauges.progress,
+                running=desk.running if desk else 0,
+                waiting=desk.waiting if desk else 0,
+                waiting_tokens=desk.waiting_tokens if desk else 0,
+                inferences=desk.inferences if desk else 0,
+                generated_tokens=gauges.generated_tokens,
+                prompt_tokens=gauges.prompt_tokens,
+                cached_tokens=gauges.cached_tokens,
+                memory=Memory(
+                    footprint=self._process.memory_info().rss,
+                    active=gauges.active_bytes,
+                    cache=gauges.cache_bytes,
+                    peak=gauges.peak_bytes,
+                    prefix_cache=gauges.prefix_bytes,
+                ),
+            )
+        )
+
+    def _terminate(self, *_: object) -> None:
+        self._leave(Exit.BYE, 0.0)
+        self._wake()
+
+    def _leave(self, code: Exit, grace_s: float) -> None:
+        """Admits nothing more, and goes when all is done or the grace is over."""
+        by = time.monotonic() + grace_s
+        self._leave_by = by if self._leave_by is None else min(by, self._leave_by)
+        self._exit = code
+        if self._desk is not None:
+            self._desk.leave()
+
+    def _maybe_go(self) -> None:
+        if self._leave_by is None:
+            return
+        idle = self._desk is None or self._desk.empty
+        if idle or time.monotonic() >= self._leave_by:
+            if self._desk is not None:
+                self._desk.hand_over("drain")
+            self._go(self._exit)
+
+    def _go(self, code: Exit, reason: str = "") -> NoReturn:
+        self._wire.tell_reaper(Bye(code, reason))
+        self._wire.farewell(FAREWELL_S)
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _versions() -> dict[str, str]:
+    return {name: version(name) for name in ("mlx-mayfly", "mlx", "mlx-lm")}
+
+
+def main(settings: WorkerSettings) -> NoReturn:
+    """Runs a worker in this process."""
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR2, all_threads=True)
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    Worker(settings).run()

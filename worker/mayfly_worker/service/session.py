@@ -1,0 +1,120 @@
+"""One request's life on this worker, without sockets or threads.
+
+::
+
+    PREPARING --> QUEUED --> RUNNING --> over
+        |            |          |
+        +--Rejected--+          +-- Finish, Failed or Handover
+
+Exactly one terminal message leaves a session; the :class:`Session` says which, the desk sends it.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from mayfly_protocol.serving import Delta, Progress, Submit, TokenLogprob, TopLogprob, Usage
+from mayfly_worker.engine.types import Drawn, Logprobs, Start
+from mayfly_worker.service.prepare import Choice, Prepared
+
+PROGRESS_INTERVAL_S = 1.0
+
+
+@dataclass(slots=True)
+class Session:
+    """What the worker knows of one attempt at one request of one front end."""
+
+    peer: bytes
+    submit: Submit
+    key: str
+    prepared: Prepared | None = None
+    started: bool = False
+    cached: int = 0
+    _choices: dict[int, Choice] = field(default_factory=dict)  # by row, those still running
+    _completion: dict[int, int] = field(default_factory=dict)  # tokens by choice
+    _reasoning: dict[int, int] = field(default_factory=dict)
+    _progress_at: float = 0.0
+
+    def accept(self, prepared: Prepared) -> list[Start]:
+        """Takes what preparation made of the request; returns what the engine is to run."""
+        self.prepared = prepared
+        self._choices = {c.row.id: c for c in prepared.choices}
+        for index, ids in enumerate(self.submit.resume):
+            self._completion[index] = len(ids)
+        rows = [c.row for c in prepared.choices]
+        groups = [rows] if prepared.shared else [[row] for row in rows]
+        return [Start(self.key, group, prepared.boundaries) for group in groups if group]
+
+    @property
+    def rows(self) -> list[int]:
+        """Rows that have not ended."""
+        return list(self._choices)
+
+    @property
+    def over(self) -> bool:
+        """Whether every choice has ended."""
+        return self.prepared is not None and not self._choices
+
+    def prefilled(self, done: int, total: int) -> Progress | None:
+        """Progress for the front end, at most once a second."""
+        now = time.monotonic()
+        if now - self._progress_at < PROGRESS_INTERVAL_S:
+            return None
+        self._progress_at = now
+        return Progress(self.submit.rid, self.submit.attempt, done, total)
+
+    def drawn(self, token: Drawn, tokenizer_text: Any) -> tuple[Delta | None, bool]:
+        """A row's next token, as its client will see it; and whether the engine has to be told
+        that the row is complete (a stop string, or enough tool calls).
+
+        Tokens that the engine had drawn beyond the end of the text are dropped.
+        """
+        choice = self._choices.get(token.row)
+        if choice is None:
+            return None, False
+        text, index = choice.text, choice.index
+        at = self._completion.get(index, 0)
+        piece = text.feed(token.token, eos=token.end == "stop")
+        finish = piece.finish
+        if finish is None and token.end is not None:
+            last = text.end(token.end)
+            piece, finish = piece.joined(last), last.finish
+        self._completion[index] = at + 1
+        if finish is not None:
+            self._reasoning[index] = text.reasoning_tokens
+            del self._choices[token.row]
+        delta = Delta(
+            rid=self.submit.rid,
+            attempt=self.submit.attempt,
+            choice=index,
+            index=at,
+            ids=(token.token,),
+            text=piece.text,
+            reasoning=piece.reasoning,
+            tool_calls=piece.tool_calls,
+            logprobs=_logprobs(token, tokenizer_text),
+            finish=finish,
+        )
+        return delta, finish is not None and token.end is None
+
+    def usage(self) -> Usage:
+        return Usage(
+            prompt_tokens=self.prepared.prompt_tokens if self.prepared else 0,
+            completion_tokens=sum(self._completion.values()),
+            cached_tokens=self.cached,
+            reasoning_tokens=sum(self._reasoning.values()),
+        )
+
+
+def _logprobs(token: Drawn, text_of: Any) -> tuple[TokenLogprob, ...]:
+    found: Logprobs | None = token.logprobs
+    if found is None:
+        return ()
+    text, raw = text_of(token.token)
+    top = tuple(
+        TopLogprob(i, *text_of(i), value)
+        for i, value in zip(found.ids, found.values, strict=True)
+    )
+    return (TokenLogprob(token.token, text, raw, found.chosen, top),)
