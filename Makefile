@@ -34,8 +34,8 @@ test: $(DEV) ## Run the tests that CI runs, with coverage
 test-long: $(DEV) ## Run the tests that are too long for CI
 	$(BIN)/python -m pytest -m "long and not gpu" $(ARGS)
 
-bench: $(RUNTIME) ## Put load on a running server (ARGS="--concurrency 1 8 32")
-	$(BIN)/python bench/serving.py $(ARGS)
+bench: $(RUNTIME) ## Measure speed beside mlx-lm (ARGS="MODEL_FOLDER --concurrency 1 8 32")
+	$(BIN)/python bench/speed.py $(ARGS)
 
 lint: $(DEV) ## Check style, types and import rules
 	$(BIN)/ruff check
