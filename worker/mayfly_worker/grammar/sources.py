@@ -1,0 +1,188 @@
+"""What a request asks of its output, written as an llguidance grammar.
+
+A grammar is a list of parts; the first is where it begins, and ``@name`` in one refers to another.
+JSON is compact, without whitespace between its tokens: a weak model that may write whitespace can
+go on writing it for ever.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llguidance import regex_to_lark
+from llguidance.gbnf_to_lark import any_to_lark
+
+from mayfly_protocol.requests import ChatPrompt, Constraint
+from mayfly_worker.errors import InvalidRequest
+
+MAX_CHARACTERS = 1_000_000
+MAX_CALLS = 16
+"""Calls in one answer that was forced to call tools."""
+
+_OPENING = {"additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref"}
+
+Schema = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A grammar's parts, and the schemas among them by where the request has them: what fails to
+    compile is looked for there. ``param`` is the request's field."""
+
+    parts: tuple[dict[str, Any], ...]
+    param: str
+    schemas: tuple[tuple[str, Schema], ...] = ()
+
+    def text(self) -> str:
+        return json.dumps({"grammars": self.parts})
+
+    def after(self, thought: str) -> Source:
+        """The same after a text that ``thought`` (Lark, with a rule of that name) describes."""
+        first = {"name": "answered", "lark_grammar": f"start: thought @answer\n{thought}"}
+        renamed = {**self.parts[0], "name": "answer"}
+        return Source((first, renamed, *self.parts[1:]), self.param, self.schemas)
+
+
+def of_constraint(constraint: Constraint) -> Source:
+    """Raises InvalidRequest for a value that is not of its kind."""
+    if len(constraint.value) > MAX_CHARACTERS:
+        raise InvalidRequest(
+            f"the {constraint.kind} has {len(constraint.value)} characters, "
+            f"and at most {MAX_CHARACTERS} are read",
+            _PARAMS[constraint.kind],
+        )
+    return _WRITERS[constraint.kind](constraint.value)
+
+
+def of_tools(prompt: ChatPrompt) -> Source:
+    """``[{"name":…,"arguments":{…}},…]``, with tools of the prompt: one call or, in parallel, up
+    to ``MAX_CALLS``; if one tool is forced, one call of that one.
+
+    Raises:
+        InvalidRequest: no tool to call, or parameters that are no schema of an object.
+    """
+    tools = [tool["function"] for tool in prompt.tools]
+    if prompt.forced_tool is not None:
+        tools = [tool for tool in tools if tool["name"] == prompt.forced_tool]
+    if not tools:
+        raise InvalidRequest("tool_choice forces a call of a tool that is not there", "tool_choice")
+    more = 0 if prompt.forced_tool or not prompt.parallel_tool_calls else MAX_CALLS - 1
+    rules = [
+        f'start: "[" call ("," call){{0,{more}}} "]"',
+        "call: " + " | ".join(f"call_{n}" for n in range(len(tools))),
+    ]
+    parts, schemas = [], []
+    for n, tool in enumerate(tools):
+        opening = f'{{"name":{json.dumps(tool["name"])},"arguments":'
+        rules.append(f'call_{n}: {json.dumps(opening)} @arguments_{n} "}}"')
+        schema = _parameters(tool)
+        parts.append({"name": f"arguments_{n}", "json_schema": _compact(schema)})
+        schemas.append((f"the parameters of tool {tool['name']!r}", schema))
+    calls = {"name": "calls", "lark_grammar": "\n".join(rules)}
+    return Source((calls, *parts), "tools", tuple(schemas))
+
+
+def thought(end: str, end_ids: Sequence[int], special: bool) -> str:
+    """Lark for the rest of an open thought up to its end marker, ``end``.
+
+    The marker may come as its own ids, or spelled with other tokens. llguidance lets text match
+    ``special`` tokens nowhere, so that they are named by id.
+    """
+    marker = regex_to_lark(_quoted(end), "")
+    by_ids = "".join(f" <[{id}]>" for id in end_ids)
+    return (
+        f"thought: {f'TEXT{by_ids} | ' if special else ''}spelled\n"
+        f"spelled[lazy]: /(?s:.*){marker}/\n"
+        f"TEXT: /(?s:.*)/ & ~/(?s:.*{marker}.*)/\n"
+    )
+
+
+def _quoted(text: str) -> str:
+    """A regular expression for this text alone."""
+    return "".join(c if c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text)
+
+
+def _compact(schema: Schema) -> Schema:
+    return {**schema, "x-guidance": {"whitespace_flexible": False}}
+
+
+def _object(value: str) -> Source:
+    schema = _read_schema(value) if value else {}
+    return _schema(json.dumps({"type": "object", **schema}))
+
+
+def _schema(value: str) -> Source:
+    schema = _read_schema(value)
+    part = {"name": "schema", "json_schema": _compact(schema)}
+    return Source((part,), "response_format", (("the schema", schema),))
+
+
+def _read_schema(value: str) -> Schema:
+    try:
+        schema = json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"the schema is not JSON: {error}", "response_format") from error
+    if not isinstance(schema, dict):
+        raise InvalidRequest("the schema has to be a JSON object", "response_format")
+    return schema
+
+
+def _parameters(tool: dict[str, Any]) -> Schema:
+    """A tool's parameters as a schema of an object; left out, they are none.
+
+    Parameters that the tool has not declared are ruled out where its schema leaves them open
+    without a word: no tool expects them, and a weak model would invent them for ever.
+    """
+    schema = tool.get("parameters") or {"properties": {}}
+    if not isinstance(schema, dict) or schema.get("type", "object") != "object":
+        raise InvalidRequest(
+            f"the parameters of tool {tool['name']!r} have to be a schema of type object", "tools"
+        )
+    closed = {} if _OPENING & schema.keys() else {"additionalProperties": False}
+    return {**schema, **closed, "type": "object"}
+
+
+def _regex(value: str) -> Source:
+    part = {"name": "regex", "lark_grammar": f"start: /{regex_to_lark(value, 'd')}/"}
+    return Source((part,), "guided_regex")
+
+
+def _choice(value: str) -> Source:
+    try:
+        choices = json.loads(value)
+    except ValueError as error:
+        raise InvalidRequest(f"the choices are not JSON: {error}", "guided_choice") from error
+    if not isinstance(choices, list) or not all(isinstance(c, str) for c in choices) or not choices:
+        raise InvalidRequest("the choices have to be a list of strings", "guided_choice")
+    alternatives = " | ".join(json.dumps(choice) for choice in choices)
+    return Source(({"name": "choice", "lark_grammar": f"start: {alternatives}"},), "guided_choice")
+
+
+def _grammar(value: str) -> Source:
+    try:
+        lark = any_to_lark(value)
+    except Exception as error:
+        # The translator is a plain parser that raises whatever a malformed text trips.
+        raise InvalidRequest(
+            f"the grammar is neither Lark nor GBNF: {error}", "guided_grammar"
+        ) from error
+    return Source(({"name": "grammar", "lark_grammar": lark},), "guided_grammar")
+
+
+_WRITERS = {
+    "json_object": _object,
+    "json_schema": _schema,
+    "regex": _regex,
+    "choice": _choice,
+    "grammar": _grammar,
+}
+_PARAMS = {
+    "json_object": "response_format",
+    "json_schema": "response_format",
+    "regex": "guided_regex",
+    "choice": "guided_choice",
+    "grammar": "guided_grammar",
+}

@@ -1,0 +1,81 @@
+"""Aho-Corasick: finds any of several strings in a text that comes in pieces.
+
+After A. V. Aho and M. J. Corasick, "Efficient string matching" (1975): a trie of the strings, and
+for each node a link to the longest proper suffix of what it stands for that is a node, too.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+ROOT = 0
+NONE = -1
+
+
+class Automaton:
+    """The strings ready for matching. A node is where a text has got to; begin with ``ROOT``.
+
+    Building takes time and memory proportional to the strings' length, matching to the text's.
+    """
+
+    def __init__(self, strings: Sequence[str]) -> None:
+        """Empty strings match nothing."""
+        self.strings = tuple(strings)
+        self.depth = [0]
+        """For each node, how many of the last characters could still become a match."""
+        self._goto: list[dict[str, int]] = [{}]
+        self._fail = [ROOT]
+        self._match = [NONE]
+        for index, string in enumerate(self.strings):
+            self._insert(index, string)
+        self._link()
+        self._firsts = frozenset(self._goto[ROOT])
+
+    def _insert(self, index: int, string: str) -> None:
+        node = ROOT
+        for depth, character in enumerate(string, start=1):
+            child = self._goto[node].get(character)
+            if child is None:
+                child = len(self._goto)
+                self._goto[node][character] = child
+                self._goto.append({})
+                self._fail.append(ROOT)
+                self._match.append(NONE)
+                self.depth.append(depth)
+            node = child
+        if node != ROOT and self._match[node] == NONE:
+            self._match[node] = index
+
+    def _link(self) -> None:
+        queue = deque(self._goto[ROOT].values())
+        while queue:
+            node = queue.popleft()
+            for character, child in self._goto[node].items():
+                queue.append(child)
+                self._fail[child] = self._step(self._fail[node], character)
+                if self._match[child] == NONE:
+                    self._match[child] = self._match[self._fail[child]]
+
+    def _step(self, node: int, character: str) -> int:
+        while node != ROOT and character not in self._goto[node]:
+            node = self._fail[node]
+        return self._goto[node].get(character, ROOT)
+
+    def walk(self, node: int, text: str, start: int = 0) -> tuple[int, int, int]:
+        """Reads ``text[start:]`` from ``node`` up to the end of the first match.
+
+        Returns the node it came to, the position after the last character it read, and the index
+        of the string that ends there (the longest, if several do), or ``NONE`` at the text's end.
+        """
+        if node == ROOT and self._firsts.isdisjoint(text[start:]):
+            return ROOT, len(text), NONE
+        goto, fail, match = self._goto, self._fail, self._match
+        for at in range(start, len(text)):
+            character = text[at]
+            while node != ROOT and character not in goto[node]:
+                node = fail[node]
+            node = goto[node].get(character, ROOT)
+            if match[node] != NONE:
+                return node, at + 1, match[node]
+        return node, len(text), NONE

@@ -1,0 +1,295 @@
+"""From a request's prompt to token ids.
+
+Text that is not the template's own cannot forge the template's control tokens: where a message, a
+tool or a template variable holds the text of one (``<|im_start|>``), it is encoded as several
+ordinary tokens. Assistant messages are the exception, since the model itself may have written the
+markers in them. In raw prompts (completions) control tokens mean what they say.
+
+A template that asks for the date (``strftime_now``) gets the request's own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from functools import lru_cache
+from itertools import takewhile
+from typing import Any
+
+from mayfly_protocol.requests import ChatPrompt, Prompt, TextPrompt
+from mayfly_worker.errors import InvalidRequest
+from mayfly_worker.text.detokenize import hugging_face
+from mayfly_worker.text.markers import marker_strings
+from mayfly_worker.text.template_date import DATE_VARIABLE, dated, directives
+
+BREAK = "\U000f0000"
+"""A private-use character. The encoding of a prompt never reaches across one."""
+
+SYSTEM_ROLES = ("system", "developer")
+
+RESERVED_KWARGS = frozenset(
+    {
+        DATE_VARIABLE,
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "documents",
+        "max_length",
+        "messages",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "sanitize_control_tokens",
+        "strftime_now",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    }
+)
+"""Template variables that a request cannot set, since they are set for it or are none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """``system_tokens`` is how many ids at the beginning belong to the system prompt and the
+    tools, and so are the same in other conversations (0 if there is neither). ``in_reasoning``
+    says that the prompt leaves a thought open for the model to go on with."""
+
+    ids: list[int]
+    system_tokens: int = 0
+    in_reasoning: bool = False
+
+
+def render(prompt: Prompt, tokenizer: Any, width: int) -> Rendered:
+    """The ids of a prompt; ``tokenizer`` is mlx-lm's ``TokenizerWrapper``, ``width`` the number
+    of ids that the model knows. Safe to call from several threads.
+
+    Raises:
+        InvalidRequest: an empty prompt, an id that does not exist, or a conversation that the
+            template refuses (with the template's own words) or that there is no template for.
+    """
+    if isinstance(prompt, ChatPrompt):
+        rendered = _render_chat(prompt, tokenizer)
+    elif isinstance(prompt, TextPrompt):
+        rendered = Rendered(tokenizer.encode(prompt.text))
+    else:
+        check_ids(prompt.ids, width, "prompt")
+        rendered = Rendered(list(prompt.ids))
+    if not rendered.ids:
+        raise InvalidRequest(
+            "the prompt is empty: there is no token to go on from",
+            "messages" if isinstance(prompt, ChatPrompt) else "prompt",
+        )
+    return rendered
+
+
+def check_ids(ids: Iterable[int], width: int, param: str) -> None:
+    """Raises InvalidRequest, naming ``param``, for a token id outside ``[0, width)``: on a CPU
+    such an id would end the process."""
+    for id in ids:
+        if not 0 <= id < width:
+            raise InvalidRequest(
+                f"{param} has token id {id}, but this model's ids go from 0 to {width - 1}", param
+            )
+
+
+def token_budget(prompt_tokens: int, max_tokens: int | None, context: int) -> int:
+    """How many tokens may be generated.
+
+    That is what the context leaves after the prompt, or ``max_tokens`` if that is less: a larger
+    one is not an error, the answer then ends at the context's end (``length``).
+
+    Raises:
+        InvalidRequest: the prompt leaves room for no token at all (or, if none is asked for,
+            does not fit itself).
+    """
+    room = context - prompt_tokens
+    if room < (0 if max_tokens == 0 else 1):
+        raise InvalidRequest(
+            f"the prompt has {prompt_tokens} tokens, and this model's context of {context} tokens "
+            "has to hold the prompt and the answer; shorten the prompt",
+            code="context_length_exceeded",
+        )
+    return room if max_tokens is None else min(room, max_tokens)
+
+
+# Chats
+
+
+def _render_chat(prompt: ChatPrompt, tokenizer: Any) -> Rendered:
+    if not tokenizer.has_chat_template:
+        raise InvalidRequest(
+            "this model has no chat template; send a finished prompt to /v1/completions instead",
+            "messages",
+        )
+    if reserved := RESERVED_KWARGS & prompt.template_kwargs.keys():
+        raise InvalidRequest(
+            f"chat_template_kwargs cannot set {min(reserved)!r}", "chat_template_kwargs"
+        )
+    try:
+        template = _Template(prompt, tokenizer)
+        messages = [template.message(message) for message in prompt.messages]
+        text = template.text(messages)
+    except Exception as error:
+        # A template is a program: what it raises (TemplateError by its own raise_exception,
+        # TypeError or KeyError by a mistake) says what these messages lack for it.
+        raise InvalidRequest(
+            f"the model's chat template refused these messages: {error}", "messages"
+        ) from error
+    ids = encode(text, tokenizer)
+    return Rendered(
+        ids,
+        _system_tokens(ids, messages, template, tokenizer),
+        _leaves_thought_open(ids, tokenizer),
+    )
+
+
+class _Template:
+    """A model's chat template with all that one request sets but the messages."""
+
+    def __init__(self, prompt: ChatPrompt, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._control = _control_tokens(tokenizer)
+        source = _source(tokenizer, bool(prompt.tools))
+        self._knows_developer = source is None or "developer" in source
+        self.tools = [_broken(tool, self._control) for tool in prompt.tools] or None
+        self._generation = prompt.add_generation_prompt and not prompt.continue_final_message
+        self._continue = prompt.continue_final_message
+        self._kwargs = _broken(prompt.template_kwargs, self._control)
+        if source is not None and "strftime_now" in source:
+            day = date.fromisoformat(prompt.date) if prompt.date else date.today()
+            self._kwargs |= {"chat_template": dated(source), DATE_VARIABLE: directives(day)}
+
+    def message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """A message as the template expects it: a missing content is an empty one, and a
+        developer speaks as the system if the template does not know developers."""
+        known = {**message, "content": message.get("content") or ""}
+        if known.get("role") == "developer" and not self._knows_developer:
+            known["role"] = "system"
+        if self._tokenizer._chat_template is not None and known.get("tool_calls"):
+            # mlx-lm's own renderers read arguments as OpenAI sends them: as JSON text.
+            known["tool_calls"] = [_with_json_arguments(call) for call in known["tool_calls"]]
+        return known
+
+    def text(self, messages: Sequence[dict[str, Any]], *, whole: bool = True) -> str:
+        """The conversation as text; only ``whole`` ones ask for an answer at their end."""
+        return self._tokenizer.apply_chat_template(  # type: ignore[no-any-return]
+            [
+                message if message.get("role") == "assistant" else _broken(message, self._control)
+                for message in messages
+            ],
+            tools=self.tools,
+            tokenize=False,
+            add_generation_prompt=whole and self._generation,
+            continue_final_message=whole and self._continue,
+            **self._kwargs,
+        )
+
+
+def _with_json_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    arguments = json.dumps(function.get("arguments") or {}, ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _source(tokenizer: Any, tools: bool) -> str | None:
+    """The template's text, or None where a function renders instead."""
+    inner = hugging_face(tokenizer)
+    if tokenizer._chat_template is not None or inner.chat_template is None:
+        return None
+    return inner.get_chat_template(tools=[{}] if tools else None)  # type: ignore[no-any-return]
+
+
+def _system_tokens(
+    ids: Sequence[int], messages: Sequence[dict[str, Any]], template: _Template, tokenizer: Any
+) -> int:
+    """How far the ids agree with those of the system prompt followed by an empty question."""
+    leading = next(
+        (n for n, m in enumerate(messages) if m.get("role") not in SYSTEM_ROLES), len(messages)
+    )
+    if not leading and not template.tools:
+        return 0
+    try:
+        probe = template.text([*messages[:leading], {"role": "user", "content": ""}], whole=False)
+    except Exception:
+        # A template may refuse the empty question; the conversation itself has rendered.
+        return 0
+    pairs = zip(ids, encode(probe, tokenizer), strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _leaves_thought_open(ids: Sequence[int], tokenizer: Any) -> bool:
+    """Whether the last of a thought's beginning, its end, and the end of a turn is a beginning."""
+    if not tokenizer.has_thinking:
+        return False
+    start, end = list(tokenizer.think_start_tokens), list(tokenizer.think_end_tokens)
+    for at in range(len(ids) - 1, -1, -1):
+        id = ids[at]
+        if id == start[0] and ids[at : at + len(start)] == start:
+            return True
+        if id == end[0] and ids[at : at + len(end)] == end:
+            return False
+        if id in tokenizer.eos_token_ids:
+            return False
+    return False
+
+
+# Control tokens
+
+
+@lru_cache(maxsize=8)
+def _control_tokens(tokenizer: Any) -> re.Pattern[str]:
+    """The added tokens that structure a prompt: special ones, and those that the template or a
+    marker is made of. Templates also use some as plain text (``\\n``): those are left out."""
+    inner = hugging_face(tokenizer)
+    template = inner.chat_template
+    templates = template.values() if isinstance(template, dict) else [template or ""]
+    written = "\0".join([*templates, *marker_strings(tokenizer)])
+    tokens = [
+        token.content
+        for token in inner.added_tokens_decoder.values()
+        if len(token.content) > 1
+        and not token.content.isspace()
+        and (token.special or token.content in written)
+    ]
+    longest_first = sorted(tokens, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+
+
+def _broken(value: Any, control: re.Pattern[str]) -> Any:
+    """The same value with every control token in its strings broken after its first character."""
+    if isinstance(value, str):
+        text, found = value.replace(BREAK, ""), 1
+        while found:  # what is left of a broken token may hold another
+            text, found = control.subn(lambda match: f"{match[0][0]}{BREAK}{match[0][1:]}", text)
+        return text
+    if isinstance(value, Mapping):
+        return {key: _broken(item, control) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_broken(item, control) for item in value]
+    return value
+
+
+def encode(text: str, tokenizer: Any) -> list[int]:
+    """The ids of a rendered chat, whose template has written all special tokens it wants."""
+    first, *others = text.split(BREAK)
+    ids: list[int] = tokenizer.encode(first, add_special_tokens=False)
+    for piece in others:
+        ids += _encode_inside(piece, tokenizer)
+    return ids
+
+
+def _encode_inside(piece: str, tokenizer: Any) -> list[int]:
+    """Encodes after a newline, which is then taken off: at the beginning of a text some
+    tokenizers would put a space."""
+    newline: list[int] = tokenizer.encode("\n", add_special_tokens=False)
+    ids: list[int] = tokenizer.encode("\n" + piece, add_special_tokens=False)
+    if ids[: len(newline)] == newline:
+        return ids[len(newline) :]
+    return list(tokenizer.encode(piece, add_special_tokens=False))
