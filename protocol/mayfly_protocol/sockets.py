@@ -24,9 +24,9 @@ def configure(socket: zmq.Socket[Any]) -> None:
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
     socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
     socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
-    if socket.socket_type == zmq.ROUTER:
+    if socket.type == zmq.ROUTER:
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-    if socket.socket_type == zmq.DEALER:
+    if socket.type == zmq.DEALER:
         socket.setsockopt(zmq.IMMEDIATE, 1)
         # An ipc or tcp peer that went away never comes back under the same name.
         socket.setsockopt(zmq.RECONNECT_IVL, 100)
