@@ -1,0 +1,184 @@
+"""The one way from a run to a client's bytes, for every API that generates.
+
+::
+
+    start ---- error ----> status and envelope
+      |
+      | accepted
+      v
+    200, headers (streamed)          ---- error ----> error event, end of the stream
+      | chunk ... comment ... chunk
+      v
+    usage chunk if asked for, [DONE]
+
+Not streamed, nothing is sent before the end, so that every error keeps its status. Whatever
+happens, a client that goes away included, the run is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import aclosing
+from typing import Any, Protocol
+
+from fastapi import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from mayfly_protocol.serving import Delta, Progress, Usage
+from mayfly_server.api import sse
+from mayfly_server.api.errors import internal_error
+from mayfly_server.api.run import Head, Run
+from mayfly_server.errors import RequestError
+from mayfly_server.metrics import Metrics
+from mayfly_server.pool.relay import Event, Waiting
+
+_COMMENT_INTERVAL_S = 1.0
+
+
+class Chunks(Protocol):
+    """Turns a run into events. ``prompt`` is the number of the prompt that a delta belongs to."""
+
+    def chunk(self, prompt: int, delta: Delta) -> str:
+        """The events that say what is new; none where there is nothing to say yet."""
+
+    def end(self, usage: Usage) -> str:
+        """The events between the last delta and the end."""
+
+
+class Body(Protocol):
+    """Collects a run into one JSON object."""
+
+    def add(self, prompt: int, delta: Delta) -> None: ...
+
+    def content(self, usage: Usage) -> dict[str, Any]: ...
+
+
+class _Gone(Exception):
+    """The client has closed its connection."""
+
+
+class _Answer(Response):
+    """Runs to its end, unless the client goes away."""
+
+    def __init__(self, run: Run, metrics: Metrics) -> None:
+        super().__init__()
+        self._run = run
+        self._metrics = metrics
+        self._outcome = "200"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._metrics.running.inc()
+        try:
+            await _while_connected(receive, self._work(send))
+        except RequestError as error:
+            self._outcome = str(error.status)
+            raise
+        except _Gone:
+            self._outcome = "cancelled"
+        except asyncio.CancelledError:
+            self._outcome = "cancelled"
+            raise
+        except Exception:
+            self._outcome = "500"
+            raise
+        finally:
+            self._run.close()
+            self._metrics.running.dec()
+            self._metrics.requests.labels(self._run.model, self._outcome).inc()
+
+    async def _work(self, send: Send) -> None:
+        raise NotImplementedError
+
+
+class WholeAnswer(_Answer):
+    """One JSON object at the end."""
+
+    def __init__(self, run: Run, metrics: Metrics, body: Callable[[Head], Body]) -> None:
+        super().__init__(run, metrics)
+        self._body = body
+
+    async def _work(self, send: Send) -> None:
+        body = self._body(await self._run.start())
+        async with aclosing(self._run.events()) as arrivals:
+            async for prompt, events in arrivals:
+                for event in events:
+                    if isinstance(event, Delta):
+                        body.add(prompt, event)
+        content = sse.encode(body.content(self._run.usage)).encode()
+        headers = {"content-type": "application/json", "content-length": str(len(content))}
+        await send(_head(headers))
+        await send(_part(content, more=False))
+
+
+class StreamedAnswer(_Answer):
+    """Server-sent events as there is something to say, and a comment now and then otherwise."""
+
+    def __init__(self, run: Run, metrics: Metrics, chunks: Callable[[Head], Chunks]) -> None:
+        super().__init__(run, metrics)
+        self._chunks = chunks
+        self._sent_at = 0.0
+
+    async def _work(self, send: Send) -> None:
+        chunks = self._chunks(await self._run.start())
+        await send(_head(sse.HEADERS))
+        try:
+            await self._relay(chunks, send)
+            last = chunks.end(self._run.usage) + sse.DONE
+        except RequestError as error:
+            self._outcome = str(error.status)
+            last = sse.event(error.envelope())
+        except Exception:
+            await send(_part(sse.event(internal_error().envelope()).encode(), more=False))
+            raise
+        await send(_part(last.encode(), more=False))
+
+    async def _relay(self, chunks: Chunks, send: Send) -> None:
+        async with aclosing(self._run.events()) as arrivals:
+            async for prompt, events in arrivals:
+                text = "".join(
+                    chunks.chunk(prompt, event) for event in events if isinstance(event, Delta)
+                )
+                if text := text or self._comment(events):
+                    self._sent_at = time.monotonic()
+                    await send(_part(text.encode()))
+
+    def _comment(self, events: list[Event]) -> str:
+        if not events or time.monotonic() - self._sent_at < _COMMENT_INTERVAL_S:
+            return ""
+        match events[-1]:
+            case Progress(prefilled=done, total=total):
+                return sse.comment(f"{done} of {total} prompt tokens")
+            case Waiting():
+                return sse.comment("waiting")
+        return ""
+
+
+def _head(headers: dict[str, str]) -> Message:
+    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+    return {"type": "http.response.start", "status": 200, "headers": raw}
+
+
+def _part(body: bytes, *, more: bool = True) -> Message:
+    return {"type": "http.response.body", "body": body, "more_body": more}
+
+
+async def _while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Runs ``work`` to its end; cancels it and raises _Gone when the client goes away."""
+    working = asyncio.create_task(work)
+    watching = asyncio.create_task(_disconnected(receive))
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise _Gone
+        working.result()
+    finally:
+        working.cancel()
+        watching.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

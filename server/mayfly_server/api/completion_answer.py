@@ -1,0 +1,94 @@
+"""Answers of ``POST /v1/completions``: chunks of a stream, and the whole.
+
+Choices are numbered through all prompts: prompt * n + choice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from mayfly_protocol.serving import Delta, Usage
+from mayfly_server.api import sse
+from mayfly_server.api.logprobs import CompletionLogprobs, empty_lists
+from mayfly_server.api.run import Head
+from mayfly_server.api.usage import usage_object
+
+
+def _content(head: Head) -> dict[str, Any]:
+    return {
+        "id": head.id,
+        "object": "text_completion",
+        "created": head.created,
+        "model": head.model,
+        "system_fingerprint": head.fingerprint,
+    }
+
+
+class CompletionChunks:
+    """A choice's last chunk carries the finish reason."""
+
+    def __init__(self, head: Head, *, n: int, logprobs: bool, include_usage: bool) -> None:
+        self._content = _content(head)
+        self._opening = f'data: {sse.encode(self._content)[:-1]},"choices":['
+        self._closing = ('],"usage":null}' if include_usage else "]}") + "\n\n"
+        self._n = n
+        self._include_usage = include_usage
+        self._logprobs: dict[int, CompletionLogprobs] | None = {} if logprobs else None
+
+    def chunk(self, prompt: int, delta: Delta) -> str:
+        index = prompt * self._n + delta.choice
+        logprobs = None
+        if self._logprobs is not None and delta.logprobs:
+            logprobs = self._logprobs.setdefault(index, CompletionLogprobs()).take(delta.logprobs)
+        if not delta.text and logprobs is None and delta.finish is None:
+            return ""
+        content = {
+            "index": index,
+            "text": delta.text,
+            "logprobs": logprobs,
+            "finish_reason": delta.finish,
+        }
+        return f"{self._opening}{sse.encode(content)}{self._closing}"
+
+    def end(self, usage: Usage) -> str:
+        if not self._include_usage:
+            return ""
+        return sse.event(self._content | {"choices": [], "usage": usage_object(usage)})
+
+
+@dataclass(slots=True)
+class _Choice:
+    text: list[str] = field(default_factory=list)
+    finish: str | None = None
+    logprobs: CompletionLogprobs = field(default_factory=CompletionLogprobs)
+    lists: dict[str, list[Any]] = field(default_factory=empty_lists)
+
+
+class CompletionBody:
+    def __init__(self, head: Head, *, prompts: int, n: int, logprobs: bool) -> None:
+        self._head = head
+        self._n = n
+        self._logprobs = logprobs
+        self._choices = [_Choice() for _ in range(prompts * n)]
+
+    def add(self, prompt: int, delta: Delta) -> None:
+        choice = self._choices[prompt * self._n + delta.choice]
+        choice.text.append(delta.text)
+        choice.finish = delta.finish or choice.finish
+        for name, values in choice.logprobs.take(delta.logprobs).items():
+            choice.lists[name] += values
+
+    def content(self, usage: Usage) -> dict[str, Any]:
+        return _content(self._head) | {
+            "choices": [
+                {
+                    "index": index,
+                    "text": "".join(choice.text),
+                    "logprobs": choice.lists if self._logprobs else None,
+                    "finish_reason": choice.finish,
+                }
+                for index, choice in enumerate(self._choices)
+            ],
+            "usage": usage_object(usage),
+        }

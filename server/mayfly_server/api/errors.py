@@ -1,0 +1,99 @@
+"""Errors as HTTP: one envelope for whatever refuses a request, FastAPI and Starlette included."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from mayfly_server.errors import InvalidRequest, RequestError
+
+FIELD_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+_CODES = {
+    "missing": "missing_required_parameter",
+    "extra_forbidden": "unknown_parameter",
+    "unsupported": "unsupported_parameter",
+    "too_short": "empty_array",
+}
+
+
+def answer(error: RequestError, *, close: bool = False) -> JSONResponse:
+    """``close`` where the rest of the request is not going to be read."""
+    headers = error.headers()
+    if close:
+        headers["connection"] = "close"
+    return JSONResponse(error.envelope(), error.status, headers)
+
+
+def install(app: FastAPI) -> None:
+    """Makes every error of an application one of the family."""
+
+    @app.exception_handler(RequestError)
+    async def known(request: Request, error: RequestError) -> JSONResponse:
+        return answer(error, close=error.status == 413)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        return answer(refusal(error.errors()))
+
+    @app.exception_handler(HTTPException)
+    async def routing(request: Request, error: HTTPException) -> JSONResponse:
+        response = answer(_of_status(error))
+        response.headers.update(error.headers or {})
+        return response
+
+    @app.exception_handler(ClientDisconnect)
+    async def gone(request: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=499)  # nobody reads it; proxies log this number
+
+    @app.exception_handler(Exception)
+    async def unknown(request: Request, error: Exception) -> JSONResponse:
+        # Starlette raises it again after this answer, so that it is logged with its traceback.
+        return answer(internal_error())
+
+
+def internal_error() -> RequestError:
+    """What a client is told of an exception that nobody foresaw."""
+    return RequestError("The server met an error of its own.", code="internal_error")
+
+
+def refusal(found: Sequence[Any]) -> InvalidRequest:
+    """What a client reads of pydantic's findings: the first one, and which field it is about."""
+    first = found[0]
+    param = field_path(first["loc"][1:])
+    place = f"{param}: " if param else ""
+    return InvalidRequest(f"{place}{first['msg']}.", param=param, code=_CODES.get(first["type"]))
+
+
+def field_path(parts: Sequence[str | int]) -> str | None:
+    """``("messages", 0, "content")`` as ``messages[0].content``. A name that no field of ours
+    could have came from the client, and is not repeated."""
+    path = ""
+    for part in parts:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif FIELD_NAME.fullmatch(part):
+            path += f".{part}" if path else part
+        else:
+            path += ".?" if path else "?"
+    return path or None
+
+
+def _of_status(error: HTTPException) -> RequestError:
+    if error.status_code == 404:
+        failure: RequestError = InvalidRequest(
+            "There is nothing at this address.", code="not_found"
+        )
+    elif error.status_code == 405:
+        failure = InvalidRequest("This address does not take that method.", code="bad_method")
+    else:
+        failure = InvalidRequest("The request could not be read.")
+    failure.status = error.status_code
+    return failure

@@ -1,0 +1,54 @@
+"""What every route of an application needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, cast
+
+from fastapi import Depends, Request
+
+from mayfly_server.config import FrontSettings
+from mayfly_server.errors import InvalidRequest, ModelNotFound, Unavailable
+from mayfly_server.metrics import Metrics
+from mayfly_server.pool.fleet import Fleet, ServedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """``started`` is in seconds since 1970."""
+
+    settings: FrontSettings
+    metrics: Metrics
+    fleet: Fleet
+    started: int
+
+    async def model(self, asked: str | None) -> ServedModel:
+        """The served model that a request means: by its name, by the last part of its name, or
+        by none where only one is served. Nothing is ever looked up anywhere else.
+
+        Raises:
+            ModelNotFound, InvalidRequest: none, or no single one.
+            Unavailable: nobody has told this front end yet what is served.
+        """
+        if not await self.fleet.heard(self.settings.queue_wait_s):
+            raise Unavailable("No node has been heard of yet.", retry_after_s=1.0)
+        served = self.fleet.models()
+        if asked is None:
+            if len(served) == 1:
+                return served[0]
+            raise InvalidRequest("model: Field required; see /v1/models.", param="model")
+        exact = [model for model in served if model.name == asked]
+        short = [model for model in served if model.name.rpartition("/")[2] == asked]
+        found = exact or short
+        if len(found) != 1:
+            raise ModelNotFound(
+                f"The model {asked[:200]!r} is not served here; see /v1/models.", param="model"
+            )
+        return found[0]
+
+
+def _of(request: Request) -> Front:
+    return cast(Front, request.app.state.front)
+
+
+FrontDep = Annotated[Front, Depends(_of)]

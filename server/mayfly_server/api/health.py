@@ -1,0 +1,34 @@
+"""Probes. They look at what is known already and ask nobody, so that they answer at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse
+
+from mayfly_server.api.front import FrontDep
+from mayfly_server.errors import Unavailable
+
+router = APIRouter()
+
+
+@router.get("/livez")
+async def alive() -> dict[str, Any]:
+    """This process answers."""
+    return {"status": "ok"}
+
+
+@router.get("/health")
+@router.get("/readyz")
+async def ready(front: FrontDep) -> JSONResponse:
+    """Whether a request would be taken now: 200, or 503 with the reason."""
+    if front.fleet.closing:
+        reason, ready_in_s = "the server is shutting down", 1.0
+    elif front.fleet.ready():
+        return JSONResponse({"status": "ok"})
+    else:
+        outlook = front.fleet.outlook()
+        reason, ready_in_s = outlook.reason, outlook.ready_in_s
+    headers = Unavailable(reason, retry_after_s=ready_in_s).headers()
+    return JSONResponse({"status": "unavailable", "reason": reason}, 503, headers)

@@ -1,0 +1,35 @@
+"""``GET /v1/models``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from mayfly_server.api.front import Front, FrontDep
+from mayfly_server.pool.fleet import ServedModel
+
+router = APIRouter()
+
+
+@router.get("/v1/models")
+async def list_models(front: FrontDep) -> dict[str, Any]:
+    """Every model that is served or being loaded."""
+    return {"object": "list", "data": [_model(front, model) for model in front.fleet.models()]}
+
+
+@router.get("/v1/models/{name:path}")
+async def get_model(name: str, front: FrontDep) -> dict[str, Any]:
+    """One model, by any name that a request may call it."""
+    return _model(front, await front.model(name))
+
+
+def _model(front: Front, model: ServedModel) -> dict[str, Any]:
+    """``max_model_len`` is the context in tokens, null until the model is loaded."""
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": front.started,
+        "owned_by": "mayfly",
+        "max_model_len": model.card.context or None if model.card else None,
+    }

@@ -1,0 +1,115 @@
+"""From a request's fields to what travels to a worker, and what fields forbid each other."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from typing import Any
+
+from mayfly_protocol.requests import Constraint, Ending, Sampling
+from mayfly_server.api.body import parse_json
+from mayfly_server.api.chat_request import ChatRequest
+from mayfly_server.api.fields import MAX_COUNT, CommonFields
+from mayfly_server.errors import InvalidRequest
+
+COLDEST = 1e-3
+"""Below this, dividing by the temperature overflows, and every draw is the likeliest token: it is
+greedy."""
+
+
+def sampling(fields: CommonFields) -> Sampling:
+    temperature = 1.0 if fields.temperature is None else fields.temperature
+    top_p = 1.0 if fields.top_p is None else fields.top_p
+    top_k = fields.top_k or 0
+    if temperature < COLDEST or top_p == 0:
+        temperature, top_p = 0.0, 1.0
+    return Sampling(
+        seed=secrets.randbits(63) if fields.seed is None else fields.seed,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k if 0 < top_k <= MAX_COUNT else 0,
+        min_p=fields.min_p or 0.0,
+        repetition_penalty=fields.repetition_penalty or 1.0,
+        presence_penalty=fields.presence_penalty or 0.0,
+        frequency_penalty=fields.frequency_penalty or 0.0,
+        logit_bias=tuple((int(key), bias) for key, bias in (fields.logit_bias or {}).items()),
+    )
+
+
+def ending(fields: CommonFields, max_tokens: int | None) -> Ending:
+    """Raises InvalidRequest where more tokens are demanded than allowed."""
+    min_tokens = fields.min_tokens or 0
+    if max_tokens is not None and min_tokens > max_tokens:
+        raise InvalidRequest("min_tokens is more than max_tokens.", param="min_tokens")
+    return Ending(
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        stop=tuple(fields.stop or ()),
+        stop_token_ids=tuple(fields.stop_token_ids or ()),
+        ignore_eos=bool(fields.ignore_eos),
+        include_stop=bool(fields.include_stop_str_in_output),
+    )
+
+
+def include_usage(fields: CommonFields) -> bool:
+    """Whether the stream ends with a usage chunk. Raises InvalidRequest where there is none."""
+    if fields.stream_options is None:
+        return False
+    if not fields.stream:
+        raise InvalidRequest(
+            "stream_options can only be given with stream.", param="stream_options"
+        )
+    return bool(fields.stream_options.include_usage)
+
+
+def constraint(fields: CommonFields) -> Constraint | None:
+    """What the output has to follow; one thing at most."""
+    asked = {
+        "guided_json": _guided_json(fields.guided_json),
+        "guided_regex": _guided("regex", fields.guided_regex),
+        "guided_choice": _guided("choice", fields.guided_choice),
+        "guided_grammar": _guided("grammar", fields.guided_grammar),
+    }
+    if isinstance(fields, ChatRequest):
+        asked["response_format"] = _response_format(fields)
+    given = {name: found for name, found in asked.items() if found is not None}
+    if len(given) > 1:
+        names = sorted(given)
+        raise InvalidRequest(f"{' and '.join(names)} exclude each other.", param=names[0])
+    return next(iter(given.values()), None)
+
+
+def _guided(kind: Any, value: str | list[str] | None) -> Constraint | None:
+    if value is None:
+        return None
+    return Constraint(kind, value if isinstance(value, str) else json.dumps(value))
+
+
+def _guided_json(schema: Any) -> Constraint | None:
+    if schema is None:
+        return None
+    if isinstance(schema, str):
+        try:
+            schema = parse_json(schema)
+        except ValueError as error:
+            raise InvalidRequest(
+                "guided_json: a text has to be a JSON schema.", param="guided_json"
+            ) from error
+    if not isinstance(schema, dict):
+        raise InvalidRequest("guided_json: Input should be a JSON schema.", param="guided_json")
+    return Constraint("json_schema", json.dumps(schema))
+
+
+def _response_format(fields: ChatRequest) -> Constraint | None:
+    asked = fields.response_format
+    if asked is None or asked.type == "text":
+        return None
+    if asked.type == "json_object":
+        return Constraint("json_object")
+    if asked.json_schema is None:
+        raise InvalidRequest(
+            "response_format.json_schema: Field required.",
+            param="response_format.json_schema",
+            code="missing_required_parameter",
+        )
+    return Constraint("json_schema", json.dumps(asked.json_schema.schema_ or {"type": "object"}))

@@ -1,0 +1,33 @@
+"""Every request has an id: the client's own where it sent a harmless one. It comes back with the
+answer, and stands in every line that is logged on the way."""
+
+from __future__ import annotations
+
+import re
+import secrets
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from structlog.contextvars import bound_contextvars
+
+_HARMLESS = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+
+
+class RequestId:
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        sent = dict(scope["headers"]).get(b"x-request-id", b"")
+        request_id = sent.decode() if _HARMLESS.fullmatch(sent) else f"req_{secrets.token_hex(12)}"
+
+        async def with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        with bound_contextvars(request_id=request_id):
+            await self._app(scope, receive, with_id)

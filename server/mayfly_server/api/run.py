@@ -1,0 +1,131 @@
+"""A client's request while it runs: one relay a prompt, and what they have in common."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+from mayfly_protocol.requests import Generation
+from mayfly_protocol.serving import Delta, Usage
+from mayfly_server.api.front import Front
+from mayfly_server.pool.mailbox import Mailbox
+from mayfly_server.pool.relay import Event, Relay
+
+_EVER_S = 3600.0
+
+Arrivals = AsyncGenerator[tuple[int, list[Event]], None]
+"""What happened, and the number of the prompt that it happened to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What every chunk of an answer repeats. ``created`` is in seconds since 1970."""
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str | None
+
+
+class Run:
+    """:meth:`start`, then :meth:`events` to the end, and :meth:`close` in any case."""
+
+    def __init__(
+        self, front: Front, generations: Sequence[Generation], *, prefix: str, key: bytes
+    ) -> None:
+        self.id = f"{prefix}-{secrets.token_hex(12)}"
+        self.model = generations[0].model
+        self._metrics = front.metrics
+        self._began = time.monotonic()
+        self._first_token_seen = False
+        self._created = int(time.time())
+        several = len(generations) > 1
+        self._relays = [
+            Relay(
+                front.fleet,
+                front.settings,
+                front.metrics,
+                rid=f"{self.id}-{i}" if several else self.id,
+                generation=generation,
+                key=key,
+            )
+            for i, generation in enumerate(generations)
+        ]
+
+    async def start(self) -> Head:
+        """Returns when every prompt has been accepted. Raises what
+        :meth:`mayfly_server.pool.relay.Relay.start` does."""
+        starts = [asyncio.ensure_future(relay.start()) for relay in self._relays]
+        try:
+            await asyncio.gather(*starts)
+        finally:
+            for start in starts:
+                start.cancel()
+        digest = self._relays[0].digest
+        fingerprint = f"fp_{digest[:12]}" if digest else None
+        return Head(self.id, self._created, self.model, fingerprint)
+
+    async def events(self) -> Arrivals:
+        """What happens to the prompts until all have ended. Raises as :meth:`start`."""
+        source = self._one() if len(self._relays) == 1 else self._all()
+        async with aclosing(source):
+            async for prompt, events in source:
+                if not self._first_token_seen:
+                    self._look_for_first_token(events)
+                yield prompt, events
+
+    @property
+    def usage(self) -> Usage:
+        """Of all prompts together; known once :meth:`events` has ended."""
+        total = Usage()
+        for relay in self._relays:
+            usage = relay.usage
+            total = replace(
+                total,
+                prompt_tokens=total.prompt_tokens + usage.prompt_tokens,
+                completion_tokens=total.completion_tokens + usage.completion_tokens,
+                cached_tokens=total.cached_tokens + usage.cached_tokens,
+                reasoning_tokens=total.reasoning_tokens + usage.reasoning_tokens,
+            )
+        return total
+
+    def close(self) -> None:
+        for relay in self._relays:
+            relay.close()
+
+    async def _one(self) -> Arrivals:
+        async for events in self._relays[0].events():
+            yield 0, events
+
+    async def _all(self) -> Arrivals:
+        arrived: Mailbox[tuple[int, list[Event]]] = Mailbox()
+
+        async def pump(prompt: int, relay: Relay) -> None:
+            try:
+                async for events in relay.events():
+                    arrived.put((prompt, events))
+            finally:
+                arrived.put((prompt, []))  # wakes the reader below
+
+        pumps = {asyncio.create_task(pump(i, relay)) for i, relay in enumerate(self._relays)}
+        try:
+            while pumps:
+                for item in await arrived.take(_EVER_S):
+                    yield item
+                done = {task for task in pumps if task.done()}
+                for task in done:
+                    task.result()
+                pumps -= done
+        finally:
+            for task in pumps:
+                task.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+
+    def _look_for_first_token(self, events: list[Event]) -> None:
+        if any(isinstance(event, Delta) and event.ids for event in events):
+            self._first_token_seen = True
+            self._metrics.ttft.labels(self.model).observe(time.monotonic() - self._began)

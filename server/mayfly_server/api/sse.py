@@ -1,0 +1,25 @@
+"""Server-sent events, as OpenAI's clients read them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",  # or nginx would collect them
+}
+DONE = "data: [DONE]\n\n"
+
+encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+"""One line of ASCII, whatever characters are in it: no proxy can take it for anything else."""
+
+
+def event(content: dict[str, Any]) -> str:
+    return f"data: {encode(content)}\n\n"
+
+
+def comment(text: str) -> str:
+    """Keeps the connection alive; clients skip it."""
+    return f": {text}\n\n"

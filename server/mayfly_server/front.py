@@ -1,0 +1,71 @@
+"""A front end's process: ``python -m mayfly_server.front --node ADDRESS``.
+
+It serves on a socket of its own (``--host``, ``--port``), or on one that it inherits (``--fd``)
+from a reaper, which then also holds the other end of its stdin: when that ends the reaper is dead,
+and the front end leaves at once, so that the workers lose their clients and go too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+
+import structlog
+
+from mayfly_protocol.lifecycle import Exit
+from mayfly_server import logs
+from mayfly_server.app import create_app
+from mayfly_server.config import FrontSettings
+from mayfly_server.serving import FrontServer
+
+_BACKLOG = 2048
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = _parser().parse_args(arguments)
+    logs.configure()
+    settings = FrontSettings(nodes=tuple(options.node), grace_s=options.grace)
+    if options.fd is None:
+        listener = _bind(options.host, options.port)
+    else:
+        listener = socket.socket(fileno=options.fd)
+        threading.Thread(target=_leave_with_parent, name="death pipe", daemon=True).start()
+    server = FrontServer(create_app(settings), settings.grace_s)
+    structlog.get_logger(__name__).info(
+        "front end starts", address=listener.getsockname()[:2], nodes=settings.nodes
+    )
+    server.run(sockets=[listener])
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="mayfly_server.front", description=__doc__)
+    parser.add_argument("--node", action="append", required=True, help="a node's control address")
+    parser.add_argument("--fd", type=int, help="an inherited listening socket")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--grace", type=float, default=10.0, help="seconds for streams at SIGTERM")
+    return parser
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        sys.exit(f"cannot listen on {host} port {port}: {error.strerror or error}")
+
+
+def _leave_with_parent() -> None:
+    """Nothing is ever written to this pipe."""
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    structlog.get_logger(__name__).warning("the reaper is gone: leaving")
+    os._exit(Exit.ORPHANED)
+
+
+if __name__ == "__main__":
+    main()

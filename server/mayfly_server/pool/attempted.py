@@ -1,0 +1,201 @@
+"""What a client was given of a request so far, whoever generated it.
+
+::
+
+              submit            Accepted                  Finish; or lost after
+    idle ---------------> sent ----------> running ------ the last choice's end --> ended
+      ^                    |                  |
+      |   Rejected: full,  |                  |  Handover, lost, a gap, a repeat,
+      |   leaving; lost    |                  |  an end that is none
+      +--------------------+------------------+
+                           |                  |
+                           +--- Rejected: ----+--- Failed: an error, and no further attempt
+                                invalid
+
+A machine without clock or connection: it says what to submit, is told what arrived, and says what
+is new to the client. Each token id passes it exactly once, whatever becomes of the workers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from mayfly_protocol.requests import Generation
+from mayfly_protocol.serving import (
+    Accepted,
+    Delta,
+    Failed,
+    Finish,
+    Handover,
+    Progress,
+    Rejected,
+    Submit,
+    TokenLogprob,
+    Usage,
+)
+from mayfly_server.errors import InvalidRequest, RequestFailed
+from mayfly_server.pool.link import Lost, Message
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """This attempt is over and the request is not. ``full``: the worker may take it later."""
+
+    cause: str
+    full: bool = False
+    retry_after_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Every choice has ended."""
+
+    usage: Usage
+
+
+@dataclass(slots=True)
+class _Choice:
+    ids: list[int] = field(default_factory=list)
+    ended: bool = False
+    # A prompt's echo comes before the first id: a worker that resumes from no ids sends it again.
+    echo: str = ""
+    echo_logprobs: int = 0
+    repeat: str = ""
+    repeat_logprobs: int = 0
+
+    def expect_repeat(self) -> None:
+        """Another worker starts on it."""
+        if not self.ids:
+            self.repeat, self.repeat_logprobs = self.echo, self.echo_logprobs
+
+    def take(self, delta: Delta) -> Delta:
+        """What of a delta is new; its ids always are."""
+        if not self.ids:
+            delta = self._without_repeat(delta)
+            if not delta.ids:
+                self.echo += delta.text
+                self.echo_logprobs += len(delta.logprobs)
+        self.ids += delta.ids
+        self.ended = delta.finish is not None
+        return delta
+
+    def _without_repeat(self, delta: Delta) -> Delta:
+        text, logprobs = delta.text, delta.logprobs
+        if self.repeat and text.startswith(self.repeat):
+            text, self.repeat = text[len(self.repeat) :], ""
+        elif self.repeat.startswith(text):
+            text, self.repeat = "", self.repeat[len(text) :]
+        else:
+            self.repeat, self.repeat_logprobs = "", 0
+        known: tuple[TokenLogprob, ...] = logprobs[: self.repeat_logprobs]
+        self.repeat_logprobs -= len(known)
+        return replace(delta, text=text, logprobs=logprobs[len(known) :])
+
+
+class Attempted:
+    """``accepted`` is the first worker's acceptance; ``started`` says whether the present worker
+    has begun with the request; ``losses`` counts workers that left it in the lurch."""
+
+    def __init__(self, rid: str, generation: Generation) -> None:
+        self.rid = rid
+        self.attempt = 0
+        self.losses = 0
+        self.suspect = False
+        self.started = False
+        self.accepted: Accepted | None = None
+        self._generation = generation
+        self._choices = [_Choice() for _ in range(generation.n)]
+
+    @property
+    def complete(self) -> bool:
+        return all(choice.ended for choice in self._choices)
+
+    def submit(self) -> Submit:
+        """The next attempt: the whole request at first, later what is missing of it."""
+        self.attempt += 1
+        self.started = False
+        for choice in self._choices:
+            choice.expect_repeat()
+        begun = any(choice.ids or choice.ended for choice in self._choices)
+        return Submit(
+            rid=self.rid,
+            attempt=self.attempt,
+            generation=self._generation,
+            resume=tuple(tuple(choice.ids) for choice in self._choices) if begun else (),
+            finished=tuple(i for i, choice in enumerate(self._choices) if choice.ended),
+            suspect=self.suspect,
+        )
+
+    def receive(self, message: Message) -> Delta | Progress | Again | Ended | None:
+        """What a message about the present attempt means; None where it means nothing new.
+
+        Raises:
+            InvalidRequest: the worker says that this can never run.
+            RequestFailed: the request met a fault of its own.
+        """
+        match message:
+            case Delta():
+                return self._delta(message)
+            case Progress():
+                self.started = True
+                return message
+            case Accepted():
+                self.accepted = self.accepted or message
+                return None
+            case Finish(reason="done") if self.complete:
+                return Ended(self._usage(message.usage))
+            case Finish():
+                return self._lost("cancelled" if message.reason == "cancelled" else "cut short")
+            case Handover():
+                self.suspect = self.suspect or message.suspect
+                return self._lost(message.cause)
+            case Rejected():
+                return self._rejected(message)
+            case Failed():
+                raise RequestFailed(
+                    f"The model failed on this request ({message.kind}) and would fail again.",
+                    code=message.kind,
+                )
+            case Lost():
+                return self._lost("lost")
+
+    def stalled(self) -> Again | Ended:
+        """The worker has been silent about the request for too long."""
+        return self._lost("stalled")
+
+    def _delta(self, delta: Delta) -> Delta | Again | Ended:
+        if self.accepted is None or not 0 <= delta.choice < len(self._choices):
+            return self._lost("out of turn")
+        choice = self._choices[delta.choice]
+        if choice.ended or delta.index != len(choice.ids):
+            return self._lost("gap")
+        self.started = True
+        return choice.take(delta)
+
+    def _rejected(self, rejected: Rejected) -> Again:
+        match rejected.reason:
+            case "invalid":
+                raise InvalidRequest(rejected.message, param=rejected.param, code=rejected.code)
+            case "full":
+                return Again("full", full=True, retry_after_s=rejected.retry_after_s)
+            case "leaving":
+                return Again("leaving")
+
+    def _lost(self, cause: str) -> Again | Ended:
+        if self.complete:
+            return Ended(self._usage(Usage()))
+        if cause != "drain":
+            self.losses += 1
+        return Again(cause)
+
+    def _usage(self, last: Usage) -> Usage:
+        """Tokens are counted here, where they passed; what only a worker can know is taken from
+        the last one."""
+        prompt = self.accepted.prompt_tokens if self.accepted else 0
+        completion = sum(len(choice.ids) for choice in self._choices)
+        return Usage(
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            cached_tokens=min(last.cached_tokens, prompt),
+            reasoning_tokens=min(last.reasoning_tokens, completion),
+        )

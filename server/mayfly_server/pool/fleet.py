@@ -1,0 +1,228 @@
+"""Every node and worker that a front end knows of, and its connections to them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+
+import structlog
+import zmq
+
+from mayfly_protocol.codec import BadFrame, encode, from_node, rosters
+from mayfly_protocol.lifecycle import ModelCard
+from mayfly_protocol.roster import ROSTER_TOPIC, Ask, Roster
+from mayfly_protocol.serving import PING_INTERVAL_S
+from mayfly_protocol.sockets import configure
+from mayfly_server.config import FrontSettings
+from mayfly_server.metrics import Metrics
+from mayfly_server.pool.link import Context, Link, State
+from mayfly_server.pool.listener import Listener
+from mayfly_server.pool.outlook import Outlook, outlook
+from mayfly_server.pool.roster import Incarnation, Rosters, Slot
+from mayfly_server.pool.routing import Candidate, choose
+
+_log = structlog.get_logger(__name__)
+
+
+def roster_address(control: str) -> str:
+    """Where a node publishes, by where it is controlled: ``roster.ipc`` beside ``node.ipc``, or
+    the next port."""
+    if control.startswith("ipc://"):
+        return control.rpartition("/")[0] + "/roster.ipc"
+    host, _, port = control.rpartition(":")
+    return f"{host}:{int(port) + 1}"
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model that some slot serves or will. ``card`` is None until a worker has loaded it."""
+
+    name: str
+    card: ModelCard | None
+
+
+class Fleet:
+    """Listens to the nodes from :meth:`start` to :meth:`close`, both on one running event loop."""
+
+    def __init__(self, settings: FrontSettings, metrics: Metrics) -> None:
+        self.closing = False
+        self._settings = settings
+        self._metrics = metrics
+        self._rosters = Rosters(settings.roster_silence_s)
+        self._links: dict[Incarnation, Link] = {}
+        self._context: Context = zmq.Context()
+        self._listeners: list[Listener] = []
+        self._change = asyncio.Event()
+        self._ticking: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        for address in self._settings.nodes:
+            self._subscribe(address)
+        self._ticking = asyncio.create_task(self._tick(), name="ping the workers")
+
+    def announce(self) -> None:
+        """Asks every node for its roster, which is how a reaper learns that this front end serves.
+        A node that cannot be reached yet gets the question when it can."""
+        for address in self._settings.nodes:
+            socket = self._socket(zmq.DEALER)
+            socket.setsockopt(zmq.IMMEDIATE, 0)  # whoever will be the node's reaper is meant
+            socket.connect(address)
+            listener = Listener(socket, self._on_answer(address))
+            listener.send(encode(Ask()))
+            self._listeners.append(listener)
+
+    def shut(self) -> None:
+        """Every request that has not ended yet ends with an error, at once."""
+        self.closing = True
+        for link in list(self._links.values()):
+            link.close("this front end is leaving")
+        self._changed()
+
+    async def close(self) -> None:
+        self.shut()
+        if self._ticking is not None:
+            self._ticking.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._ticking
+        for listener in self._listeners:
+            listener.close()
+        self._context.destroy(linger=0)
+
+    # What is known
+
+    def nodes(self) -> Iterator[tuple[Roster, bool]]:
+        """Every node's latest roster, and whether the node has been silent since."""
+        return self._rosters.nodes(self._loop.time())
+
+    def models(self) -> list[ServedModel]:
+        """The served models in the order of their names, loaded or not."""
+        cards: dict[str, ModelCard | None] = {}
+        for slot in self._rosters.slots(self._loop.time()):
+            cards[slot.view.model] = cards.get(slot.view.model) or slot.view.card
+        return [ServedModel(name, cards[name]) for name in sorted(cards)]
+
+    def suspects(self) -> set[str]:
+        return self._rosters.suspects()
+
+    def outlook(self, model: str | None = None) -> Outlook:
+        """Of one model, or of all there are."""
+        slots = self._rosters.slots(self._loop.time())
+        return outlook([slot for slot in slots if model in (None, slot.view.model)])
+
+    def ready(self) -> bool:
+        """Whether some worker can take a request now."""
+        return any(True for _ in self._usable())
+
+    def choose(
+        self,
+        model: str,
+        key: bytes | None,
+        *,
+        digest: str | None = None,
+        refused: Collection[Incarnation] = (),
+    ) -> Link | None:
+        """The worker that a request should go to now, if there is one.
+
+        With a ``digest``, only workers that would continue another one's text exactly.
+        """
+        best = choose(
+            (
+                Candidate(slot.name, link.load, link)
+                for slot, link in self._usable()
+                if slot.view.model == model
+                and slot.incarnation not in refused
+                and (digest is None or (slot.view.card and slot.view.card.digest == digest))
+            ),
+            key,
+        )
+        return best.worker if best else None
+
+    async def changed(self, timeout_s: float) -> None:
+        """Returns when a roster has come or a link's state is another, or the time is over."""
+        event = self._change
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await event.wait()
+
+    async def heard(self, timeout_s: float) -> bool:
+        """Waits for the first roster of a front end that has only just started."""
+        deadline = self._loop.time() + timeout_s
+        while not self._rosters and not self.closing and (left := deadline - self._loop.time()) > 0:
+            await self.changed(left)
+        return bool(self._rosters)
+
+    # How it comes to be known
+
+    def _usable(self) -> Iterator[tuple[Slot, Link]]:
+        for slot in self._rosters.slots(self._loop.time()):
+            link = self._links.get(slot.incarnation)
+            if slot.view.state == "ready" and not slot.silent and link and link.state is State.OPEN:
+                yield slot, link
+
+    def _socket(self, kind: int) -> zmq.Socket[bytes]:
+        socket = self._context.socket(kind)
+        configure(socket)
+        return socket
+
+    def _subscribe(self, address: str) -> None:
+        def publication(parts: list[bytes]) -> None:
+            try:
+                self._hear(address, rosters.decode(parts[-1]))
+            except BadFrame as error:
+                _log.warning("bad frame from a node", node=address, error=str(error))
+
+        socket = self._socket(zmq.SUB)
+        socket.setsockopt(zmq.SUBSCRIBE, ROSTER_TOPIC)
+        socket.connect(roster_address(address))
+        self._listeners.append(Listener(socket, publication))
+
+    def _on_answer(self, address: str) -> Callable[[list[bytes]], None]:
+        def answer(parts: list[bytes]) -> None:
+            try:
+                message = from_node.decode(parts[-1])
+            except BadFrame as error:
+                _log.warning("bad answer from a node", node=address, error=str(error))
+                return
+            if isinstance(message, Roster):
+                self._hear(address, message)
+
+        return answer
+
+    def _hear(self, address: str, roster: Roster) -> None:
+        now = self._loop.time()
+        if self.closing or not self._rosters.hear(address, roster, now):
+            return
+        for slot in self._rosters.slots(now):
+            link = self._links.get(slot.incarnation)
+            if link is not None:
+                link.follow(slot)
+            elif slot.view.state == "ready" and slot.view.endpoint:
+                self._links[slot.incarnation] = Link(
+                    self._context,
+                    slot,
+                    pong_wait_s=self._settings.pong_wait_s,
+                    changed=self._changed,
+                    late=self._metrics.late.inc,
+                )
+        for link in list(self._links.values()):
+            if self._rosters.gone(link.incarnation):
+                link.lose("gone from the roster")
+        self._changed()
+
+    def _changed(self) -> None:
+        self._links = {
+            incarnation: link
+            for incarnation, link in self._links.items()
+            if link.state is not State.LOST
+        }
+        self._change.set()
+        self._change = asyncio.Event()
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(PING_INTERVAL_S)
+            for link in list(self._links.values()):
+                link.tick(self._loop.time())

@@ -1,0 +1,221 @@
+"""A front end's connection to one incarnation of a worker.
+
+::
+
+    connecting --handshake--> open --disconnected, silent, gone from the roster--> lost
+        \\______________________________________________________________________/
+
+A link carries requests only while it is open, and is never reopened: a connection that comes back
+is a new link with a new routing id, so that nothing from before can be taken for something after.
+When it is lost, what was received until then is delivered first, then every request on it is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+import structlog
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from mayfly_protocol.codec import BadFrame, encode, to_front_end
+from mayfly_protocol.serving import (
+    PING_INTERVAL_S,
+    Accepted,
+    Cancel,
+    Delta,
+    Failed,
+    Finish,
+    Handover,
+    Ping,
+    Pong,
+    Progress,
+    Rejected,
+    Submit,
+    Tokens,
+)
+from mayfly_protocol.sockets import configure
+from mayfly_server.pool.listener import Listener
+from mayfly_server.pool.mailbox import Mailbox
+from mayfly_server.pool.roster import Slot
+
+REPORT_LAG_S = 0.75
+"""A roster that came this soon after a request was submitted may not count it yet."""
+
+Context = zmq.Context[zmq.Socket[bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The last thing that a request hears of a worker that is gone. ``cause`` is for logs."""
+
+    cause: str
+
+
+Message = Accepted | Rejected | Progress | Delta | Finish | Failed | Handover | Lost
+_TERMINAL = (Rejected, Finish, Failed, Handover)
+
+
+class State(Enum):
+    CONNECTING = "connecting"
+    OPEN = "open"
+    LOST = "lost"
+
+
+class Link:
+    """Connects at once; has to be made on a running event loop.
+
+    ``changed`` is called when the state has become another; ``late`` with every message for an
+    attempt that is over.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        slot: Slot,
+        *,
+        pong_wait_s: float,
+        changed: Callable[[], None],
+        late: Callable[[], None],
+    ) -> None:
+        self.slot = slot
+        self.incarnation = slot.incarnation
+        self.state = State.CONNECTING
+        self._loop = asyncio.get_running_loop()
+        self._pong_wait_s = pong_wait_s
+        self._changed = changed
+        self._late = late
+        self._mailboxes: dict[tuple[str, int], Mailbox[Message]] = {}
+        self._submitted_at: dict[tuple[str, int], float] = {}
+        self._heard_at = self._ticked_at = self.progressed_at = self._loop.time()
+        self._pings = 0
+        self._log = structlog.get_logger(__name__).bind(
+            node=slot.node, slot=slot.view.slot, incarnation=slot.view.incarnation
+        )
+        self._socket = context.socket(zmq.DEALER)
+        configure(self._socket)
+        self._socket.setsockopt(zmq.ROUTING_ID, b"f" + secrets.token_bytes(12))
+        monitor = self._socket.get_monitor_socket(
+            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        )
+        self._monitor = Listener(monitor, self._on_event)
+        self._wire = Listener(self._socket, self._on_message)
+        self._socket.connect(slot.view.endpoint)
+
+    def follow(self, slot: Slot) -> None:
+        """Takes in what the newest roster says about the worker."""
+        if slot.view.progress != self.slot.view.progress:
+            self.progressed_at = slot.heard_at
+        self.slot = slot
+
+    @property
+    def load(self) -> int:
+        """Requests that the worker has: those it reported, and ours that it cannot have yet."""
+        reported = self.slot.view.running + self.slot.view.waiting
+        counted_until = self.slot.heard_at - REPORT_LAG_S
+        return reported + sum(at > counted_until for at in self._submitted_at.values())
+
+    @property
+    def outstanding(self) -> int:
+        """Our own requests that have not ended on this worker."""
+        return len(self._mailboxes)
+
+    def submit(self, submit: Submit) -> Mailbox[Message]:
+        """Hands a request to the worker; everything about it will be in the mailbox, and the last
+        thing there is a terminal message or :class:`Lost`."""
+        frame = encode(submit)
+        key = (submit.rid, submit.attempt)
+        mailbox: Mailbox[Message] = Mailbox()
+        if self.state is not State.OPEN:
+            mailbox.put(Lost("not connected"))
+            return mailbox
+        self._mailboxes[key] = mailbox
+        self._submitted_at[key] = self._loop.time()
+        self._send(frame)
+        return mailbox
+
+    def abandon(self, rid: str, attempt: int) -> None:
+        """Nobody waits for this attempt any more: the worker is told to stop."""
+        if self._forget((rid, attempt)) is not None and self.state is State.OPEN:
+            self._send(encode(Cancel(rid, attempt)))
+
+    def tick(self, now: float) -> None:
+        """To be called every :data:`PING_INTERVAL_S` seconds."""
+        if now - self._ticked_at > 3 * PING_INTERVAL_S:
+            self._heard_at = now  # we were asleep ourselves, or the whole machine was
+        self._ticked_at = now
+        if self.state is not State.OPEN:
+            return
+        if now - self._heard_at > self._pong_wait_s:
+            self.lose(f"silent for {now - self._heard_at:.1f} s")
+            return
+        self._pings += 1
+        self._send(encode(Ping(self._pings)))
+
+    def lose(self, cause: str) -> None:
+        """The worker is gone for good, as far as this link is concerned."""
+        if self.state is State.OPEN:
+            self._log.info("worker lost", cause=cause, requests=self.outstanding)
+        self.close(cause)
+
+    def close(self, cause: str) -> None:
+        """What still runs on the worker gets :class:`Lost`."""
+        if self.state is State.LOST:
+            return
+        self.state = State.LOST
+        self._wire.drain()
+        self._socket.disable_monitor()
+        self._monitor.close()
+        self._wire.close()
+        for mailbox in self._mailboxes.values():
+            mailbox.put(Lost(cause))
+        self._mailboxes.clear()
+        self._submitted_at.clear()
+        self._changed()
+
+    def _send(self, frame: bytes) -> None:
+        try:
+            self._wire.send(frame)
+        except zmq.Again:
+            self.lose("unreachable, or does not read")
+
+    def _on_event(self, parts: list[bytes]) -> None:
+        event = parse_monitor_message(parts)["event"]
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED and self.state is State.CONNECTING:
+            self.state = State.OPEN
+            self._heard_at = self._loop.time()
+            self._changed()
+        elif event == zmq.EVENT_DISCONNECTED and self.state is State.OPEN:
+            self.lose("disconnected")
+
+    def _on_message(self, parts: list[bytes]) -> None:
+        self._heard_at = self._loop.time()
+        try:
+            message = to_front_end.decode(parts[-1])
+        except BadFrame as error:
+            self._log.warning("bad frame from a worker", error=str(error))
+            return
+        if isinstance(message, Tokens):
+            for delta in message.deltas:
+                self._deliver(delta)
+        elif not isinstance(message, Pong):
+            self._deliver(message)
+
+    def _deliver(
+        self, message: Accepted | Rejected | Progress | Delta | Finish | Failed | Handover
+    ) -> None:
+        key = (message.rid, message.attempt)
+        ends = isinstance(message, _TERMINAL)
+        mailbox = self._forget(key) if ends else self._mailboxes.get(key)
+        if mailbox is not None:
+            mailbox.put(message)
+        elif not (isinstance(message, Finish) and message.reason == "cancelled"):
+            self._late()
+
+    def _forget(self, key: tuple[str, int]) -> Mailbox[Message] | None:
+        self._submitted_at.pop(key, None)
+        return self._mailboxes.pop(key, None)

@@ -1,0 +1,240 @@
+"""The owner of the promise that a request ends exactly once.
+
+A relay finds a worker for one prompt, hands it over, and passes on what is generated. When the
+worker is lost, gives the request back or stalls, the relay goes on with another one from the token
+where the first one ended; :class:`mayfly_server.pool.attempted.Attempted` knows which that is.
+What waits for a worker is held: without an answer until a worker has accepted the request, with
+signs of life afterwards, and never without a bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import structlog
+
+from mayfly_protocol.requests import Generation
+from mayfly_protocol.serving import Delta, Progress, Usage
+from mayfly_server.config import FrontSettings
+from mayfly_server.errors import (
+    Overloaded,
+    RequestError,
+    ShuttingDown,
+    Unavailable,
+    WorkersLost,
+)
+from mayfly_server.metrics import Metrics
+from mayfly_server.pool.attempted import Again, Attempted, Ended
+from mayfly_server.pool.fleet import Fleet
+from mayfly_server.pool.link import Link, Message
+from mayfly_server.pool.mailbox import Mailbox
+from mayfly_server.pool.roster import Incarnation
+
+_log = structlog.get_logger(__name__)
+
+_RETRY_FULL_S = 1.0
+"""How soon a worker whose queue was full is asked again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Nothing new, but the request lives."""
+
+
+Event = Delta | Progress | Waiting
+
+
+@dataclass(slots=True)
+class _Run:
+    """An attempt that is under way."""
+
+    link: Link
+    mailbox: Mailbox[Message]
+    heard_at: float
+
+
+class Relay:
+    """One prompt's way through the fleet. ``key`` is the conversation that it belongs to.
+
+    :meth:`start`, then :meth:`events` to its end, and :meth:`close` in any case.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        settings: FrontSettings,
+        metrics: Metrics,
+        *,
+        rid: str,
+        generation: Generation,
+        key: bytes | None,
+    ) -> None:
+        self._fleet = fleet
+        self._settings = settings
+        self._metrics = metrics
+        self._model = generation.model
+        self._key = key
+        self._loop = asyncio.get_running_loop()
+        self._attempted = Attempted(rid, generation)
+        self._run: _Run | None = None
+        self._digest: str | None = None
+        self._unfit: set[Incarnation] = set()
+        self._full: dict[Incarnation, float] = {}
+        self._hold_until = self._loop.time() + settings.queue_wait_s
+        self._first: list[Event] = []
+        self._usage: Usage | None = None
+        self._log = _log.bind(rid=rid, model=self._model)
+
+    @property
+    def digest(self) -> str:
+        """The model that generates this; known after :meth:`start`."""
+        return self._digest or ""
+
+    @property
+    def usage(self) -> Usage:
+        """Known once :meth:`events` has ended."""
+        assert self._usage is not None, "usage is known at the end"
+        return self._usage
+
+    async def start(self) -> None:
+        """Returns when a worker has accepted the request.
+
+        Raises:
+            InvalidRequest: no worker could ever run it.
+            Overloaded, Unavailable: none can now.
+            RequestFailed: it met a fault of its own.
+        """
+        while self._attempted.accepted is None:
+            self._first += await self._next()
+
+    async def events(self) -> AsyncIterator[list[Event]]:
+        """What is new to the client, until every choice has ended. Raises as :meth:`start`."""
+        events, self._first = self._first, []
+        while True:
+            if events:
+                yield events
+            if self._usage is not None:
+                return
+            events = await self._next()
+
+    def close(self) -> None:
+        """Tells the worker, if one still runs the request, that nobody waits for it."""
+        if self._run is not None:
+            self._run.link.abandon(self._attempted.rid, self._attempted.attempt)
+            self._run = None
+
+    async def _next(self) -> list[Event]:
+        if self._fleet.closing:
+            raise ShuttingDown("The server is shutting down.", retry_after_s=_RETRY_FULL_S)
+        if self._run is None:
+            return await self._place()
+        messages = await self._run.mailbox.take(self._settings.keep_alive_s)
+        if not messages:
+            return self._quiet(self._run)
+        self._run.heard_at = self._loop.time()
+        return self._receive(self._run, messages)
+
+    # A worker runs it
+
+    def _receive(self, run: _Run, messages: list[Message]) -> list[Event]:
+        events: list[Event] = []
+        for message in messages:
+            match self._attempted.receive(message):
+                case None:
+                    self._pin(run.link)
+                case Again() as again:
+                    self._leave(again)
+                    break
+                case Ended() as ended:
+                    self._usage = ended.usage
+                    break
+                case event:
+                    events.append(event)
+        return events
+
+    def _quiet(self, run: _Run) -> list[Event]:
+        """Nothing came for a while. A queued request may wait as long as the worker's engine moves
+        at all."""
+        since = run.heard_at
+        bound = self._settings.accept_wait_s
+        if self._attempted.accepted is not None:
+            bound = self._settings.stall_s
+            if not self._attempted.started:
+                since = max(since, run.link.progressed_at)
+        if self._loop.time() - since > bound:
+            match self._attempted.stalled():
+                case Again() as again:
+                    self._leave(again)
+                case Ended() as ended:
+                    self._usage = ended.usage
+        return [Waiting()]
+
+    def _pin(self, link: Link) -> None:
+        """From its acceptance on, the request's text is that of one model."""
+        card = link.slot.view.card
+        self._digest = self._digest or (card.digest if card else None)
+
+    def _leave(self, again: Again) -> None:
+        assert self._run is not None, "an attempt is under way"
+        incarnation = self._run.link.incarnation
+        self.close()
+        now = self._loop.time()
+        if again.full:
+            self._full[incarnation] = again.retry_after_s or _RETRY_FULL_S
+            return
+        self._unfit.add(incarnation)
+        if self._attempted.losses >= self._settings.max_attempts:
+            raise WorkersLost(
+                f"The request outlived {self._attempted.losses} workers.",
+                retry_after_s=_RETRY_FULL_S,
+            )
+        if self._attempted.accepted is not None:
+            self._hold_until = now + self._settings.failover_wait_s
+        self._metrics.continuations.labels(self._model, again.cause).inc()
+        self._log.info("moving on", cause=again.cause, attempt=self._attempted.attempt)
+
+    # No worker runs it
+
+    async def _place(self) -> list[Event]:
+        refused = self._unfit | self._full.keys()
+        link = self._fleet.choose(self._model, self._key, digest=self._digest, refused=refused)
+        if link is not None:
+            self._submit(link)
+            return []
+        held = self._attempted.accepted is not None
+        left = self._hold_until - self._loop.time()
+        if left <= 0 or not self._worth_holding(held, left):
+            raise self._no_worker()
+        if self._full:
+            await asyncio.sleep(min(left, _RETRY_FULL_S))
+            self._full.clear()
+        else:
+            await self._fleet.changed(min(left, self._settings.keep_alive_s))
+        return [Waiting()]
+
+    def _submit(self, link: Link) -> None:
+        attempted = self._attempted
+        attempted.suspect = attempted.suspect or attempted.rid in self._fleet.suspects()
+        mailbox = link.submit(attempted.submit())
+        self._run = _Run(link, mailbox, self._loop.time())
+
+    def _worth_holding(self, held: bool, left: float) -> bool:
+        outlook = self._fleet.outlook(self._model)
+        if outlook.failed:
+            return False
+        return held or (outlook.coming and outlook.pause_s <= left and not self._full)
+
+    def _no_worker(self) -> RequestError:
+        if self._full and self._attempted.accepted is None:
+            return Overloaded(
+                f"Every worker of {self._model} has a full queue.",
+                retry_after_s=min(self._full.values()),
+            )
+        outlook = self._fleet.outlook(self._model)
+        return Unavailable(
+            f"No worker of {self._model} is ready: {outlook.reason}.",
+            code="model_failed" if outlook.failed else None,
+            retry_after_s=outlook.ready_in_s,
+        )

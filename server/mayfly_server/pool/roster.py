@@ -1,0 +1,107 @@
+"""What the nodes last said about themselves, and how long ago.
+
+A node that has gone silent keeps the workers it had: they may well be alive, their streams go on,
+and they only get no new work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mayfly_protocol.roster import Roster, SlotView
+
+
+@dataclass(frozen=True, slots=True)
+class Incarnation:
+    """The name of one worker process: no other one, before or after it, has the same."""
+
+    node: str
+    epoch: str
+    slot: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One slot of a node as it was last heard of."""
+
+    node: str
+    epoch: str
+    view: SlotView
+    heard_at: float
+    silent: bool
+
+    @property
+    def incarnation(self) -> Incarnation:
+        return Incarnation(self.node, self.epoch, self.view.slot, self.view.incarnation)
+
+    @property
+    def name(self) -> str:
+        """The same for every incarnation."""
+        return f"{self.node}/{self.view.slot}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    roster: Roster
+    at: float
+
+
+class Rosters:
+    """The latest roster of each node, by the address it was heard at. Times are on the caller's
+    monotonic clock."""
+
+    def __init__(self, silence_s: float) -> None:
+        self._silence_s = silence_s
+        self._heard: dict[str, _Heard] = {}
+
+    def hear(self, address: str, roster: Roster, now: float) -> bool:
+        """Takes a roster in, unless it is older than the one that is known."""
+        known = self._heard.get(address)
+        if known is not None:
+            same_reaper = known.roster.epoch == roster.epoch
+            if same_reaper and roster.revision < known.roster.revision:
+                return False
+        self._heard[address] = _Heard(roster, now)
+        return True
+
+    def __bool__(self) -> bool:
+        return bool(self._heard)
+
+    def nodes(self, now: float) -> Iterator[tuple[Roster, bool]]:
+        """Every node's roster, and whether it has been silent since."""
+        for heard in self._heard.values():
+            yield heard.roster, now - heard.at > self._silence_s
+
+    def slots(self, now: float) -> Iterator[Slot]:
+        for heard in self._heard.values():
+            silent = now - heard.at > self._silence_s
+            for view in heard.roster.slots:
+                yield Slot(heard.roster.node, heard.roster.epoch, view, heard.at, silent)
+
+    def gone(self, incarnation: Incarnation) -> bool:
+        """Whether its own reaper says that this worker no longer serves.
+
+        A reaper that is itself new (another epoch) says nothing about the workers of the one
+        before it: those finish what they have, and their connections tell when they are gone.
+        """
+        for heard in self._heard.values():
+            roster = heard.roster
+            if (roster.node, roster.epoch) == (incarnation.node, incarnation.epoch):
+                return not any(
+                    view.slot == incarnation.slot
+                    and view.incarnation == incarnation.number
+                    and view.state in ("ready", "draining")
+                    for view in roster.slots
+                )
+        return False
+
+    def suspects(self) -> set[str]:
+        """Requests that were in the forward pass of a worker that died within the last minute."""
+        return {
+            rid
+            for heard in self._heard.values()
+            for loss in heard.roster.losses
+            for rid in loss.suspects
+        }

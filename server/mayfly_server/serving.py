@@ -1,0 +1,87 @@
+"""Uvicorn, as a front end needs it.
+
+::
+
+    listening --> announced to the nodes --SIGTERM, SIGINT, SIGHUP--> no new connections
+                                                                          | streams go on
+                                     all ended, or grace_s over: the rest end with an error
+                                                                          v
+                                                                        exit 0
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from mayfly_server.api.front import Front
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_FAREWELL_S = 2.0
+"""For error events to reach their clients, before connections are cut."""
+
+
+class FrontServer(uvicorn.Server):
+    def __init__(self, app: FastAPI, grace_s: float) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                loop="uvloop",
+                http="httptools",
+                ws="none",
+                lifespan="on",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=75,
+                timeout_graceful_shutdown=int(grace_s + _FAREWELL_S),
+            )
+        )
+        self._app = app
+        self._grace_s = grace_s
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._front.fleet.announce()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        last_call = asyncio.get_running_loop().call_later(self._grace_s, self._front.fleet.shut)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            last_call.cancel()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Uvicorn's own would raise the signal again at the end: being stopped is no failure."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {
+            number: signal.signal(number, self._stop)
+            for number in STOP_SIGNALS
+            if signal.getsignal(number) is not signal.SIG_IGN  # as nohup leaves SIGHUP
+        }
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    @property
+    def _front(self) -> Front:
+        front: Front = self._app.state.front
+        return front
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        self.should_exit = True
