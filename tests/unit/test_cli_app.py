@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from mayfly_reaper.paths import locked
 from mayfly_server.cli import app
 
 HEAVY = {"mlx", "mlx_lm", "httpx", "rich.progress", "fastapi", "zmq", "pydantic", "transformers"}
@@ -51,3 +55,22 @@ def test_version_names_mayfly_and_mlx() -> None:
     assert {"mayfly", "python", "mlx", "mlx-lm"} <= {
         line.split()[0] for line in result.output.splitlines()
     }
+
+
+def test_a_taken_port_is_refused_before_anything_is_fetched(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        result = CliRunner().invoke(app, ["serve", "--port", port, "--state-dir", str(tmp_path)])
+    assert result.exit_code == 1
+    assert f"cannot listen on 127.0.0.1 port {port}" in result.stderr
+    assert "--port" in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_held_state_folder_is_refused_before_anything_is_fetched(tmp_path: Path) -> None:
+    with locked(tmp_path):
+        result = CliRunner().invoke(app, ["serve", "--port", "0", "--state-dir", str(tmp_path)])
+    assert result.exit_code == 1
+    assert f"pid {os.getpid()}" in result.stderr
+    assert "--state-dir" in result.stderr
+    assert result.stdout == ""

@@ -103,17 +103,18 @@ def test_a_replacement_is_told_and_repeats_are_not() -> None:
     reporter = Reporter(PlainLines(lines.append, Clock()))
     reporter.slot_changed(view("ready", pid=1))
     reporter.slot_changed(view("ready", pid=1))
+    reporter.note("smol-0: lost worker 1 (pid 1): killed by SIGKILL")
+    reporter.slot_changed(view("gone", detail="killed by SIGKILL"))
     reporter.slot_changed(view("backoff", detail="killed by SIGKILL", retry_in_s=2.2))
     reporter.slot_changed(view("backoff", detail="killed by SIGKILL", retry_in_s=1.2))
     reporter.slot_changed(view("spawning", incarnation=2))
     reporter.slot_changed(view("ready", incarnation=2, pid=2))
-    reporter.note("worker smol-0 was lost")
     assert lines == [
         "smol-0: ready (incarnation 1, pid 1)",
+        "smol-0: lost worker 1 (pid 1): killed by SIGKILL",
         "smol-0: waits 2 s before it tries again: killed by SIGKILL",
         "smol-0: starting",
         "smol-0: ready (incarnation 2, pid 2)",
-        "worker smol-0 was lost",
     ]
 
 

@@ -64,6 +64,13 @@ def test_a_node_without_slots_is_shown() -> None:
     assert "no slots" in shown.get()
 
 
+def test_a_silent_node_is_marked() -> None:
+    console = Console(width=120)
+    with console.capture() as shown:
+        console.print(table([{"node": "mac-1", "pid": 9, "silent": True, "slots": [SLOT]}]))
+    assert "mac-1 (silent)" in shown.get()
+
+
 @pytest.mark.parametrize(
     ("response", "complaint"),
     [

@@ -70,6 +70,8 @@ class Reporter:
             self._renderer.step(view.slot, doing, view.load_done, view.load_total)
             return
         self._renderer.over(view.slot)
+        if view.state == "gone":
+            return  # of a loss there is a note, and of an end that was asked for no need of one
         news = (view.state, view.incarnation, view.detail)
         if self._told.get(view.slot) != news:
             self._told[view.slot] = news

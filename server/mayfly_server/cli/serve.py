@@ -81,6 +81,8 @@ def serve(
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         _require_mlx()
+        state = (state_dir or _default_state_dir()).resolve()
+        _require_free(host, port, state)
         options = {
             "adapter": str(adapter.resolve()) if adapter else None,
             "trust_remote_code": trust_remote_code or None,
@@ -97,7 +99,7 @@ def serve(
                 workers=workers,
                 options={key: value for key, value in options.items() if value is not None},
                 front_end=_front_end(host, port),
-                state_dir=state_dir,
+                state_dir=state,
                 preload_blas=preload_blas,
             )
             status = _run(settings, reporter)
@@ -118,6 +120,26 @@ def _require_mlx() -> None:
             "MLX is not installed in this Python; install the extra for this machine: "
             "pip install 'mlx-mayfly[cpu]', [cuda12] or [cuda13]"
         )
+
+
+def _default_state_dir() -> Path:
+    import platformdirs
+
+    return platformdirs.user_state_path("mayfly")
+
+
+def _require_free(host: str, port: int, state_dir: Path) -> None:
+    """The node takes both for itself when it starts; that it can't is better known before a
+    download than after it."""
+    from mayfly_reaper.errors import StartError
+    from mayfly_reaper.front_end import listen
+    from mayfly_reaper.paths import locked
+
+    try:
+        with locked(state_dir), listen(host, port):
+            pass
+    except StartError as error:
+        fail(str(error))
 
 
 def _reporter() -> Reporter:
@@ -163,12 +185,10 @@ def _settings(
     workers: int,
     options: dict[str, object],
     front_end: FrontEnd,
-    state_dir: Path | None,
+    state_dir: Path,
     preload_blas: bool,
 ) -> NodeSettings:
     import socket
-
-    import platformdirs
 
     from mayfly_reaper.settings import NodeSettings, Pool
 
@@ -180,7 +200,7 @@ def _settings(
     )
     return NodeSettings(
         node=socket.gethostname().partition(".")[0] or "localhost",
-        state_dir=(state_dir or platformdirs.user_state_path("mayfly")).resolve(),
+        state_dir=state_dir,
         pools=(pool,),
         front_end=front_end,
         preload_blas=preload_blas,
@@ -188,7 +208,8 @@ def _settings(
 
 
 def _run(settings: NodeSettings, reporter: Reporter) -> int:
-    from mayfly_reaper.node import Node, StartError
+    from mayfly_reaper.errors import StartError
+    from mayfly_reaper.node import Node
 
     try:
         return Node(settings, reporter).run()

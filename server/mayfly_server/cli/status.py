@@ -35,20 +35,22 @@ def status(
 
 
 def table(nodes: list[dict[str, Any]]) -> Table:
-    """One row a slot; a node without slots has a row of its own."""
+    """One row a slot; a node without slots has a row of its own. A node that has not been heard of
+    lately is marked: what is shown of it may be over."""
     from rich.table import Table
     from rich.text import Text
 
     result = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("NODE", "SLOT", "MODEL", "STATE"):
-        result.add_column(name)
-    for name in ("INCARNATION", "PID", "RUNNING", "INFERENCES"):
-        result.add_column(name, justify="right")
+    for header in ("NODE", "SLOT", "MODEL", "STATE"):
+        result.add_column(header)
+    for header in ("INCARNATION", "PID", "RUNNING", "INFERENCES"):
+        result.add_column(header, justify="right")
     for node in nodes:
+        name = f"{node['node']} (silent)" if node.get("silent") else str(node["node"])
         for slot in node["slots"]:
             state = str(slot["state"])
             result.add_row(
-                Text(str(node["node"])),
+                Text(name),
                 Text(str(slot["slot"])),
                 Text(str(slot["model"])),
                 Text(state, style=COLOURS.get(state, "")),
@@ -58,5 +60,5 @@ def table(nodes: list[dict[str, Any]]) -> Table:
                 str(slot["inferences"]),
             )
         if not node["slots"]:
-            result.add_row(Text(str(node["node"])), "-", "-", "no slots")
+            result.add_row(Text(name), "-", "-", "no slots")
     return result
