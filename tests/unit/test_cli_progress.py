@@ -52,7 +52,7 @@ def test_plain_lines_tell_each_phase_once_and_end_with_the_address() -> None:
     assert phases == [
         "model: downloading the model (0 of 98 MB)",
         "model: converting the model",
-        "model: smol is in the cache",
+        "model: smol",
         "smol-0: starting",
         "smol-0: reading the weights into the page cache (0 of 600 MB)",
         "smol-0: loading the weights (0 of 600 MB)",

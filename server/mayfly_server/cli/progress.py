@@ -59,9 +59,9 @@ class Reporter:
         self._renderer.step("model", FETCHING.get(what, what), done, total)
 
     def fetched(self, name: str) -> None:
-        """The model is in the cache."""
+        """The model is on this machine, and was so before if nothing was told of its fetching."""
         self._renderer.over("model")
-        self._renderer.line(f"model: {name} is in the cache")
+        self._renderer.line(f"model: {name}")
 
     def slot_changed(self, view: SlotView) -> None:
         if view.state in UNDER_WAY:
