@@ -11,7 +11,8 @@ launched behind it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
@@ -22,6 +23,7 @@ from mayfly_worker.engine.caches import Cache
 from mayfly_worker.engine.logprobs import PendingLogprobs
 from mayfly_worker.engine.sampler import Sampler, healthy
 from mayfly_worker.engine.types import Drawn, Row
+from mayfly_worker.errors import GrammarFailed
 
 
 class NonFiniteLogits(RuntimeError):
@@ -46,6 +48,8 @@ class DecodeBatch:
         self._logprobs: PendingLogprobs | None = None
         self._fresh = 0  # so many rows at the end hold a prompt's last token, not a drawn one
         self._sampler = Sampler([], width)
+        self.failed: dict[int, str] = {}
+        """Rows whose grammar gave up, with why; to be taken out by whoever drives the batch."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -135,7 +139,8 @@ class DecodeBatch:
             row.tokens.append(token)
             row.generated += 1
             if row.matcher is not None and token not in row.stop_ids:
-                row.matcher.consume(token)
+                with self._blaming(row):
+                    row.matcher.consume(token)
             end = self._end(row, token)
             drawn.append(Drawn(row.id, token, end, values.get(row.id)))
         return drawn
@@ -151,9 +156,18 @@ class DecodeBatch:
         words = np.full((len(self.rows), (self._width + 31) // 32), -1, dtype=np.int32)
         for i, row in enumerate(self.rows):
             if row.matcher is not None and row.generated < row.max_tokens:
-                row.matcher.fill(words[i])
+                with self._blaming(row):
+                    row.matcher.fill(words[i])
         bits = mx.array(words.view(np.uint32))[:, self._ids >> 5]
         return ((bits >> (self._ids & 31).astype(mx.uint32)) & 1).astype(mx.bool_)
+
+    @contextmanager
+    def _blaming(self, row: Row) -> Iterator[None]:
+        """What a row's grammar raises is the row's own affair, and ends no other."""
+        try:
+            yield
+        except GrammarFailed as error:
+            self.failed.setdefault(row.id, str(error))
 
     def _rebuild(self, counts: list[mx.array | None]) -> None:
         self._sampler = Sampler([r.sampling for r in self.rows], self._width, counts)

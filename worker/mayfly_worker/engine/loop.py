@@ -36,6 +36,7 @@ from mayfly_worker.engine.types import (
     Leave,
     Prefilled,
     Row,
+    RowFailed,
     Start,
     Started,
     Step,
@@ -169,7 +170,9 @@ class Engine:
         self.gauges.generated_tokens += len(drawn)
         if drawn:
             self._events.append(Step(drawn))
-        ended = {d.row for d in drawn if d.end is not None}
+        failed, self._decode.failed = self._decode.failed, {}
+        self._events += [RowFailed(row, why) for row, why in failed.items()]
+        ended = {d.row for d in drawn if d.end is not None} | failed.keys()
         if ended:
             self._remove_decoding([i for i, r in enumerate(self._decode.rows) if r.id in ended])
         if self.gauges.steps % CLEAR_CACHE_STEPS == 0:

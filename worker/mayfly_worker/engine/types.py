@@ -21,7 +21,8 @@ from mayfly_worker.engine.sampler import RowSampling
 
 
 class Matcher(Protocol):
-    """A grammar's position in one row's output."""
+    """A grammar's position in one row's output. Either method raises GrammarFailed where the
+    grammar meets its limits; that ends the row and no other."""
 
     def fill(self, mask: NDArray[np.int32]) -> None:
         """Writes which ids may come next, bit ``id % 32`` of word ``id // 32``."""
@@ -133,4 +134,12 @@ class Step:
     drawn: list[Drawn] = field(default_factory=list)
 
 
-Event = Started | Prefilled | Step
+@dataclass(frozen=True, slots=True)
+class RowFailed:
+    """A row cannot go on, through nobody's fault but its request's."""
+
+    row: int
+    message: str
+
+
+Event = Started | Prefilled | Step | RowFailed

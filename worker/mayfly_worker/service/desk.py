@@ -28,7 +28,7 @@ from mayfly_protocol.serving import (
 from mayfly_worker.engine import types as engine
 from mayfly_worker.errors import InvalidRequest
 from mayfly_worker.service.prepare import Prepared
-from mayfly_worker.service.session import Session
+from mayfly_worker.service.session import Session, TokenText
 
 Send = Callable[[bytes, ToFrontEnd], None]
 Order = Callable[[engine.Command], None]
@@ -46,7 +46,7 @@ class Desk:
         send: Send,
         order: Order,
         prepare: Prepare,
-        token_text: Callable[[int], tuple[str, bytes]],
+        token_text: TokenText,
         max_waiting: int,
     ) -> None:
         self._send = send
@@ -166,6 +166,8 @@ class Desk:
         starts = session.accept(outcome)
         self._by_row.update((row, session) for row in session.rows)
         self._send(session.peer, Accepted(submit.rid, submit.attempt, outcome.prompt_tokens))
+        if already := session.complete_already():
+            self._send(session.peer, Tokens(tuple(already)))
         for start in starts:
             self._order(start)
         self._conclude([session])
@@ -193,6 +195,10 @@ class Desk:
                         session.cached += cached
                 case engine.Prefilled(key, done, total):
                     self._prefilled(key, done, total)
+                case engine.RowFailed(row, why):
+                    if (session := self._by_row.get(row)) is not None:
+                        self._order(engine.Cancel(session.key))
+                        self.failed(session.key, "grammar", why)
         for peer, its in deltas.items():
             self._send(peer, Tokens(tuple(its)))
         self._conclude(touched.values())

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from mayfly_protocol.requests import ChatPrompt, Generation
+from mayfly_protocol.requests import ChatPrompt, FinishReason, Generation
 from mayfly_protocol.serving import Submit
 from mayfly_worker.engine.admission import Budget
 from mayfly_worker.engine.sampler import RowSampling
@@ -24,11 +24,13 @@ from mayfly_worker.text.prompts import Rendered, check_ids, render, token_budget
 
 @dataclass(slots=True)
 class Choice:
-    """One choice of a prepared request: its row and the text that its tokens make."""
+    """One choice of a prepared request: its row and the text that its tokens make. ``ended``
+    where a continued choice turns out to have been complete already."""
 
     index: int
     row: Row
     text: ChoiceText
+    ended: FinishReason | None = None
 
 
 @dataclass(slots=True)
@@ -119,7 +121,9 @@ class Preparer:
         text = ChoiceText(
             generation, self._loaded.tokenizer, rendered, rid=submit.rid, choice=index
         )
-        text.replay(before)
+        ended = text.replay(before)
+        if ended is None and len(before) >= max_tokens:
+            ended = text.end("length").finish
         matcher: Any = None
         if grammar is not None:
             matcher = grammar.matcher()
@@ -139,4 +143,4 @@ class Preparer:
             logprobs=generation.output.logprobs,
             matcher=matcher,
         )
-        return Choice(index, row, text)
+        return Choice(index, row, text, ended)

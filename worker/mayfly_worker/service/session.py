@@ -12,14 +12,17 @@ Exactly one terminal message leaves a session; the :class:`Session` says which, 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from mayfly_protocol.serving import Delta, Progress, Submit, TokenLogprob, TopLogprob, Usage
 from mayfly_worker.engine.types import Drawn, Logprobs, Start
 from mayfly_worker.service.prepare import Choice, Prepared
 
 PROGRESS_INTERVAL_S = 1.0
+
+TokenText = Callable[[int], tuple[str, bytes]]
+"""The text and the bytes of a token id."""
 
 
 @dataclass(slots=True)
@@ -40,12 +43,27 @@ class Session:
     def accept(self, prepared: Prepared) -> list[Start]:
         """Takes what preparation made of the request; returns what the engine is to run."""
         self.prepared = prepared
-        self._choices = {c.row.id: c for c in prepared.choices}
+        self._choices = {c.row.id: c for c in prepared.choices if c.ended is None}
         for index, ids in enumerate(self.submit.resume):
             self._completion[index] = len(ids)
-        rows = [c.row for c in prepared.choices]
+        rows = [c.row for c in self._choices.values()]
         groups = [rows] if prepared.shared else [[row] for row in rows]
         return [Start(self.key, group, prepared.boundaries) for group in groups if group]
+
+    def complete_already(self) -> list[Delta]:
+        """The ends of choices that had got all their tokens elsewhere, but not their end."""
+        assert self.prepared is not None
+        return [
+            Delta(
+                self.submit.rid,
+                self.submit.attempt,
+                choice.index,
+                self._completion.get(choice.index, 0),
+                finish=choice.ended,
+            )
+            for choice in self.prepared.choices
+            if choice.ended is not None
+        ]
 
     @property
     def rows(self) -> list[int]:
@@ -65,7 +83,7 @@ class Session:
         self._progress_at = now
         return Progress(self.submit.rid, self.submit.attempt, done, total)
 
-    def drawn(self, token: Drawn, tokenizer_text: Any) -> tuple[Delta | None, bool]:
+    def drawn(self, token: Drawn, text_of: TokenText) -> tuple[Delta | None, bool]:
         """A row's next token, as its client will see it; and whether the engine has to be told
         that the row is complete (a stop string, or enough tool calls).
 
@@ -94,7 +112,7 @@ class Session:
             text=piece.text,
             reasoning=piece.reasoning,
             tool_calls=piece.tool_calls,
-            logprobs=_logprobs(token, tokenizer_text),
+            logprobs=_logprobs(token, text_of),
             finish=finish,
         )
         return delta, finish is not None and token.end is None
@@ -108,13 +126,12 @@ class Session:
         )
 
 
-def _logprobs(token: Drawn, text_of: Any) -> tuple[TokenLogprob, ...]:
+def _logprobs(token: Drawn, text_of: TokenText) -> tuple[TokenLogprob, ...]:
     found: Logprobs | None = token.logprobs
     if found is None:
         return ()
     text, raw = text_of(token.token)
     top = tuple(
-        TopLogprob(i, *text_of(i), value)
-        for i, value in zip(found.ids, found.values, strict=True)
+        TopLogprob(i, *text_of(i), value) for i, value in zip(found.ids, found.values, strict=True)
     )
     return (TokenLogprob(token.token, text, raw, found.chosen, top),)

@@ -28,8 +28,6 @@ class Wire:
         self._context: zmq.Context[Any] = zmq.Context()
         self.reaper = self._context.socket(zmq.DEALER)
         sockets.configure(self.reaper)
-        # What is said before the connection stands must not be lost.
-        self.reaper.setsockopt(zmq.IMMEDIATE, 0)
         name = f"{settings.slot}#{settings.incarnation}"
         self.reaper.setsockopt(zmq.ROUTING_ID, name.encode())
         self.reaper.connect(settings.control)

@@ -1,0 +1,247 @@
+"""A real worker process: what it says to its reaper and to front ends, and how it leaves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from mayfly_protocol.lifecycle import Beat, Bye, Drain, Exit, Fault, Hello, Loading
+from mayfly_protocol.requests import ChatPrompt, TokenPrompt
+from mayfly_protocol.serving import Accepted, Cancel, Finish, Handover, Ping, Pong, Rejected
+from models.scripted import Fault as Trouble
+from models.scripted import Play
+from worker_harness import WorkerProcess, generation
+
+
+@pytest.fixture(scope="module")
+def shared(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
+    with WorkerProcess(tiny_model, tmp_path_factory.mktemp("worker")) as worker:
+        worker.wait_ready()
+        yield worker
+
+
+def chat(text: str) -> ChatPrompt:
+    return ChatPrompt(({"role": "user", "content": text},))
+
+
+def test_it_says_hello_loads_and_is_ready(shared: WorkerProcess) -> None:
+    kinds = [type(m) for m in shared.said]
+    assert kinds[0] is Hello
+    assert kinds.count(Hello) == 1
+    phases = [m.phase for m in shared.heard(Loading)]
+    assert phases == sorted(phases, key=["warming", "loading"].index)
+    last = shared.heard(Loading)[-1]
+    assert last.done == last.total > 0
+
+
+def test_an_answer_from_first_to_last_message(shared: WorkerProcess) -> None:
+    answer = shared.ask(generation(max_tokens=8))
+    assert isinstance(answer.messages[0], Accepted)
+    assert [d.index for d in answer.deltas] == list(range(8))
+    assert answer.finish() == "length"
+    end = answer.end
+    assert isinstance(end, Finish)
+    assert end.reason == "done"
+    assert end.usage.prompt_tokens == answer.messages[0].prompt_tokens
+    assert end.usage.completion_tokens == 8
+
+
+def test_eight_run_as_one_batch_and_each_equals_its_solo_answer(shared: WorkerProcess) -> None:
+    prompts = [f"Story number {i} begins" for i in range(8)]
+    alone = [shared.ask(generation(p, max_tokens=200)).ids() for p in prompts]
+    seen = len(shared.said)
+    answers = [shared.submit(generation(p, max_tokens=200)) for p in prompts]
+    shared.wait(lambda: all(a.end for a in answers), "eight answers")
+    assert [a.ids() for a in answers] == alone
+    beats = [m for m in shared.said[seen:] if isinstance(m, Beat)]
+    assert max(b.running for b in beats) == 8
+
+
+def test_a_continuation_repeats_nothing_and_misses_nothing(shared: WorkerProcess) -> None:
+    wanted = generation(max_tokens=20, temperature=0.9, seed=5, n=2)
+    whole = shared.ask(wanted)
+    resume = (tuple(whole.ids(0)[:7]), tuple(whole.ids(1)[:13]))
+    rest = shared.ask(wanted, attempt=2, resume=resume)
+    for choice in (0, 1):
+        assert rest.ids(choice) == whole.ids(choice)[len(resume[choice]) :]
+        assert whole.text(choice).endswith(rest.text(choice))
+    assert isinstance(rest.end, Finish)
+    assert isinstance(whole.end, Finish)
+    assert rest.end.usage.completion_tokens == whole.end.usage.completion_tokens
+    ended = shared.ask(wanted, attempt=3, resume=resume, finished=(0,))
+    assert ended.ids(0) == []
+    assert ended.ids(1) == whole.ids(1)[13:]
+    full = shared.ask(wanted, attempt=4, resume=(tuple(whole.ids(0)), resume[1]))
+    assert full.ids(0) == []
+    assert full.finish(0) == "length"
+
+
+def test_cancel_is_answered_and_frees_the_row(shared: WorkerProcess) -> None:
+    answer = shared.submit(generation(max_tokens=1500))
+    shared.wait(lambda: len(answer.ids()) > 3, "tokens")
+    shared.send(Cancel(answer.deltas[0].rid, 1))
+    shared.wait(lambda: answer.end, "the end")
+    assert isinstance(answer.end, Finish)
+    assert answer.end.reason == "cancelled"
+    before = len(shared.said)
+    shared.wait(
+        lambda: [m for m in shared.said[before:] if isinstance(m, Beat) and m.phase == "idle"],
+        "an idle engine",
+    )
+
+
+def test_what_cannot_run_is_refused_by_name(shared: WorkerProcess) -> None:
+    refusals = [
+        (generation(TokenPrompt((10**6,))), "prompt"),
+        (generation(TokenPrompt(())), "prompt"),
+        (generation(logit_bias=((10**6, 1.0),)), "logit_bias"),
+        (generation("word " * 5000), None),
+    ]
+    for wanted, param in refusals:
+        answer = shared.ask(wanted)
+        assert isinstance(answer.end, Rejected)
+        assert answer.end.reason == "invalid"
+        assert param is None or answer.end.param == param
+    assert isinstance(shared.ask(generation()).end, Finish)
+
+
+def test_ping_is_answered(shared: WorkerProcess) -> None:
+    from mayfly_protocol import codec
+
+    shared.send(Ping(17))
+    assert codec.to_front_end.decode(shared.front.recv()) == Pong(17)
+
+
+def test_nonsense_on_the_socket_changes_nothing(shared: WorkerProcess) -> None:
+    for frames in ([b""], [b"\xc1"], [os.urandom(1000)], [b"a", b"b"], [b"\x80\x04K\x01."]):
+        shared.front.send_multipart(frames)
+    assert isinstance(shared.ask(generation()).end, Finish)
+
+
+def test_a_front_end_that_vanishes_is_forgotten(tiny_model: Path, tmp_path: Path) -> None:
+    with WorkerProcess(tiny_model, tmp_path) as worker:
+        worker.wait_ready()
+        answer = worker.submit(generation(max_tokens=2000, ignore_eos=True))
+        worker.wait(lambda: answer.ids(), "tokens")
+        worker.front.close()
+        worker.front = worker.front_end()
+        seen = len(worker.said)
+        worker.wait(
+            lambda: [m for m in worker.said[seen:] if isinstance(m, Beat) and m.running == 0],
+            "the worker to notice",
+        )
+
+
+def test_drain_finishes_what_runs_then_leaves(
+    scripted_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    model = scripted_model([Play("go", "one two three four five six")], step_s=0.1)
+    with WorkerProcess(model, tmp_path, trust_remote_code=True) as worker:
+        worker.wait_ready()
+        answer = worker.submit(generation(chat("go"), max_tokens=50, split=True))
+        worker.wait(lambda: answer.ids(), "tokens")
+        worker.tell(Drain(30.0))
+        worker.wait(lambda: [b for b in worker.heard(Beat) if b.phase == "stopping"], "draining")
+        late = worker.submit(generation(chat("go")))
+        worker.wait(lambda: late.end and answer.end, "both ends")
+        assert isinstance(late.end, Rejected)
+        assert late.end.reason == "leaving"
+        assert answer.text() == "one two three four five six"
+        assert worker.wait_exit() == Exit.RECYCLED
+        worker.wait(lambda: worker.heard(Bye), "Bye")
+
+
+def test_drain_hands_over_at_the_end_of_its_grace(
+    scripted_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    model = scripted_model([Play("go", "word " * 500)], step_s=0.02)
+    with WorkerProcess(model, tmp_path, trust_remote_code=True) as worker:
+        worker.wait_ready()
+        answer = worker.submit(generation(chat("go"), max_tokens=500))
+        worker.wait(lambda: answer.ids(), "tokens")
+        worker.tell(Drain(0.2))
+        worker.wait(lambda: answer.end, "the handover")
+        assert isinstance(answer.end, Handover)
+        assert answer.end.cause == "drain"
+        assert worker.wait_exit() == Exit.RECYCLED
+
+
+@pytest.mark.parametrize("how", ["sigterm", "stdin"])
+def test_it_leaves_when_told_or_orphaned(tiny_model: Path, tmp_path: Path, how: str) -> None:
+    with WorkerProcess(tiny_model, tmp_path, orphan_grace_s=0.2) as worker:
+        worker.wait_ready()
+        answer = worker.submit(generation(max_tokens=2000, ignore_eos=True))
+        worker.wait(lambda: answer.ids(), "tokens")
+        if how == "sigterm":
+            worker.process.send_signal(signal.SIGTERM)
+        else:
+            assert worker.process.stdin is not None
+            worker.process.stdin.close()
+        worker.wait(lambda: answer.end, "the handover")
+        assert isinstance(answer.end, Handover)
+        assert worker.wait_exit() == (Exit.BYE if how == "sigterm" else Exit.ORPHANED)
+
+
+def test_a_folder_that_cannot_be_served_is_a_configuration_error(
+    scripted_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    with WorkerProcess(scripted_model([Play("x", "y")]), tmp_path) as worker:
+        assert worker.wait_exit() == Exit.CONFIGURATION
+        worker.wait(lambda: worker.heard(Fault), "Fault")
+        [fault] = worker.heard(Fault)
+        assert fault.scope == "model"
+        assert "--trust-remote-code" in fault.first.text
+
+
+def test_a_fault_of_worker_scope_hands_over_and_ends_the_process(
+    scripted_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    text = "[METAL] Command buffer execution failed: Caused GPU Timeout Error (ErrorTimeout)"
+    model = scripted_model(
+        [Play("bad", "one two three", faults=[Trouble(2, "raise", text)]), Play("good", "fine")]
+    )
+    with WorkerProcess(model, tmp_path, trust_remote_code=True) as worker:
+        worker.wait_ready()
+        answer = worker.ask(generation(chat("bad"), max_tokens=50))
+        assert isinstance(answer.end, Handover)
+        assert answer.end.cause == "metal_timeout"
+        assert worker.wait_exit() == Exit.POISONED
+        worker.wait(lambda: worker.heard(Fault), "Fault")
+        [fault] = worker.heard(Fault)
+        assert (fault.kind, fault.scope, fault.first.text) == ("metal_timeout", "worker", text)
+        assert fault.requests == fault.suspects == (answer.messages[0].rid,)
+
+
+def test_a_fault_of_batch_scope_hands_over_and_serves_on(
+    scripted_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    text = "[broadcast_shapes] Shapes (1,2) and (3,4) cannot be broadcast."
+    model = scripted_model(
+        [Play("bad", "one two", faults=[Trouble(1, "raise", text)]), Play("good", "all is well")]
+    )
+    with WorkerProcess(model, tmp_path, trust_remote_code=True) as worker:
+        worker.wait_ready()
+        answer = worker.ask(generation(chat("bad"), max_tokens=50))
+        assert isinstance(answer.end, Handover)
+        assert answer.end.cause == "shape"
+        good = worker.ask(generation(chat("good"), max_tokens=50, split=True))
+        assert good.text() == "all is well"
+        assert worker.process.poll() is None
+
+
+def test_an_idle_worker_uses_no_cpu(shared: WorkerProcess) -> None:
+    import psutil
+
+    shared.ask(generation())
+    process = psutil.Process(shared.process.pid)
+    before = process.cpu_times()
+    begin = time.monotonic()
+    while time.monotonic() - begin < 2.0:
+        shared.listen(0.5)
+    after = process.cpu_times()
+    assert (after.user + after.system) - (before.user + before.system) < 0.4
