@@ -1,31 +1,80 @@
-"""How a node is configured: which models, how many workers each, and whether a front end goes
-with it."""
+"""How a node is configured: which models, how many workers each, how patient the reaper is, and
+whether a front end goes with it."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from mayfly_protocol.roster import SlotView
 
+# -P: the folder that mayfly was started in must not shadow the worker's imports.
+WORKER_COMMAND = (sys.executable, "-P", "-m", "mayfly_worker")
+
+
+@dataclass(frozen=True, slots=True)
+class Budgets:
+    """How long a worker may take, in seconds, before the reaper calls it lost and what it does
+    then. *Silent* is a worker that sends nothing; *still* is one that sends beats in which nothing
+    moves."""
+
+    hello_s: float = 60.0
+    """From the spawn to the first message."""
+    load_silent_s: float = 60.0
+    """Importing an extension from a cold disk holds the GIL, and with it the beats."""
+    load_still_s: float = 120.0
+    silent_s: float = 5.0
+    prefill_s: float = 30.0
+    """For one chunk of a prompt."""
+    decode_s: float = 20.0
+    """For one step."""
+    first_factor: float = 3.0
+    """By how much the first step of a phase may be slower: kernels compile."""
+
+    drain_s: float = 30.0
+    """What runs may go on so long in a worker that is being recycled ..."""
+    stop_s: float = 5.0
+    """... and so long when the node stops."""
+    leave_s: float = 5.0
+    """From the end of the drain, or a worker's last words, to its exit."""
+    stacks_s: float = 1.0
+    """For writing every thread's stack to stderr."""
+    terminate_s: float = 2.0
+    """From SIGTERM to the next step."""
+    teardown_s_per_gb: float = 0.1
+    """What every 10^9 bytes of weights add to the times to leave: SIGKILL in the middle of a big
+    teardown has stranded wired memory on macOS."""
+
+    retry_s: float = 1.0
+    """The first back-off; each further loss doubles it ..."""
+    retry_max_s: float = 300.0
+    """... up to here."""
+    steady_s: float = 60.0
+    """A worker that was READY so long clears its slot's record."""
+    spacing_s: float = 1.0
+    """Between two spawns of a slot, whatever the reason."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pool:
     """The workers of one model. ``options`` are fields of
-    :class:`mayfly_protocol.settings.WorkerSettings` that differ from their defaults."""
+    :class:`mayfly_protocol.settings.WorkerSettings` that differ from their defaults;
+    ``environment`` has the last word over what the reaper sets for a worker."""
 
     model_name: str
     model_path: Path
     workers: int = 1
     options: dict[str, object] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class FrontEnd:
     """A front end that the reaper supervises. ``command`` is its argument list; the string
     ``{fd}`` in it stands for the number of the listening socket that it inherits, ``{node}`` for
-    the node's control address."""
+    the node's control address. Port 0 takes a free one."""
 
     command: tuple[str, ...]
     host: str = "127.0.0.1"
@@ -40,6 +89,9 @@ class NodeSettings:
     front_end: FrontEnd | None = None
     preload_blas: bool = True
     """On Linux without a GPU, preload a shared OpenBLAS into workers if there is one."""
+    budgets: Budgets = field(default_factory=Budgets)
+    worker_command: tuple[str, ...] = WORKER_COMMAND
+    """What ``--settings JSON`` is appended to."""
 
 
 class Observer(Protocol):

@@ -1,0 +1,139 @@
+"""One process of a slot, as far as the reaper knows it: what it said, and when it must speak or
+move next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from mayfly_protocol.lifecycle import Beat, Bye, Cause, Fault, Loading, Ready, WorkPhase
+from mayfly_protocol.roster import SlotState
+from mayfly_reaper.events import Exited
+from mayfly_reaper.ladder import Ladder
+from mayfly_reaper.settings import Budgets
+from mayfly_reaper.verdict import Verdict
+
+STARTING: frozenset[SlotState] = frozenset({"spawning", "loading", "canary"})
+
+
+@dataclass(frozen=True, slots=True)
+class Incarnation:
+    """``heard_at`` is the time of the last message, ``moved_at`` of the last that showed
+    progress. All times are of the reaper's monotonic clock, in seconds.
+
+    ``verdict`` is why the reaper, or the worker itself, has given up on it; ``asked`` that it was
+    told to go though nothing is wrong with it, ``hurried`` that it had no chance to do it well.
+    """
+
+    number: int
+    spawned_at: float
+    heard_at: float
+    moved_at: float
+    pid: int = 0
+    loading: Loading | None = None
+    ready: Ready | None = None
+    ready_at: float | None = None
+    beat: Beat | None = None
+    stepped: frozenset[WorkPhase] = frozenset()
+    """The phases in which a step was seen to end."""
+    fault: Fault | None = None
+    bye: Bye | None = None
+    verdict: Verdict | None = None
+    asked: bool = False
+    hurried: bool = False
+    ladder: Ladder = ()
+    """The rungs that are left ..."""
+    climb_at: float = 0.0
+    """... and when the first of them is due."""
+    grace_s: float = 0.0
+    exit: Exited | None = None
+    exited_at: float = 0.0
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.ready.card.weight_bytes if self.ready is not None else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """When an incarnation will be called lost, if it neither speaks nor moves until then."""
+
+    at: float
+    kind: Literal["silent", "wedged"]
+    text: str
+
+    def verdict(self) -> Verdict:
+        return Verdict(self.kind, "worker", Cause("Budget", self.text))
+
+
+def spawned(number: int, now: float) -> Incarnation:
+    return Incarnation(number=number, spawned_at=now, heard_at=now, moved_at=now)
+
+
+def with_loading(life: Incarnation, loading: Loading, now: float) -> Incarnation:
+    moved = loading != life.loading
+    return replace(life, loading=loading, moved_at=now if moved else life.moved_at)
+
+
+def with_beat(life: Incarnation, beat: Beat, now: float) -> Incarnation:
+    """Takes a beat in: it moves the worker if its phase or its progress is another one, or if
+    there is nothing that should move."""
+    last = life.beat
+    if last is None or not _busy(beat):
+        return replace(life, beat=beat, moved_at=now)
+    stepped = life.stepped
+    if beat.progress > last.progress:
+        stepped |= {last.phase}
+    moved = (beat.phase, beat.progress) != (last.phase, last.progress)
+    return replace(life, beat=beat, stepped=stepped, moved_at=now if moved else life.moved_at)
+
+
+def with_pause(life: Incarnation, gap: float) -> Incarnation:
+    """Takes out a time in which the reaper itself did not run, so that a machine that slept
+    finds no worker late."""
+    return replace(
+        life,
+        heard_at=life.heard_at + gap,
+        moved_at=life.moved_at + gap,
+        climb_at=life.climb_at + gap,
+    )
+
+
+def limit(state: SlotState, life: Incarnation, budgets: Budgets) -> Limit:
+    """The earlier of the two ends of the reaper's patience."""
+    silence, what = _silence(state, budgets)
+    silent = Limit(life.heard_at + silence, "silent", f"{what} for {silence:g} s")
+    stillness, what = _stillness(state, life, budgets)
+    still = Limit(life.moved_at + stillness, "wedged", f"{what} for {stillness:g} s")
+    return silent if silent.at <= still.at else still
+
+
+def _busy(beat: Beat) -> bool:
+    # An idle engine beside requests that are owed something is the phantom of a wedge.
+    return beat.phase != "idle" or beat.running > 0 or beat.waiting > 0
+
+
+def _silence(state: SlotState, budgets: Budgets) -> tuple[float, str]:
+    if state == "spawning":
+        return budgets.hello_s, "no word since it was started"
+    if state in STARTING:
+        return budgets.load_silent_s, "no word while loading"
+    return budgets.silent_s, "no heartbeat"
+
+
+def _stillness(state: SlotState, life: Incarnation, budgets: Budgets) -> tuple[float, str]:
+    if state == "spawning":
+        return float("inf"), "starting"
+    if state in STARTING:
+        phase = life.loading.phase if life.loading is not None else "starting"
+        return budgets.load_still_s, f"no progress while {phase}"
+    beat = life.beat
+    if beat is None or not _busy(beat):
+        return float("inf"), "idle"
+    if beat.phase == "stopping":
+        return float("inf"), "stopping"  # the ladder has its own times
+    step = budgets.decode_s if beat.phase == "decode" else budgets.prefill_s
+    if beat.phase not in life.stepped:
+        step *= budgets.first_factor
+    what = f"no progress in {beat.phase} ({beat.running} running, {beat.waiting} waiting)"
+    return step, what
