@@ -1,0 +1,133 @@
+"""Where a node keeps and binds things.
+
+::
+
+    <state directory>/lock               held while a reaper serves from here; holds its pid
+                      incarnation        the last worker's number
+                      autopsies.jsonl
+                      stderr/            what each worker writes, until it is gone
+                      ptx/<slot>/        compiled CUDA kernels
+
+    /tmp/mayfly-<uid>/<8 hex>/node.ipc   the reaper's ROUTER
+                              roster.ipc its XPUB
+                              w<n>.ipc   the ROUTER of the worker with this number
+
+Sockets live apart because macOS allows their paths 104 bytes. The 8 hex digits are of the state
+directory's path, so that nodes with different ones run side by side. A second bind on an ipc path
+silently steals it: the lock keeps a second reaper away.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from mayfly_reaper.errors import StartError
+
+SHARED_TEMPORARY = Path("/tmp")  # noqa: S108 - checked below; macOS's own TMPDIR is too long
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """The folder of a node's sockets."""
+
+    folder: Path
+
+    @property
+    def control(self) -> str:
+        """Where the reaper takes words from workers, front ends and the command line."""
+        return f"ipc://{self.folder}/node.ipc"
+
+    @property
+    def roster(self) -> str:
+        """Where it publishes."""
+        return f"ipc://{self.folder}/roster.ipc"
+
+    def worker(self, incarnation: int) -> Path:
+        """Where one worker serves; no other ever binds it, for numbers are never given again."""
+        return self.folder / f"w{incarnation}.ipc"
+
+    def sweep(self) -> None:
+        """Removes every socket, as a predecessor that was killed, and killed workers, leave."""
+        for name in ("node.ipc", "roster.ipc"):
+            (self.folder / name).unlink(missing_ok=True)
+        for path in self.folder.glob("w*.ipc"):
+            path.unlink(missing_ok=True)
+
+
+def runtime_of(state_dir: Path) -> Runtime:
+    """Where the node of a state directory has its sockets, whether it runs or not."""
+    name = hashlib.sha256(os.fsencode(state_dir.resolve())).hexdigest()[:8]
+    return Runtime(SHARED_TEMPORARY / f"mayfly-{os.geteuid()}" / name)
+
+
+@contextmanager
+def locked(state_dir: Path) -> Iterator[None]:
+    """Holds the state directory, which is made if it is missing.
+
+    Raises:
+        StartError: another reaper holds it, or it cannot be written to.
+    """
+    path = state_dir / "lock"
+    try:
+        state_dir.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StartError(f"cannot use the state directory {state_dir}: {error}") from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            pid = os.pread(descriptor, 20, 0).decode(errors="replace").strip() or "unknown"
+            raise StartError(
+                f"another mayfly serves from this state directory (pid {pid}): {state_dir}; "
+                "stop it, or name another one with --state-dir"
+            ) from error
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)  # and with it the lock; the file stays, for unlinking it would race
+
+
+@contextmanager
+def opened(runtime: Runtime) -> Iterator[None]:
+    """Makes the folder for sockets, free of a predecessor's, and removes it at the end.
+
+    Raises:
+        StartError: the folder is not this user's alone.
+    """
+    _own(runtime.folder.parent)
+    _own(runtime.folder)
+    runtime.sweep()
+    try:
+        yield
+    finally:
+        runtime.sweep()
+        with suppress(OSError):  # somebody else's file in it is not ours to remove
+            runtime.folder.rmdir()
+
+
+def _own(folder: Path) -> None:
+    """Makes a folder of mode 0700, or makes sure that it is one: anyone may write to /tmp, and
+    who owns a socket's folder can put his own in its place."""
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError as error:
+        raise StartError(f"cannot make {folder} for sockets: {error}") from error
+    if not stat.S_ISDIR(found.st_mode):
+        wrong = "it is not a folder"
+    elif found.st_uid != os.geteuid():
+        wrong = f"it belongs to user {found.st_uid}"
+    elif found.st_mode & 0o077:
+        wrong = f"others may enter it (mode {stat.S_IMODE(found.st_mode):o})"
+    else:
+        return
+    raise StartError(f"{folder} cannot be trusted with sockets: {wrong}; remove it")
