@@ -1,0 +1,155 @@
+"""A worker without MLX: it speaks the worker's side of the protocol and misbehaves when asked to.
+
+Run as a worker's command; the reaper appends ``--settings JSON``. Misbehaviour starts ``--after``
+seconds after Ready (or, for those that never get there, instead of it) and is that of the first
+``--times`` incarnations only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+import zmq
+
+from mayfly_protocol.codec import encode, to_slot
+from mayfly_protocol.lifecycle import (
+    Beat,
+    Bye,
+    Cause,
+    Exit,
+    Fault,
+    Hello,
+    Loading,
+    Memory,
+    ModelCard,
+    Ready,
+)
+from mayfly_protocol.settings import WorkerSettings, worker_settings
+from mayfly_protocol.sockets import configure
+
+ABORT_TEXT = "[METAL] Command buffer execution failed: Caused GPU Timeout Error (0000000e)"
+
+
+class FakeWorker:
+    """One thread: stdin, the control socket and the clock."""
+
+    def __init__(self, settings: WorkerSettings, arguments: argparse.Namespace) -> None:
+        self.settings = settings
+        self.behaviour = arguments.behave if settings.incarnation <= arguments.times else "serve"
+        self.after = arguments.after
+        self.weight_bytes = arguments.weight_bytes
+        self.progress = 0
+        self.context = zmq.Context()
+        self.control: zmq.Socket[Any] = self.context.socket(zmq.DEALER)
+        configure(self.control)
+        self.control.setsockopt(zmq.LINGER, 1000)
+        self.control.setsockopt(zmq.ROUTING_ID, f"{settings.slot}#{settings.incarnation}".encode())
+        self.control.connect(settings.control)
+        self.listener: zmq.Socket[Any] = self.context.socket(zmq.ROUTER)
+        configure(self.listener)
+        self.listener.bind(settings.listen)
+
+    def say(self, message: object) -> None:
+        self.control.send(encode(message))
+
+    def leave(self, code: int, reason: str = "") -> None:
+        self.say(Bye(code, reason))
+        self.control.close()
+        self.listener.close()
+        self.context.term()  # waits until the farewell is sent
+        os._exit(code)
+
+    def run(self) -> None:
+        self.say(Hello(self.settings.slot, self.settings.incarnation, os.getpid()))
+        self.say(Loading("loading", 1, 2))
+        self.say(Beat(phase="loading", progress=0))
+        match self.behaviour:
+            case "configuration":
+                self.leave(Exit.CONFIGURATION, "the model type 'gpt-17' is not known to mlx-lm")
+            case "load-failed":
+                self.leave(Exit.LOAD_FAILED, "model.safetensors is cut short")
+            case "load-for-ever":
+                self.serve_until(float("inf"), Beat(phase="loading", progress=0))
+        self.say(Loading("canary", 2, 2))
+        self.say(
+            Ready(
+                self.settings.listen,
+                ModelCard(digest="fake", weight_bytes=self.weight_bytes),
+            )
+        )
+        deadline = time.monotonic() + self.after if self.behaviour != "serve" else float("inf")
+        self.serve_until(deadline, None)
+        self.misbehave()
+
+    def misbehave(self) -> None:
+        match self.behaviour:
+            case "hang":
+                self.serve_until(float("inf"), Beat(phase="decode", progress=7, running=1))
+            case "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case "fault":
+                first = Cause("RuntimeError", "[METAL] the first", "Traceback ...")
+                later = (Cause("RuntimeError", "cleanup"),)
+                self.say(Fault("metal_timeout", "worker", first, later, ("r1", "r2"), ("r1",)))
+                self.leave(Exit.POISONED)
+            case "abort":
+                print(
+                    "terminate called after throwing an instance of 'std::runtime_error'",
+                    file=sys.stderr,
+                )
+                print(f"  what():  {ABORT_TEXT}", file=sys.stderr, flush=True)
+                os.abort()
+            case "recycle":
+                self.leave(Exit.RECYCLED, "worn")
+            case "deaf":  # to Drain and SIGTERM
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                self.serve_until(float("inf"), None, deaf=True)
+
+    def serve_until(self, deadline: float, stuck: Beat | None, deaf: bool = False) -> None:
+        """Beats, answers Drain and watches stdin. ``stuck`` is the beat of a wedged engine."""
+        poller = zmq.Poller()
+        poller.register(self.control, zmq.POLLIN)
+        poller.register(0, zmq.POLLIN)
+        while time.monotonic() < deadline:
+            self.say(stuck or self.beat())
+            left = min(deadline - time.monotonic(), self.settings.beat_interval_s)
+            ready = dict(poller.poll(max(0, int(left * 1000))))
+            if 0 in ready and not os.read(0, 1):
+                os._exit(Exit.ORPHANED)
+            if self.control in ready:
+                to_slot.decode(self.control.recv())
+                if not deaf and stuck is None:
+                    self.leave(Exit.BYE)
+
+    def beat(self) -> Beat:
+        self.progress += 1
+        return Beat(
+            phase="idle",
+            progress=self.progress,
+            inferences=self.progress,
+            memory=Memory(footprint=1 << 20),
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--behave", default="serve")
+    parser.add_argument("--after", type=float, default=0.0)
+    parser.add_argument("--times", type=int, default=1)
+    parser.add_argument("--weight-bytes", type=int, default=0)
+    parser.add_argument("--settings", required=True)
+    arguments = parser.parse_args()
+    faulthandler.register(signal.SIGUSR2, all_threads=True)
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(Exit.BYE))
+    settings = worker_settings.validate_json(arguments.settings)
+    FakeWorker(settings, arguments).run()
+
+
+if __name__ == "__main__":
+    main()

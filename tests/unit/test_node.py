@@ -1,0 +1,317 @@
+"""A node with real processes: its workers speak the protocol and have no MLX."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import zmq
+
+from mayfly_protocol.roster import Ask, Done, Recycle, Roster
+from mayfly_reaper.settings import WORKER_COMMAND
+from node_harness import RunningNode, fake_front_end, fake_worker
+
+QUICK = {"retry_s": 0.1, "spacing_s": 0.0}
+
+
+@pytest.fixture(scope="module")
+def quiet_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningNode]:
+    """A node with one worker, for tests that leave it as it is."""
+    with RunningNode(tmp_path_factory.mktemp("quiet"), preload_blas=True) as node:
+        node.ready()
+        yield node
+
+
+def test_a_worker_becomes_ready_and_a_stop_leaves_nothing(tmp_path: Path) -> None:
+    with RunningNode(tmp_path, workers=2, front_end=fake_front_end()) as node:
+        roster = node.roster(lambda roster: [s.state for s in roster.slots] == ["ready"] * 2)
+        assert [slot.slot for slot in roster.slots] == ["fake-model-0", "fake-model-1"]
+        assert {slot.incarnation for slot in roster.slots} == {1, 2}
+        assert all(slot.endpoint.startswith("ipc:///tmp/mayfly-") for slot in roster.slots)
+        assert roster.pid == node.process.pid
+        node.wait_for("front", "127.0.0.1")
+        assert node.runtime.folder.stat().st_mode & 0o777 == 0o700
+        children = node.children()
+        assert len(children) == 3
+
+        began = time.monotonic()
+        node.process.send_signal(signal.SIGTERM)
+        assert node.process.wait(10) == 0
+        assert time.monotonic() - began < 2
+        assert not any(child.is_running() for child in children)
+        assert not node.runtime.folder.exists()
+        assert not list((tmp_path / "stderr").iterdir())
+        assert not (tmp_path / "autopsies.jsonl").exists()
+
+
+def test_a_killed_worker_is_replaced_and_missed_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    delays = []
+    with RunningNode(tmp_path, budgets=QUICK) as node:
+        first = node.ready()
+        reaper = node.process.pid
+        old = first
+        for _ in range(5):
+            os.kill(old.pid, signal.SIGKILL)
+            killed_at = time.monotonic()
+            node.slot(lambda view: view.state != "ready")
+            delays.append(time.monotonic() - killed_at)
+            old = node.ready(old.incarnation + 1)
+            assert not Path(first.endpoint.removeprefix("ipc://")).exists()
+        roster = node.ask(Ask())
+        assert isinstance(roster, Roster)
+        assert roster.pid == reaper
+        assert [loss.kind for loss in roster.losses] == ["killed"] * 5
+        autopsy = node.autopsies()[0]
+    assert (autopsy["kind"], autopsy["exit_status"], autopsy["state"]) == ("killed", -9, "ready")
+    assert autopsy["pid"] == first.pid
+    assert autopsy["done"] == "respawned at once"
+    with capsys.disabled():
+        print(f"\nSIGKILL to roster, median of 5: {statistics.median(delays) * 1000:.1f} ms")
+    assert statistics.median(delays) < 0.05
+
+
+def test_a_fault_is_known_by_its_first_cause(tmp_path: Path) -> None:
+    with RunningNode(tmp_path, fake_worker("--behave", "fault"), budgets=QUICK) as node:
+        node.ready(2)
+        (autopsy,) = node.autopsies()
+    assert (autopsy["kind"], autopsy["scope"]) == ("metal_timeout", "worker")
+    assert autopsy["first_cause"]["text"] == "[METAL] the first"
+    assert [cause["text"] for cause in autopsy["later"]] == ["cleanup"]
+    assert autopsy["requests"] == ["r1", "r2"]
+    assert autopsy["exit_status"] == 70
+
+
+def test_what_an_aborting_worker_printed_is_in_its_autopsy(tmp_path: Path) -> None:
+    with RunningNode(tmp_path, fake_worker("--behave", "abort"), budgets=QUICK) as node:
+        node.ready(2)
+        (autopsy,) = node.autopsies()
+        told = node.hear()
+    assert autopsy["kind"] == "aborted"
+    assert "Caused GPU Timeout Error" in autopsy["first_cause"]["text"]
+    assert any("terminate called" in line for line in autopsy["stderr"])
+    assert any(words[0] == "note" and "Caused GPU Timeout" in words[1] for words in told)
+
+
+def test_a_configuration_that_cannot_work_is_not_tried_again(tmp_path: Path) -> None:
+    with RunningNode(tmp_path, fake_worker("--behave", "configuration")) as node:
+        failed = node.slot(lambda view: view.state == "failed")
+        assert "gpt-17" in failed.detail
+        assert node.ask(Recycle("fake-model-0")) == Done(True, "recycling fake-model-0")
+        assert node.ready().incarnation == 2
+
+
+def test_a_load_that_fails_backs_off(tmp_path: Path) -> None:
+    with RunningNode(tmp_path, fake_worker("--behave", "load-failed"), budgets=QUICK) as node:
+        waiting = node.slot(lambda view: view.state == "backoff" and view.incarnation == 1)
+        assert waiting.retry_in_s is not None and 0 < waiting.retry_in_s <= 0.1
+        assert "cut short" in waiting.detail
+        node.ready(2)
+
+
+def test_a_worker_without_progress_is_replaced_with_its_stacks_kept(tmp_path: Path) -> None:
+    budgets = {**QUICK, "decode_s": 0.4, "first_factor": 1.0, "stacks_s": 0.2, "terminate_s": 0.2}
+    with RunningNode(tmp_path, fake_worker("--behave", "hang"), budgets=budgets) as node:
+        first = node.ready()
+        gone = node.slot(lambda view: view.state == "gone")
+        assert (gone.incarnation, gone.pid) == (1, first.pid)
+        assert "no progress in decode (1 running" in gone.detail
+        node.ready(2)
+        (autopsy,) = node.autopsies()
+    assert autopsy["kind"] == "wedged"
+    assert any("serve_until" in line for line in autopsy["stderr"])
+
+
+def test_a_stopped_worker_is_silent_and_killed(tmp_path: Path) -> None:
+    budgets = {**QUICK, "silent_s": 0.5}
+    with RunningNode(
+        tmp_path, fake_worker("--behave", "stop", "--after", "0.3"), budgets=budgets
+    ) as node:
+        node.ready(2)
+        (autopsy,) = node.autopsies()
+    assert (autopsy["kind"], autopsy["exit_status"]) == ("silent", -9)
+
+
+def test_a_load_that_stands_still_is_ended(tmp_path: Path) -> None:
+    budgets = {**QUICK, "load_still_s": 0.4, "stacks_s": 0.1, "terminate_s": 0.2}
+    with RunningNode(tmp_path, fake_worker("--behave", "load-for-ever"), budgets=budgets) as node:
+        node.ready(2)
+        (autopsy,) = node.autopsies()
+    assert (autopsy["kind"], autopsy["state"]) == ("wedged", "loading")
+
+
+def test_a_worker_that_recycles_itself_is_no_loss(tmp_path: Path) -> None:
+    worker = fake_worker("--behave", "recycle", "--times", "2")
+    with RunningNode(tmp_path, worker, budgets=QUICK) as node:
+        node.ready(3)
+        roster = node.ask(Recycle(""))
+        assert roster.ok
+        node.ready(4)
+        assert not (tmp_path / "autopsies.jsonl").exists()
+
+
+def test_a_second_signal_hurries(tmp_path: Path) -> None:
+    with RunningNode(tmp_path, fake_worker("--behave", "deaf")) as node:
+        node.ready()
+        node.process.send_signal(signal.SIGINT)
+        node.slot(lambda view: view.state == "draining")
+        node.process.send_signal(signal.SIGHUP)
+        assert node.process.wait(3) == 0
+        assert node.children() == []
+
+
+def test_a_deaf_worker_does_not_keep_a_node_from_stopping(tmp_path: Path) -> None:
+    budgets = {"stop_s": 0.2, "leave_s": 0.2, "terminate_s": 0.2, "stacks_s": 0.2}
+    with RunningNode(tmp_path, fake_worker("--behave", "deaf"), budgets=budgets) as node:
+        node.ready()
+        node.process.send_signal(signal.SIGTERM)
+        assert node.process.wait(5) == 0
+        (autopsy,) = node.autopsies()
+    assert autopsy["first_cause"]["text"] == "did not leave in the time that it was given"
+
+
+def test_a_stop_while_loading_leaves_nothing(tmp_path: Path) -> None:
+    with RunningNode(tmp_path, fake_worker("--behave", "load-for-ever")) as node:
+        node.slot(lambda view: view.state == "loading")
+        children = node.children()
+        node.process.send_signal(signal.SIGINT)
+        assert node.process.wait(5) == 0
+        assert not any(child.is_running() for child in children)
+        assert not (tmp_path / "autopsies.jsonl").exists()
+
+
+def test_a_killed_node_takes_everything_with_it_and_its_successor_cleans_up(
+    tmp_path: Path,
+) -> None:
+    with RunningNode(tmp_path, front_end=fake_front_end()) as node:
+        node.ready()
+        children = node.children()
+        assert len(children) == 2
+        node.process.kill()
+        node.process.wait()
+        _, alive = psutil.wait_procs(children, timeout=5)
+        assert not alive
+        left = sorted(path.name for path in node.runtime.folder.iterdir())
+        assert "node.ipc" in left
+    with RunningNode(tmp_path) as node:
+        assert node.ready().incarnation == 2
+        assert len(list(node.runtime.folder.iterdir())) == 3
+        node.process.terminate()
+        assert node.process.wait(5) == 0
+        assert not node.runtime.folder.exists()
+
+
+def test_one_state_directory_has_one_node(quiet_node: RunningNode) -> None:
+    with RunningNode(quiet_node.state_dir) as second:
+        _, complaint = second.process.communicate(timeout=20)
+        assert second.process.returncode == 2
+    pid = quiet_node.process.pid
+    assert f"another mayfly serves from this state directory (pid {pid})" in complaint
+    assert quiet_node.ask(Ask()).pid == pid
+
+
+def test_a_taken_port_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with RunningNode(tmp_path, front_end=fake_front_end(), port=port) as node:
+            _, complaint = node.process.communicate(timeout=10)
+            assert node.process.returncode == 2
+    assert f"cannot listen on 127.0.0.1 port {port}" in complaint
+    assert not node.runtime.folder.exists()
+
+
+def test_a_front_end_that_crashes_refuses_nobody(tmp_path: Path) -> None:
+    with RunningNode(tmp_path, front_end=fake_front_end(), budgets=QUICK) as node:
+        _, host, port = node.wait_for("front")
+        url = f"http://{host}:{port}"
+        first = get(url)
+        with pytest.raises(OSError):
+            get(f"{url}/crash")
+        second = get(url)
+        assert second != first
+        crashed = node.wait_for("note", "the front end ended: exit status 9; another one starts")
+        assert crashed
+        with pytest.raises(OSError):
+            get(f"{url}/crash")
+        assert get(url) not in (first, second)
+        assert [words for words in node.hear() if words[0] == "front"] == [["front", host, port]]
+
+
+def test_a_late_subscriber_hears_the_roster_at_once(quiet_node: RunningNode) -> None:
+    context = zmq.Context()
+    for _ in range(3):
+        quiet_node.roster(lambda roster: True)  # just now: the next regular one is a second away
+        with context.socket(zmq.SUB) as late:
+            late.linger = 0
+            late.subscribe(b"roster")
+            began = time.monotonic()
+            late.connect(quiet_node.runtime.roster)
+            assert late.poll(5000)
+            assert time.monotonic() - began < 0.5
+    context.term()
+
+
+def test_a_terminal_that_is_closed_ends_nothing(tmp_path: Path) -> None:
+    with RunningNode(tmp_path, budgets=QUICK, audience=False) as node:
+        first = node.ready()
+        os.kill(first.pid, signal.SIGKILL)
+        node.ready(2)
+        node.process.send_signal(signal.SIGHUP)
+        assert node.process.wait(5) == 0
+        assert node.children() == []
+
+
+def test_nonsense_on_the_control_socket_changes_nothing(quiet_node: RunningNode) -> None:
+    before = quiet_node.ask(Ask())
+    context = zmq.Context()
+    for identity in (b"anyone", b"fake-model-0#99", b"fake-model-0#x"):
+        with context.socket(zmq.DEALER) as socket:
+            socket.setsockopt(zmq.ROUTING_ID, identity)
+            socket.connect(quiet_node.runtime.control)
+            socket.send(b"\xc1")
+            socket.send_multipart([b"", b"two frames"])
+    context.term()
+    after = quiet_node.ask(Ask())
+    assert (after.epoch, after.slots[0].pid) == (before.epoch, before.slots[0].pid)
+    assert quiet_node.ask(Recycle("nobody")) == Done(
+        False, "there is no slot 'nobody' here, but fake-model-0"
+    )
+
+
+def test_an_idle_node_sleeps_and_its_worker_has_its_limits(quiet_node: RunningNode) -> None:
+    worker = psutil.Process(quiet_node.ask(Ask()).slots[0].pid)
+    process = psutil.Process(quiet_node.process.pid)
+    before = sum(process.cpu_times()[:2])
+    began = time.monotonic()
+    quiet_node.roster(lambda roster: time.monotonic() - began > 1.0)
+    assert sum(process.cpu_times()[:2]) - before < 0.1
+    assert worker.environ()["MLX_ENABLE_CACHE_THRASHING_CHECK"] == "0"
+    if sys.platform == "linux":
+        assert worker.rlimit(psutil.RLIMIT_CORE)[0] == 0
+        soft, hard = worker.rlimit(psutil.RLIMIT_NOFILE)
+        assert soft >= min(65536, hard)
+
+
+def test_nothing_of_a_reaper_imports_mlx() -> None:
+    check = (
+        "import mayfly_reaper.node, sys; assert not any(m.startswith('mlx') for m in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", check], check=True)
+    assert WORKER_COMMAND[0] == sys.executable
+
+
+def get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as response:
+        text: str = response.read().decode()
+    return text

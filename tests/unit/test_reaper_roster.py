@@ -1,0 +1,128 @@
+"""What a node says of its slots, and when."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+from mayfly_protocol.codec import encode, rosters
+from mayfly_protocol.lifecycle import (
+    Beat,
+    Cause,
+    Fault,
+    Hello,
+    Loading,
+    Memory,
+    ModelCard,
+    Ready,
+    ToReaper,
+)
+from mayfly_protocol.roster import ROSTER_INTERVAL_S, Loss, SlotView
+from mayfly_reaper.actions import Record
+from mayfly_reaper.events import Exited, Said, Started, Tick
+from mayfly_reaper.roster import LOSSES_KEPT_S, MOVEMENT_S, Bulletin, loss_of, view
+from mayfly_reaper.settings import Budgets
+from mayfly_reaper.slot import Slot, SlotRules
+
+CARD = ModelCard(digest="d", rows=4)
+VIEW = SlotView(slot="s", model="m", state="ready", incarnation=1)
+
+
+def slot_after(*messages: ToReaper) -> Slot:
+    """A slot at time 10 whose first worker was spawned at 0 and said these things."""
+    rules = SlotRules(Budgets(), lambda: 0.0, itertools.count(1).__next__)
+    slot, _ = rules.step(rules.begin("s", 0.0), Tick(), 0.0)
+    slot, _ = rules.step(slot, Started(1, 4711), 0.0)
+    for message in messages:
+        slot, _ = rules.step(slot, Said(1, message), 10.0)
+    return slot
+
+
+def test_a_loading_slot_shows_how_far_it_is() -> None:
+    slot = slot_after(Hello("s", 1, 4711), Loading("warming", 3, 9))
+    assert view(slot, "m", 12.0) == SlotView(
+        slot="s",
+        model="m",
+        state="loading",
+        incarnation=1,
+        pid=4711,
+        phase="warming",
+        load_done=3,
+        load_total=9,
+        age_s=12.0,
+    )
+
+
+def test_a_serving_slot_shows_where_it_is_and_what_it_does() -> None:
+    beat = Beat(
+        "decode",
+        progress=9,
+        running=2,
+        waiting=3,
+        waiting_tokens=4,
+        inferences=5,
+        generated_tokens=6,
+        memory=Memory(footprint=7),
+    )
+    shown = view(slot_after(Ready("ipc:///w", CARD, "key"), beat), "m", 10.0)
+    assert (shown.endpoint, shown.public_key, shown.card) == ("ipc:///w", "key", CARD)
+    assert (shown.phase, shown.progress, shown.running, shown.waiting) == ("decode", 9, 2, 3)
+    assert (shown.waiting_tokens, shown.inferences, shown.generated_tokens) == (4, 5, 6)
+    assert shown.memory.footprint == 7
+
+
+def test_a_slot_whose_worker_is_lost_says_why() -> None:
+    fault = Fault("metal_hang", "worker", Cause("RuntimeError", "it hangs"))
+    shown = view(slot_after(Ready("ipc:///w", CARD), fault), "m", 10.0)
+    assert (shown.state, shown.detail) == ("gone", "metal_hang: it hangs")
+
+
+def test_a_slot_in_backoff_says_when_it_goes_on() -> None:
+    slot = replace(slot_after(), life=None, state="backoff", retry_at=13.5, detail="unknown: x")
+    shown = view(slot, "m", 11.0)
+    assert (shown.incarnation, shown.pid, shown.retry_in_s) == (1, 0, 2.5)
+    assert shown.detail == "unknown: x"
+    assert view(slot, "m", 14.0).retry_in_s == 0.0
+
+
+def test_a_change_is_told_at_once_and_movement_soon() -> None:
+    bulletin = Bulletin("n", "e", 1, now=0.0)
+    bulletin.show(VIEW, 0.0)
+    assert bulletin.due == 0.0
+    first = bulletin.tell(0.0)
+    assert bulletin.due == ROSTER_INTERVAL_S
+
+    bulletin.show(replace(VIEW, age_s=0.1), 0.1)
+    assert bulletin.due == ROSTER_INTERVAL_S
+    assert bulletin.roster(0.1).revision == first.revision
+
+    bulletin.show(replace(VIEW, running=1), 0.1)
+    assert bulletin.due == MOVEMENT_S
+    bulletin.show(replace(VIEW, running=1, state="draining"), 0.2)
+    assert bulletin.due == 0.2
+    second = bulletin.tell(0.2)
+    assert second.revision > first.revision
+    assert second.slots[0].state == "draining"
+
+
+def test_an_answer_does_not_put_the_next_roster_off() -> None:
+    bulletin = Bulletin("n", "e", 1, now=0.0)
+    bulletin.tell(0.0)
+    bulletin.roster(0.9)
+    assert bulletin.due == ROSTER_INTERVAL_S
+
+
+def test_losses_are_told_for_a_minute() -> None:
+    slot = slot_after(
+        Ready("ipc:///w", CARD),
+        Fault("k", "worker", Cause("E", "first"), requests=("a", "b"), suspects=("a",)),
+    )
+    rules = SlotRules(Budgets(), lambda: 0.0, itertools.count(2).__next__)
+    _, actions = rules.step(slot, Exited(1, 70), 10.0)
+    (record,) = (action for action in actions if isinstance(action, Record))
+    bulletin = Bulletin("n", "e", 1, now=10.0)
+    bulletin.lose(loss_of("s", record), 10.0)
+    told = bulletin.tell(12.0)
+    assert told.losses == (Loss("s", 1, "k", "worker", "first", age_s=2.0, suspects=("a",)),)
+    assert rosters.decode(encode(told)) == told
+    assert bulletin.tell(10.0 + LOSSES_KEPT_S + 0.1).losses == ()

@@ -1,0 +1,43 @@
+"""Telling the operator, who may have gone away."""
+
+from __future__ import annotations
+
+import logging
+
+from mayfly_protocol.roster import SlotView
+from mayfly_reaper.settings import Observer
+
+_log = logging.getLogger(__name__)
+
+
+class Teller:
+    """An observer in front of another one. A terminal that was closed or a pipe that nobody reads
+    any more ends the telling, and must not end the workers."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer: Observer | None = observer
+
+    def slot_changed(self, view: SlotView) -> None:
+        if self._observer is not None:
+            try:
+                self._observer.slot_changed(view)
+            except OSError as error:
+                self._give_up(error)
+
+    def front_end_ready(self, host: str, port: int) -> None:
+        if self._observer is not None:
+            try:
+                self._observer.front_end_ready(host, port)
+            except OSError as error:
+                self._give_up(error)
+
+    def note(self, text: str) -> None:
+        if self._observer is not None:
+            try:
+                self._observer.note(text)
+            except OSError as error:
+                self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        self._observer = None
+        _log.warning("nobody can be told any more what happens here: %s", error)
