@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from queue import Empty, Queue
 from types import TracebackType
@@ -22,6 +24,8 @@ from mayfly_reaper.paths import runtime_of
 
 MODELS = Path(__file__).parent / "models"
 PATIENCE_S = 20.0
+REFUSED = 2
+"""The exit status of a node that could not start."""
 
 
 def fake_worker(*arguments: str) -> list[str]:
@@ -88,8 +92,7 @@ class RunningNode:
         traceback: TracebackType | None,
     ) -> None:
         self.children()
-        self.process.kill()
-        self.process.wait()
+        self._end()
         for child in self._children.values():
             if child.is_running():
                 child.kill()
@@ -99,6 +102,16 @@ class RunningNode:
         self.process.stderr.close()
         self.subscriber.close(0)
         self._context.term()
+
+    def _end(self) -> None:
+        """Stops it, hurries it, kills it."""
+        for signal in (self.process.terminate, self.process.terminate, self.process.kill):
+            signal()
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(5)
+                break
+        if self.process.returncode != REFUSED and self.runtime.folder.exists():
+            shutil.rmtree(self.runtime.folder)  # a test killed it
 
     def _read(self) -> None:
         if self._audience and self.process.stdout is not None:

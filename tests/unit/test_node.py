@@ -60,7 +60,8 @@ def test_a_killed_worker_is_replaced_and_missed_at_once(
     delays = []
     with RunningNode(tmp_path, budgets=QUICK) as node:
         first = node.ready()
-        reaper = node.process.pid
+        reaper = psutil.Process(node.process.pid)
+        files = reaper.num_fds()
         old = first
         for _ in range(5):
             os.kill(old.pid, signal.SIGKILL)
@@ -71,7 +72,8 @@ def test_a_killed_worker_is_replaced_and_missed_at_once(
             assert not Path(first.endpoint.removeprefix("ipc://")).exists()
         roster = node.ask(Ask())
         assert isinstance(roster, Roster)
-        assert roster.pid == reaper
+        assert roster.pid == reaper.pid
+        assert reaper.num_fds() <= files + 1  # the asker's connection
         assert [loss.kind for loss in roster.losses] == ["killed"] * 5
         autopsy = node.autopsies()[0]
     assert (autopsy["kind"], autopsy["exit_status"], autopsy["state"]) == ("killed", -9, "ready")

@@ -31,7 +31,7 @@ Fatal Python error: Aborted
 @pytest.mark.parametrize(
     ("status", "stderr", "kind", "scope", "cause"),
     [
-        (-signal.SIGKILL, "", "killed", "worker", "killed by SIGKILL"),
+        (-signal.SIGKILL, "", "killed", "worker", "SIGKILL from outside"),
         (
             -signal.SIGSEGV,
             SEGFAULT,

@@ -162,7 +162,7 @@ def test_somebodys_kill_is_not_held_against_the_slot() -> None:
     for incarnation in range(2, 8):
         story.wait(2, beat=IDLE)
         actions = story.exit(-signal.SIGKILL)
-        assert losses(actions) == [("killed", "worker", "killed by SIGKILL")]
+        assert losses(actions) == [("killed", "worker", "SIGKILL from outside")]
         assert actions[-1] == Spawn(incarnation)
         story.ready()
     assert story.slot.strikes == 0

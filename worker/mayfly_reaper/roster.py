@@ -32,7 +32,7 @@ def view(slot: Slot, model: str, now: float) -> SlotView:
             retry_in_s=retry_in_s,
             detail=slot.detail,
         )
-    ready, beat = life.ready, life.beat or Beat(phase="loading", progress=0)
+    ready, beat = life.ready, life.beat or Beat(phase="idle", progress=0)
     loading = life.loading or Loading("starting")
     detail = slot.detail
     if slot.state == "gone" and life.verdict is not None:

@@ -188,7 +188,7 @@ class SlotRules:
                 state: SlotState = "canary" if message.phase == "canary" else "loading"
                 return replace(heard, state=state, life=life), []
             case Ready() if slot.state in STARTING:
-                life = replace(life, ready=message, ready_at=now, moved_at=now)
+                life = replace(life, ready=message, ready_at=now, moved_at=now, beat=None)
                 return replace(heard, state="ready", life=life, detail=""), []
             case Beat():
                 return replace(heard, life=life_of.with_beat(life, message, now)), []

@@ -61,7 +61,7 @@ def of_exit(status: int, stderr: str, bye: Bye | None) -> Verdict:
     """
     kind, scope = _kind_of_signal(-status) if status < 0 else _kind_of_code(status, stderr)
     told = bye.reason if bye is not None and bye.reason else telling_line(stderr)
-    how = describe_status(status)
+    how = describe_status(status) if kind != "killed" else "SIGKILL from outside"
     return Verdict(kind, scope, Cause("Exit", f"{how}: {told}" if told else how))
 
 
