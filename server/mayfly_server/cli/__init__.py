@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import typer
 
-from mayfly_server.cli import chat, serve, status, version
+from mayfly_server.cli import chat, faults, serve, status, version
 
 app = typer.Typer(
     name="mayfly",
@@ -23,6 +23,7 @@ app = typer.Typer(
 app.command()(serve.serve)
 app.command()(status.status)
 app.command()(chat.chat)
+app.add_typer(faults.app)
 app.command()(version.version)
 
 
