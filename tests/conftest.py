@@ -1,0 +1,38 @@
+"""Fixtures that tests of every kind share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from models import scripted, tiny
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random-weight Llama with a plain chat template."""
+    return tiny.build(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def tools_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with a tokenizer and a template that know tools."""
+    return tiny.build(tmp_path_factory.mktemp("tools"), tokenizer="tools")
+
+
+@pytest.fixture(scope="session")
+def thinking_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with tools and thoughts."""
+    return tiny.build(tmp_path_factory.mktemp("thinking"), tokenizer="thinking")
+
+
+@pytest.fixture(scope="session")
+def scripted_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Builds a scripted model in a folder of its own: see :func:`models.scripted.build`."""
+
+    def build(*args: object, **options: object) -> Path:
+        return scripted.build(tmp_path_factory.mktemp("scripted"), *args, **options)  # type: ignore[arg-type]
+
+    return build

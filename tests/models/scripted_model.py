@@ -1,0 +1,216 @@
+"""The code of a scripted model. It travels in the model's folder as its ``model_file``.
+
+It imports nothing but what a worker has, since it runs there. What it says and does is read from
+``script.json`` beside it (see :mod:`models.scripted`, which writes both).
+
+The next token follows from the history alone. The cache's keys *are* the token ids, so whatever an
+engine does with the cache (batching, padding, chunks, trimming, resuming) is either right or shows
+at once in the text::
+
+    history:  <|im_start|> user ... trigger ... <|im_start|>assistant \\n  r0 r1 r2
+              '------------------- prompt --------------------------'  '-- n=3 --'
+    next:     the play of that trigger: reply[3], or the end token after its last
+
+Where there is no marker in the history, the default play's reply is said over and over: token
+``reply[len(history) % len(reply)]``.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx_lm.models.base import BaseModelArgs
+from numpy.lib.stride_tricks import sliding_window_view
+from tokenizers import Tokenizer
+
+FOLDER = Path(__file__).parent
+LOGIT = 20.0
+"""The scripted token's logit; all others lie within (0, 1)."""
+
+
+@dataclass
+class ModelArgs(BaseModelArgs):
+    vocab_size: int
+    eos_token_id: int
+    num_hidden_layers: int = 1
+
+
+@dataclass
+class Fault:
+    """``at`` is "load", "prefill", or how many tokens were said when it strikes. It strikes
+    ``times`` times over the lives of all processes that load this folder (None: always)."""
+
+    name: str
+    at: str | int
+    action: str
+    message: str = ""
+    times: int | None = None
+
+    def claim(self) -> bool:
+        """Whether it strikes now. A claim is a file: it outlives the process that it kills."""
+        if self.times is None:
+            return True
+        for n in range(self.times):
+            try:
+                (FOLDER / f"{self.name}.{n}.struck").open("x").close()
+            except FileExistsError:
+                continue
+            return True
+        return False
+
+
+@dataclass
+class Play:
+    trigger: str
+    reply: list[int]
+    faults: list[Fault] = field(default_factory=list)
+
+
+def _spin_holding_the_gil() -> None:
+    libc = ctypes.PyDLL(None)  # a PyDLL keeps the GIL through its calls
+    mutex = ctypes.create_string_buffer(256)
+    libc.pthread_mutex_init(mutex, None)
+    libc.pthread_mutex_lock(mutex)
+    libc.pthread_mutex_lock(mutex)  # never returns, signals or not
+
+
+def _spin_releasing_the_gil() -> None:
+    while True:
+        time.sleep(3600)
+
+
+def _abort(message: str) -> None:
+    sys.stderr.write(message + "\n")
+    sys.stderr.flush()
+    os.abort()
+
+
+def _raise(message: str) -> None:
+    raise RuntimeError(message)
+
+
+ACTIONS = {
+    "raise": _raise,
+    "abort": _abort,
+    "segfault": lambda _: ctypes.string_at(0),
+    "kill": lambda _: os.kill(os.getpid(), signal.SIGKILL),
+    "sigstop": lambda _: os.kill(os.getpid(), signal.SIGSTOP),
+    "exit": lambda code: os._exit(int(code or 0)),
+    "spin_gil_released": lambda _: _spin_releasing_the_gil(),
+    "spin_gil_held": lambda _: _spin_holding_the_gil(),
+}
+LOGITS = {"nan": np.nan, "constant": 1.0}
+"""Faults that show in the row's logits alone."""
+
+
+class Script:
+    def __init__(self) -> None:
+        whole = json.loads((FOLDER / "script.json").read_text())
+        self.step_s: float = whole["step_s"]
+        self.prefill_token_s: float = whole["prefill_token_s"]
+        self.load_faults = [Fault(**fault) for fault in whole["load_faults"]]
+        self.markers = [np.array(marker) for marker in whole["markers"]]
+        self.plays = [
+            Play(play["trigger"], play["reply"], [Fault(**fault) for fault in play["faults"]])
+            for play in whole["plays"]
+        ]
+        self.default = Play("", whole["default"])
+        self.tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+        self._cast: dict[bytes, Play] = {}
+
+    def play_for(self, prompt: np.ndarray) -> Play:
+        """The play whose trigger comes last in the prompt's text."""
+        key = prompt.tobytes()
+        if key not in self._cast:
+            text = self.tokenizer.decode(prompt.tolist(), skip_special_tokens=False)
+            last, play = max(
+                ((text.rfind(play.trigger), play) for play in self.plays),
+                key=lambda found: found[0],
+                default=(-1, self.default),
+            )
+            self._cast[key] = play if last >= 0 else self.default
+        return self._cast[key]
+
+    def prompt_lengths(self, history: np.ndarray) -> np.ndarray:
+        """For each position, how many tokens up to there belong to the prompt: [L], 0 for none."""
+        ends = np.zeros(len(history), dtype=np.int64)
+        for marker in self.markers:
+            if len(history) >= len(marker):
+                found = (sliding_window_view(history, len(marker)) == marker).all(axis=1)
+                ends[np.flatnonzero(found) + len(marker) - 1] = 1
+        return np.maximum.accumulate(ends * np.arange(1, len(history) + 1))
+
+
+class Model(nn.Module):
+    def __init__(self, args: ModelArgs) -> None:
+        super().__init__()
+        self.args = args
+        self.model_type = "scripted"
+        self.noise = mx.zeros((args.vocab_size,))
+        self._script = Script()
+        for fault in self._script.load_faults:
+            if fault.claim():
+                ACTIONS[fault.action](fault.message)
+
+    @property
+    def layers(self) -> list[None]:
+        return [None]
+
+    def __call__(self, inputs: mx.array, cache: list | None = None) -> mx.array:
+        """Ids [B, L] to logits [B, L, V]."""
+        rows = self._histories(inputs, cache[0] if cache else None)
+        length = inputs.shape[1]
+        time.sleep(self._script.step_s + length * self._script.prefill_token_s * (length > 1))
+        said = [self._next_ids(history, length) for history in rows]
+        logits = mx.broadcast_to(self.noise, (*inputs.shape, self.args.vocab_size))
+        logits = mx.put_along_axis(
+            logits, mx.array(np.stack(said))[..., None], mx.array(LOGIT), axis=-1
+        )
+        for row, history in enumerate(rows):
+            for action in self._strike(history, length):
+                logits[row] = LOGITS[action]
+        return logits
+
+    def _histories(self, inputs: mx.array, cache: object) -> list[np.ndarray]:
+        """Every row's ids so far, these included, without the padding on their left."""
+        keys = inputs[:, None, :, None].astype(mx.float32)
+        if cache is None:
+            return list(np.array(inputs))
+        kept, _ = cache.update_and_fetch(keys, keys)
+        ids = np.array(kept[:, 0, :, 0]).astype(np.int64)
+        if not hasattr(cache, "left_padding"):
+            return list(ids)
+        return [row[start:] for row, start in zip(ids, cache.left_padding.tolist(), strict=True)]
+
+    def _next_ids(self, history: np.ndarray, length: int) -> np.ndarray:
+        """What follows each of the last ``length`` positions of a row."""
+        prompts = self._script.prompt_lengths(history)[-length:]
+        seen = np.arange(len(history) - length + 1, len(history) + 1)
+        babble = np.array(self._script.default.reply)
+        ids = babble[seen % len(babble)]
+        for prompt in np.unique(prompts[prompts > 0]):
+            here = prompts == prompt
+            lines = [*self._script.play_for(history[:prompt]).reply, self.args.eos_token_id]
+            ids[here] = np.array(lines)[np.minimum(seen[here] - prompt, len(lines) - 1)]
+        return ids
+
+    def _strike(self, history: np.ndarray, length: int) -> list[str]:
+        """Lets the faults strike that are due in this row; returns those that spoil its logits."""
+        if length > 1:
+            play, at = self._script.play_for(history), "prefill"
+        else:
+            prompt = int(self._script.prompt_lengths(history)[-1])
+            play, at = self._script.play_for(history[:prompt]), len(history) - prompt
+        due = [fault for fault in play.faults if fault.at == at and fault.claim()]
+        for fault in due:
+            if fault.action in ACTIONS:
+                ACTIONS[fault.action](fault.message)
+        return [fault.action for fault in due if fault.action in LOGITS]
