@@ -23,6 +23,9 @@ from mayfly_worker.text.detokenize import hugging_face
 KEPT = 64
 """Compiled grammars that are kept for requests to come."""
 
+MAX_REASON = 500
+"""Characters of an error: some quote the whole expression that they are about."""
+
 
 class Grammars:
     """Compiles grammars for one model, and keeps the last of them. Safe to use from several
@@ -98,8 +101,8 @@ class Grammars:
 
     def _explained(self, source: Source, fault: str) -> str:
         for name, schema in source.schemas:
-            if self._schema_fault(schema):
-                place, reason = find_fault(schema, self._schema_fault)
+            if reason := self._schema_fault(schema):
+                place, reason = find_fault(schema, reason, self._schema_fault)
                 return f"{name} cannot be followed: at {place}: {reason}"
         return f"the grammar cannot be followed: {fault}"
 
@@ -200,6 +203,14 @@ def _words(bits: int) -> int:
 
 
 def _reason(matcher: LLMatcher) -> str:
-    """llguidance's error without the dump of its state."""
-    reason = matcher.get_error().split("\n<state>")[0].strip()
-    return "nothing can ever match it" if reason == "NoExtensionBias" else reason
+    """llguidance's error without the dump of its state, and in words of ours where its own speak
+    of things that a client cannot know."""
+    reason = matcher.get_error().split("\n<state>")[0].strip()[:MAX_REASON]
+    return next((ours for theirs, ours in _WORDS.items() if reason.startswith(theirs)), reason)
+
+
+_WORDS = {
+    "NoExtensionBias": "nothing can ever match it",
+    "oneOf constraints": "oneOf is followed only where its alternatives plainly exclude each "
+    "other (required members of different constants); use anyOf",
+}

@@ -17,12 +17,12 @@ Fault = Callable[[Any], str]
 """Compiles a schema and returns what is wrong with it, or an empty string."""
 
 
-def find_fault(schema: dict[str, Any], fault: Fault) -> tuple[str, str]:
-    """The innermost part of a faulty schema that fails in the same way as the whole.
+def find_fault(schema: dict[str, Any], reason: str, fault: Fault) -> tuple[str, str]:
+    """The innermost part of a schema that fails in the same way as the whole, for ``reason``.
 
     Returns its place, a JSON pointer (``#/properties/age``), and what is wrong there.
     """
-    place, node, reason = "#", schema, fault(schema)
+    place, node = "#", schema
     trials, seen = MAX_TRIALS, {"#"}
     while trials > 0:
         for pointer, child in _children(place, node, schema, reason):

@@ -18,7 +18,9 @@ from llguidance.gbnf_to_lark import any_to_lark
 from mayfly_protocol.requests import ChatPrompt, Constraint
 from mayfly_worker.errors import InvalidRequest
 
-MAX_CHARACTERS = 1_000_000
+MAX_CHARACTERS = 250_000
+MAX_PROPERTIES = 2_000
+"""Properties of one object: llguidance takes time in their square (0.6 s for these)."""
 MAX_CALLS = 16
 """Calls in one answer that was forced to call tools."""
 
@@ -69,9 +71,9 @@ def of_tools(prompt: ChatPrompt) -> Source:
         tools = [tool for tool in tools if tool["name"] == prompt.forced_tool]
     if not tools:
         raise InvalidRequest("tool_choice forces a call of a tool that is not there", "tool_choice")
-    more = 0 if prompt.forced_tool or not prompt.parallel_tool_calls else MAX_CALLS - 1
+    one = prompt.forced_tool is not None or not prompt.parallel_tool_calls
     rules = [
-        f'start: "[" call ("," call){{0,{more}}} "]"',
+        'start: "[" call "]"' if one else f'start: "[" call ("," call){{0,{MAX_CALLS - 1}}} "]"',
         "call: " + " | ".join(f"call_{n}" for n in range(len(tools))),
     ]
     parts, schemas = [], []
@@ -127,7 +129,24 @@ def _read_schema(value: str) -> Schema:
         raise InvalidRequest(f"the schema is not JSON: {error}", "response_format") from error
     if not isinstance(schema, dict):
         raise InvalidRequest("the schema has to be a JSON object", "response_format")
+    _check_size(schema, "response_format")
     return schema
+
+
+def _check_size(schema: Schema, param: str) -> None:
+    nodes: list[Any] = [schema]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, dict):
+            if len(node) > MAX_PROPERTIES:
+                raise InvalidRequest(
+                    f"the schema has an object of {len(node)} properties, "
+                    f"and at most {MAX_PROPERTIES} are followed",
+                    param,
+                )
+            nodes += node.values()
+        elif isinstance(node, list):
+            nodes += node
 
 
 def _parameters(tool: dict[str, Any]) -> Schema:
@@ -141,6 +160,7 @@ def _parameters(tool: dict[str, Any]) -> Schema:
         raise InvalidRequest(
             f"the parameters of tool {tool['name']!r} have to be a schema of type object", "tools"
         )
+    _check_size(schema, "tools")
     closed = {} if _OPENING & schema.keys() else {"additionalProperties": False}
     return {**schema, **closed, "type": "object"}
 

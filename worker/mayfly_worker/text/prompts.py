@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import lru_cache
@@ -74,29 +74,27 @@ def render(prompt: Prompt, tokenizer: Any, width: int) -> Rendered:
         InvalidRequest: an empty prompt, an id that does not exist, or a conversation that the
             template refuses (with the template's own words) or that there is no template for.
     """
+    param = "messages" if isinstance(prompt, ChatPrompt) else "prompt"
     if isinstance(prompt, ChatPrompt):
         rendered = _render_chat(prompt, tokenizer)
     elif isinstance(prompt, TextPrompt):
         rendered = Rendered(tokenizer.encode(prompt.text))
     else:
-        check_ids(prompt.ids, width, "prompt")
         rendered = Rendered(list(prompt.ids))
     if not rendered.ids:
-        raise InvalidRequest(
-            "the prompt is empty: there is no token to go on from",
-            "messages" if isinstance(prompt, ChatPrompt) else "prompt",
-        )
+        raise InvalidRequest("the prompt is empty: there is no token to go on from", param)
+    check_ids(rendered.ids, width, param)  # some tokenizers know more tokens than their model
     return rendered
 
 
-def check_ids(ids: Iterable[int], width: int, param: str) -> None:
+def check_ids(ids: Collection[int], width: int, param: str) -> None:
     """Raises InvalidRequest, naming ``param``, for a token id outside ``[0, width)``: on a CPU
     such an id would end the process."""
-    for id in ids:
-        if not 0 <= id < width:
-            raise InvalidRequest(
-                f"{param} has token id {id}, but this model's ids go from 0 to {width - 1}", param
-            )
+    if ids and (min(ids) < 0 or max(ids) >= width):
+        wrong = next(id for id in ids if not 0 <= id < width)
+        raise InvalidRequest(
+            f"{param} has token id {wrong}, but this model's ids go from 0 to {width - 1}", param
+        )
 
 
 def token_budget(prompt_tokens: int, max_tokens: int | None, context: int) -> int:

@@ -1,0 +1,287 @@
+"""Reasoning, content and tool calls, out of text that comes in pieces of any size."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+from typing import Any
+
+import mlx_lm.tool_parsers
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import vocabularies
+from mayfly_worker.text.markers import REASONING, guided_markers, markers_of
+from mayfly_worker.text.parts import Parts
+from mayfly_worker.text.toolcalls import Call, Tools, call_id
+
+THINKING = vocabularies.byte_level("thinking")
+PARSERS = [module.name for module in pkgutil.iter_modules(mlx_lm.tool_parsers.__path__)]
+
+
+def function(name: str, **properties: Any) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": properties}
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+TOOLS = (function("sum", x={"type": "integer"}), function("glob", pattern={"type": "string"}))
+
+
+def parts(*, tools: bool = True, **options: Any) -> Parts:
+    parser = Tools(TOOLS, THINKING.tool_parser) if tools else None
+    return Parts(markers_of(THINKING, tools), tools=parser, **options)
+
+
+def run(parts: Parts, pieces: list[str], *, complete: bool = True) -> tuple[str, str, list[Call]]:
+    for piece in pieces:
+        parts.feed(piece)
+    parts.end(complete=complete)
+    return parts.content, parts.reasoning, parts.calls
+
+
+def call(name: str, **arguments: Any) -> str:
+    body = json.dumps({"name": name, "arguments": arguments})
+    return f"<tool_call>\n{body}\n</tool_call>"
+
+
+# Against a plain reading of the whole text
+
+
+def read_whole(text: str, state: str) -> tuple[str, str, list[Call]]:
+    """The same, by searching the whole text for whichever marker comes next."""
+    content = reasoning = collected = ""
+    calls: list[Call] = []
+    exits = {
+        "normal": {"<think>": "reasoning", "<tool_call>": "tool"},
+        "reasoning": {"</think>": "normal", "<tool_call>": "tool"},
+        "tool": {"</tool_call>": "normal"},
+    }
+
+    def close(ending: str) -> str:
+        found = Tools(TOOLS, THINKING.tool_parser).read(collected)
+        calls.extend(found)
+        return "" if found else f"<tool_call>{collected}{ending}"
+
+    while True:
+        ahead = [(text.find(m), m) for m in exits[state] if m in text]
+        at, marker = min(ahead, default=(len(text), ""))
+        before, text = text[:at], text[at + len(marker) :]
+        if state == "reasoning":
+            reasoning += before
+        elif state == "normal":
+            content += before
+        else:
+            collected = before
+            content += close(marker)
+        if not marker:
+            return content, reasoning, calls
+        state = exits[state][marker]
+
+
+fragments = st.sampled_from(
+    ["<think>", "</think>", "<tool_call>", "</tool_call>", "<", "<t", "</", "k>", "text ", "\n"]
+) | st.sampled_from(
+    [call("sum", x=1), call("nobody"), '{"name": "glob", "arguments": {"pattern": "*"}}']
+)
+
+
+@given(st.lists(fragments, max_size=12), st.data(), st.sampled_from(["normal", "reasoning"]))
+def test_parts_are_those_of_the_whole_text(
+    parts_of_it: list[str], data: st.DataObject, state: str
+) -> None:
+    text = "".join(parts_of_it)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=12)))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    assert run(parts(state=state), pieces) == read_whole(text, state)
+
+
+# Reasoning
+
+
+def test_reasoning_goes_on_from_the_prompt() -> None:
+    content, reasoning, _ = run(parts(state=REASONING), ["let me", " see</th", "ink>42"])
+    assert (content, reasoning) == ("42", "let me see")
+
+
+def test_text_is_held_back_only_while_it_may_be_a_marker() -> None:
+    split = parts()
+    seen = []
+    for piece in ["a<", "b", "c</thin", "<tool"]:
+        split.feed(piece)
+        seen.append(split.content)
+    assert seen == ["a", "a<b", "a<bc</thin", "a<bc</thin"]
+
+
+# Tool calls
+
+
+def test_a_call_comes_out_when_it_is_whole() -> None:
+    split = parts()
+    text = "before" + call("sum", x=3)
+    for character in text[:-1]:
+        split.feed(character)
+    assert (split.content, split.calls) == ("before", [])
+    split.feed(text[-1])
+    assert split.calls == [Call("sum", '{"x": 3}')]
+
+
+def test_R13_several_calls_come_in_their_order() -> None:
+    _, _, calls = run(parts(), [call("sum", x=1) + "\n" + call("glob", pattern="*")])
+    assert [c.name for c in calls] == ["sum", "glob"]
+
+
+def test_without_parallel_calls_the_first_one_ends_it() -> None:
+    split = parts(parallel=False)
+    split.feed(call("sum", x=1) + call("sum", x=2) + "tail")
+    assert split.full
+    split.feed("more")
+    split.end(complete=True)
+    assert (split.content, split.calls) == ("", [Call("sum", '{"x": 1}')])
+
+
+def test_without_parallel_calls_one_of_a_list_counts() -> None:
+    tools = Tools(TOOLS, lambda text, tools: [{"name": "sum", "arguments": {"x": n}} for n in "ab"])
+    split = Parts(markers_of(THINKING, True), tools=tools, parallel=False)
+    split.feed("<tool_call>both</tool_call>")
+    assert split.calls == [Call("sum", '{"x": "a"}')]
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        "find <k>glob</k><v>*.txt</v>",  # R07
+        " \n ",  # R09
+        "",
+        "null",
+        "3",
+        '{"name": "nobody", "arguments": {}}',
+        '{"name": "sum"}',
+        '{"name": "sum", "arguments": "{}"}',
+        '{"name": "sum", "arguments": [1]}',
+        '{"name": ["sum"], "arguments": {}}',
+        '[{"name": "sum", "arguments": {}}, {"name": "nobody", "arguments": {}}]',
+        "[]",
+        '{"name": "sum", "arguments": {"x": NaN}}',
+        "[" * 100_000,
+    ],
+)
+def test_R07_R09_a_call_that_does_not_parse_comes_back_as_it_was(inside: str) -> None:
+    text = f"a<tool_call>{inside}</tool_call>b"
+    assert run(parts(), [text[:14], text[14:]]) == (text, "", [])
+
+
+def test_R10_without_tools_markers_are_text() -> None:
+    text = call("sum", x=1)
+    assert run(parts(tools=False), [text]) == (text, "", [])
+
+
+def test_a_call_without_its_end_marker_counts_where_the_model_ended_it() -> None:
+    text = call("sum", x=1).removesuffix("</tool_call>")
+    assert run(parts(), [text])[2] == [Call("sum", '{"x": 1}')]
+    assert run(parts(), [text], complete=False) == (text, "", [])
+    assert run(parts(), [text + "</tool_c"], complete=False)[0] == text + "</tool_c"
+
+
+def test_a_format_without_end_marker_has_its_calls_at_the_end() -> None:
+    tokenizer = vocabularies.with_parser("mistral")
+    tools = Tools(TOOLS, tokenizer.tool_parser)
+    split = Parts(markers_of(tokenizer, True), tools=tools)
+    text = '[TOOL_CALLS]sum[ARGS]{"x": 1}[TOOL_CALLS]glob[ARGS]{"pattern": "*"}'
+    _, _, calls = run(split, [text], complete=False)
+    assert [c.name for c in calls] == ["sum", "glob"]
+
+
+def test_a_call_out_of_a_thought_that_does_not_parse_is_content() -> None:
+    assert run(parts(state=REASONING), ["hm<tool_call>x</tool_call>y"]) == (
+        "<tool_call>x</tool_call>y",
+        "hm",
+        [],
+    )
+
+
+def test_half_a_surrogate_pair_stays_an_escape() -> None:
+    text = '<tool_call>{"name": "sum", "arguments": {"x": "\\ud83d", "é": 1}}</tool_call>'
+    (found,) = run(parts(), [text])[2]
+    assert json.loads(found.arguments) == {"x": "\ud83d", "é": 1}
+    found.arguments.encode()
+
+
+def test_values_that_json_has_not_are_no_arguments() -> None:
+    for value in ({1, 2}, b"x", float("inf"), 1j, object()):
+        tools = Tools(TOOLS, lambda *_, value=value: {"name": "sum", "arguments": {"x": value}})
+        assert tools.read("") == []
+
+
+# Forced calls
+
+
+def test_forced_calls_are_one_json_text_after_the_thought() -> None:
+    split = Parts(guided_markers(THINKING), state=REASONING, tools=Tools(TOOLS, None), forced=True)
+    text = '[{"name":"sum","arguments":{"x":1}},{"name":"glob","arguments":{"pattern":"<think>"}}]'
+    content, reasoning, calls = run(split, ["hm</think>", text[:20], text[20:]])
+    assert (content, reasoning) == ("", "hm")
+    assert [c.name for c in calls] == ["sum", "glob"]
+
+
+def test_forced_calls_that_were_cut_off_are_content() -> None:
+    split = Parts(guided_markers(THINKING), tools=Tools(TOOLS, None), forced=True)
+    assert run(split, ['[{"name":"sum"'], complete=False) == ('[{"name":"sum"', "", [])
+
+
+# mlx-lm's formats
+
+EXAMPLES = {
+    "function_gemma": "call:glob{pattern:<escape>*<escape>}",
+    "gemma4": 'call:glob{pattern:<|"|>*<|"|>}',
+    "glm47": "glob<arg_key>pattern</arg_key><arg_value>*</arg_value>",
+    "json_tools": '{"name": "glob", "arguments": {"pattern": "*"}}',
+    "kimi_k2": 'functions.glob:0<|tool_call_argument_begin|>{"pattern": "*"}',
+    "kimi_k3": '<|open|>call tool="glob" index="1"<|sep|><|open|>argument key="pattern" '
+    'type="string"<|sep|>*<|close|>argument<|sep|><|close|>call<|sep|>',
+    "laguna": "glob<arg_key>pattern</arg_key><arg_value>*</arg_value>",
+    "longcat": "glob<longcat_arg_key>pattern</longcat_arg_key>"
+    "<longcat_arg_value>*</longcat_arg_value>",
+    "minicpm5": '"glob"><param name="pattern">*</param>',
+    "minimax_m2": '<invoke name="glob"><parameter name="pattern">*</parameter></invoke>',
+    "mistral": 'glob[ARGS]{"pattern": "*"}',
+    "muse_spark": '<atem:invoke name="glob"><atem:parameter name="pattern">*</atem:parameter>'
+    "</atem:invoke>",
+    "pythonic": '[glob(pattern="*")]',
+    "qwen3_coder": "<function=glob>\n<parameter=pattern>\n*\n</parameter>\n</function>",
+}
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_every_format_of_mlx_lm_is_read(name: str) -> None:
+    tokenizer = vocabularies.with_parser(name)
+    split = Parts(markers_of(tokenizer, True), tools=Tools(TOOLS, tokenizer.tool_parser))
+    text = f"{tokenizer.tool_call_start}{EXAMPLES[name]}{tokenizer.tool_call_end}"
+    assert run(split, list(text)) == ("", "", [Call("glob", '{"pattern": "*"}')])
+
+
+words = (
+    st.sampled_from(
+        ["sum", "glob", "name", "arguments", "null", "x", "1", "call:", "[ARGS]", "<arg_key>"]
+    )
+    | st.sampled_from(
+        ["</arg_key>", "<function=", "<escape>", '<|"|>', "<invoke", "<parameter", "\ud83d"]
+    )
+    | st.sampled_from(list("{}[]()\":,=<>/-'\\ \n\0"))
+)
+
+
+@given(st.sampled_from(PARSERS), st.lists(words, max_size=12).map("".join))
+def test_no_parser_gives_anything_but_calls_of_these_tools(name: str, text: str) -> None:
+    parser = importlib.import_module(f"mlx_lm.tool_parsers.{name}").parse_tool_call
+    for found in Tools(TOOLS, parser).read(text):
+        assert found.name in {"sum", "glob"}
+        assert isinstance(json.loads(found.arguments), dict)
+
+
+def test_call_ids_depend_on_request_choice_and_index_alone() -> None:
+    ids = {call_id(r, c, i) for r in ("a", "b") for c in (0, 1) for i in (0, 1)}
+    assert len(ids) == 8
+    assert call_id("a", 0, 1) == call_id("a", 0, 1)
+    assert all(id.startswith("call_") and len(id) == 29 for id in ids)
