@@ -3,21 +3,27 @@
 Run as a worker's command; the reaper appends ``--settings JSON``. Misbehaviour starts ``--after``
 seconds after Ready (or, for those that never get there, instead of it) and is that of the first
 ``--times`` incarnations only.
+
+It packs its frames itself: many of these are started, and the codec is most of what they would
+import.
 """
 
 from __future__ import annotations
 
 import argparse
 import faulthandler
+import json
 import os
 import signal
 import sys
 import time
+from dataclasses import asdict
 from typing import Any
 
+import msgpack
 import zmq
 
-from mayfly_protocol.codec import encode, to_slot
+from mayfly_protocol import PROTOCOL_VERSION
 from mayfly_protocol.lifecycle import (
     Beat,
     Bye,
@@ -30,7 +36,6 @@ from mayfly_protocol.lifecycle import (
     ModelCard,
     Ready,
 )
-from mayfly_protocol.settings import WorkerSettings, worker_settings
 from mayfly_protocol.sockets import configure
 
 ABORT_TEXT = "[METAL] Command buffer execution failed: Caused GPU Timeout Error (0000000e)"
@@ -39,9 +44,9 @@ ABORT_TEXT = "[METAL] Command buffer execution failed: Caused GPU Timeout Error 
 class FakeWorker:
     """One thread: stdin, the control socket and the clock."""
 
-    def __init__(self, settings: WorkerSettings, arguments: argparse.Namespace) -> None:
+    def __init__(self, settings: dict[str, Any], arguments: argparse.Namespace) -> None:
         self.settings = settings
-        self.behaviour = arguments.behave if settings.incarnation <= arguments.times else "serve"
+        self.behaviour = arguments.behave if settings["incarnation"] <= arguments.times else "serve"
         self.after = arguments.after
         self.weight_bytes = arguments.weight_bytes
         self.progress = 0
@@ -49,14 +54,17 @@ class FakeWorker:
         self.control: zmq.Socket[Any] = self.context.socket(zmq.DEALER)
         configure(self.control)
         self.control.setsockopt(zmq.LINGER, 1000)
-        self.control.setsockopt(zmq.ROUTING_ID, f"{settings.slot}#{settings.incarnation}".encode())
-        self.control.connect(settings.control)
+        self.control.setsockopt(
+            zmq.ROUTING_ID, f"{settings['slot']}#{settings['incarnation']}".encode()
+        )
+        self.control.connect(settings["control"])
         self.listener: zmq.Socket[Any] = self.context.socket(zmq.ROUTER)
         configure(self.listener)
-        self.listener.bind(settings.listen)
+        self.listener.bind(settings["listen"])
 
-    def say(self, message: object) -> None:
-        self.control.send(encode(message))
+    def say(self, message: Any) -> None:
+        name = type(message).__name__
+        self.control.send(msgpack.packb([PROTOCOL_VERSION, name, asdict(message)]))
 
     def leave(self, code: int, reason: str = "") -> None:
         self.say(Bye(code, reason))
@@ -66,7 +74,7 @@ class FakeWorker:
         os._exit(code)
 
     def run(self) -> None:
-        self.say(Hello(self.settings.slot, self.settings.incarnation, os.getpid()))
+        self.say(Hello(self.settings["slot"], self.settings["incarnation"], os.getpid()))
         self.say(Loading("loading", 1, 2))
         self.say(Beat(phase="loading", progress=0))
         match self.behaviour:
@@ -79,7 +87,7 @@ class FakeWorker:
         self.say(Loading("canary", 2, 2))
         self.say(
             Ready(
-                self.settings.listen,
+                self.settings["listen"],
                 ModelCard(digest="fake", weight_bytes=self.weight_bytes),
             )
         )
@@ -118,12 +126,12 @@ class FakeWorker:
         poller.register(0, zmq.POLLIN)
         while time.monotonic() < deadline:
             self.say(stuck or self.beat())
-            left = min(deadline - time.monotonic(), self.settings.beat_interval_s)
+            left = min(deadline - time.monotonic(), self.settings["beat_interval_s"])
             ready = dict(poller.poll(max(0, int(left * 1000))))
             if 0 in ready and not os.read(0, 1):
                 os._exit(Exit.ORPHANED)
             if self.control in ready:
-                to_slot.decode(self.control.recv())
+                assert msgpack.unpackb(self.control.recv())[1] == "Drain"
                 if not deaf and stuck is None:
                     self.leave(Exit.BYE)
 
@@ -147,8 +155,7 @@ def main() -> None:
     arguments = parser.parse_args()
     faulthandler.register(signal.SIGUSR2, all_threads=True)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(Exit.BYE))
-    settings = worker_settings.validate_json(arguments.settings)
-    FakeWorker(settings, arguments).run()
+    FakeWorker(json.loads(arguments.settings), arguments).run()
 
 
 if __name__ == "__main__":
