@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vocabularies
@@ -212,6 +212,7 @@ def test_regular_expressions_match_the_whole() -> None:
     assert re.fullmatch(r"[0-9]{3}/[a-z]+", text)
 
 
+@settings(deadline=None)
 @given(st.lists(st.text(max_size=6), min_size=1, max_size=4), st.integers(0, 99))
 def test_choices_are_taken_literally(choices: list[str], seed: int) -> None:
     compiled = GRAMMARS.compile(Constraint("choice", json.dumps(choices)))

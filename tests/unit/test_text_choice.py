@@ -104,6 +104,7 @@ def ids_and_stops(draw: st.DrawFn) -> tuple[list[int], list[str]]:
     return ids, [s for s in stops if s]
 
 
+@settings(deadline=None)
 @given(ids_and_stops(), reasons)
 def test_R29_R32_pieces_make_up_the_text_before_the_first_stop(
     case: tuple[list[int], list[str]], reason: FinishReason

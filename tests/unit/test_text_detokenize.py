@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vocabularies
@@ -32,6 +32,7 @@ byte_level_ids = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(byte_level_ids)
 def test_is_the_decoded_whole_and_a_prefix_of_it_all_along(ids: list[int]) -> None:
     pieces = stream(BYTE_LEVEL, ids)
@@ -40,6 +41,7 @@ def test_is_the_decoded_whole_and_a_prefix_of_it_all_along(ids: list[int]) -> No
         assert whole(BYTE_LEVEL, ids[:end]).startswith("".join(pieces[:end]))
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_R32_characters_of_several_tokens_come_whole(text: str) -> None:
     ids = vocabularies.in_pieces(text, BYTE_LEVEL)
@@ -82,6 +84,7 @@ def test_the_first_space_is_as_in_the_decoded_output(strips: bool) -> None:
     assert pieces[6] == "🦄"
 
 
+@settings(deadline=None)
 @given(st.booleans(), st.lists(st.integers(0, 270), max_size=40))
 def test_malformed_bytes_never_stop_a_byte_fallback_stream(strips: bool, ids: list[int]) -> None:
     tokenizer = vocabularies.byte_fallback(strips=strips)
@@ -97,6 +100,7 @@ def test_word_pieces_are_joined() -> None:
     assert "".join(stream(tokenizer, ids)) == "going, now."
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 94), max_size=30))
 def test_a_tokenizer_written_in_python_is_streamed_by_mlx_lm(ids: list[int]) -> None:
     tokenizer = vocabularies.python_written()
@@ -118,6 +122,7 @@ def test_a_tokenizer_that_decodes_in_python_keeps_its_own_decoding() -> None:
 # Single tokens
 
 
+@settings(deadline=None)
 @given(st.text(min_size=1))
 def test_token_bytes_make_up_the_text(text: str) -> None:
     texts = TokenTexts(BYTE_LEVEL)

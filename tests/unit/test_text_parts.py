@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx_lm.tool_parsers
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vocabularies
@@ -87,6 +87,7 @@ fragments = st.sampled_from(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(fragments, max_size=12), st.data(), st.sampled_from(["normal", "reasoning"]))
 def test_parts_are_those_of_the_whole_text(
     parts_of_it: list[str], data: st.DataObject, state: str
@@ -272,6 +273,7 @@ words = (
 )
 
 
+@settings(deadline=None)
 @given(st.sampled_from(PARSERS), st.lists(words, max_size=12).map("".join))
 def test_no_parser_gives_anything_but_calls_of_these_tools(name: str, text: str) -> None:
     parser = importlib.import_module(f"mlx_lm.tool_parsers.{name}").parse_tool_call

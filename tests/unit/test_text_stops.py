@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mayfly_worker.text.stops import Stops
@@ -31,6 +31,7 @@ def run(strings: list[str], pieces: list[str], *, include: bool = False) -> tupl
     return text + matcher.flush(), False
 
 
+@settings(deadline=None)
 @given(stops, chunks, st.booleans())
 def test_R29_text_ends_at_the_first_stop_however_it_is_cut(
     strings: list[str], pieces: list[str], include: bool
@@ -40,6 +41,7 @@ def test_R29_text_ends_at_the_first_stop_however_it_is_cut(
     )
 
 
+@settings(deadline=None)
 @given(stops, chunks)
 def test_no_more_is_held_back_than_could_become_a_stop(
     strings: list[str], pieces: list[str]

@@ -26,6 +26,12 @@ KEPT = 64
 MAX_REASON = 500
 """Characters of an error: some quote the whole expression that they are about."""
 
+_WORDS = {
+    "NoExtensionBias": "nothing can ever match it",
+    "oneOf constraints": "oneOf is followed only where its alternatives plainly exclude each "
+    "other (required members of different constants); use anyOf",
+}
+
 
 class Grammars:
     """Compiles grammars for one model, and keeps the last of them. Safe to use from several
@@ -207,10 +213,3 @@ def _reason(matcher: LLMatcher) -> str:
     of things that a client cannot know."""
     reason = matcher.get_error().split("\n<state>")[0].strip()[:MAX_REASON]
     return next((ours for theirs, ours in _WORDS.items() if reason.startswith(theirs)), reason)
-
-
-_WORDS = {
-    "NoExtensionBias": "nothing can ever match it",
-    "oneOf constraints": "oneOf is followed only where its alternatives plainly exclude each "
-    "other (required members of different constants); use anyOf",
-}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-MAX_TRIALS = 300
-"""Parts of a schema that are compiled in search of the one that fails."""
+SEARCH_S = 1.0
+"""How long to compile parts of a schema in search of the one that fails."""
 
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -18,23 +19,25 @@ Fault = Callable[[Any], str]
 
 
 def find_fault(schema: dict[str, Any], reason: str, fault: Fault) -> tuple[str, str]:
-    """The innermost part of a schema that fails in the same way as the whole, for ``reason``.
+    """The innermost part of a schema that fails in the same way as the whole, for ``reason``; or
+    the innermost that was found within ``SEARCH_S``.
 
     Returns its place, a JSON pointer (``#/properties/age``), and what is wrong there.
     """
     place, node = "#", schema
-    trials, seen = MAX_TRIALS, {"#"}
-    while trials > 0:
+    seen = {place}
+    deadline = time.monotonic() + SEARCH_S
+    while True:
         for pointer, child in _children(place, node, schema, reason):
-            trials -= 1
+            if time.monotonic() > deadline:
+                return place, reason
             found = fault(_rooted(child, schema))
             if pointer not in seen and _same(found, reason):
                 seen.add(pointer)
                 place, node, reason = pointer, child, found
                 break
         else:
-            break
-    return place, reason
+            return place, reason
 
 
 def endless(schema: dict[str, Any]) -> str | None:

@@ -62,14 +62,16 @@ class Automaton:
             node = self._fail[node]
         return self._goto[node].get(character, ROOT)
 
+    def clear_of(self, text: str) -> bool:
+        """Whether no string begins in a text, so that one at ``ROOT`` need not be walked."""
+        return self._firsts.isdisjoint(text)
+
     def walk(self, node: int, text: str, start: int = 0) -> tuple[int, int, int]:
         """Reads ``text[start:]`` from ``node`` up to the end of the first match.
 
         Returns the node it came to, the position after the last character it read, and the index
         of the string that ends there (the longest, if several do), or ``NONE`` at the text's end.
         """
-        if node == ROOT and self._firsts.isdisjoint(text[start:]):
-            return ROOT, len(text), NONE
         goto, fail, match = self._goto, self._fail, self._match
         for at in range(start, len(text)):
             character = text[at]

@@ -55,6 +55,9 @@ class Parts:
         return self.state == REASONING
 
     def feed(self, text: str) -> None:
+        if not self._held and not self.full and self._exits.automaton.clear_of(text):
+            self._put(text)
+            return
         buffer = self._held + text
         begin, read = 0, len(self._held)
         while not self.full:

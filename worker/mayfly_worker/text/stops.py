@@ -37,6 +37,8 @@ class StopMatcher:
         is dropped, and the matcher is not to be fed again. Stops that are completed while it is
         not ``armed`` are passed over.
         """
+        if not self._held and self._automaton.clear_of(text):
+            return text, False
         buffer = self._held + text
         node, read = self._node, len(self._held)
         while True:
