@@ -56,7 +56,10 @@ def _bind(host: str, port: int) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
-        sys.exit(f"cannot listen on {host} port {port}: {error.strerror or error}")
+        # A name that does not resolve has a negative number and a text of its own.
+        number = error.errno or 0
+        reason = os.strerror(number) if number > 0 else error.strerror
+        sys.exit(f"cannot listen on {host} port {port}: {reason}")
 
 
 def _leave_with_parent() -> None:

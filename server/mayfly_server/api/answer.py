@@ -23,6 +23,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from typing import Any, Protocol
 
+import structlog
 from fastapi import Response
 from starlette.types import Message, Receive, Scope, Send
 
@@ -33,6 +34,8 @@ from mayfly_server.api.run import Head, Run
 from mayfly_server.errors import RequestError
 from mayfly_server.metrics import Metrics
 from mayfly_server.pool.relay import Event, Waiting
+
+_log = structlog.get_logger(__name__)
 
 _COMMENT_INTERVAL_S = 1.0
 
@@ -130,8 +133,9 @@ class StreamedAnswer(_Answer):
             self._outcome = str(error.status)
             last = sse.event(error.envelope())
         except Exception:
-            await send(_part(sse.event(internal_error().envelope()).encode(), more=False))
-            raise
+            _log.exception("an error nobody foresaw, in a stream", rid=self._run.id)
+            self._outcome = "500"
+            last = sse.event(internal_error().envelope())
         await send(_part(last.encode(), more=False))
 
     async def _relay(self, chunks: Chunks, send: Send) -> None:

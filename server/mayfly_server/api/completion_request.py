@@ -12,7 +12,6 @@ from mayfly_server.api.fields import (
     MAX_CHOICES,
     MAX_COUNT,
     CommonFields,
-    refused,
 )
 
 Prompts = list[TextPrompt | TokenPrompt]
@@ -40,6 +39,11 @@ def _are_token_ids(items: list[Any]) -> bool:
     return bool(items) and all(type(item) is int and 0 <= item <= MAX_COUNT for item in items)
 
 
+def _no_suffix(value: Any) -> None:
+    if value not in (None, ""):
+        raise PydanticCustomError("unsupported", "This is not supported by this server")
+
+
 class CompletionRequest(CommonFields):
     """See the module."""
 
@@ -65,8 +69,4 @@ class CompletionRequest(CommonFields):
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     echo: bool | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    suffix: Annotated[
-        None,
-        BeforeValidator(lambda value: value or None),
-        BeforeValidator(refused("This is not supported by this server")),
-    ] = None
+    suffix: Annotated[None, BeforeValidator(_no_suffix)] = None

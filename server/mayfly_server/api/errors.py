@@ -55,8 +55,8 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def unknown(request: Request, error: Exception) -> JSONResponse:
-        # Starlette raises it again after this answer, so that it is logged with its traceback.
-        return answer(internal_error())
+        # Starlette raises it again after this answer; Uvicorn logs it and closes the connection.
+        return answer(internal_error(), close=True)
 
 
 def internal_error() -> RequestError:

@@ -25,7 +25,7 @@ async def ready(front: FrontDep) -> JSONResponse:
     """Whether a request would be taken now: 200, or 503 with the reason."""
     if front.fleet.closing:
         reason, ready_in_s = "the server is shutting down", 1.0
-    elif front.fleet.ready():
+    elif front.fleet.ready_workers():
         return JSONResponse({"status": "ok"})
     else:
         outlook = front.fleet.outlook()

@@ -112,9 +112,9 @@ class Fleet:
         slots = self._rosters.slots(self._loop.time())
         return outlook([slot for slot in slots if model in (None, slot.view.model)])
 
-    def ready(self) -> bool:
-        """Whether some worker can take a request now."""
-        return any(True for _ in self._usable())
+    def ready_workers(self) -> int:
+        """How many workers can take a request now."""
+        return sum(1 for _ in self._usable())
 
     def choose(
         self,

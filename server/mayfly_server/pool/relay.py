@@ -85,6 +85,7 @@ class Relay:
         self._hold_until = self._loop.time() + settings.queue_wait_s
         self._first: list[Event] = []
         self._usage: Usage | None = None
+        self._failure: RequestError | None = None
         self._log = _log.bind(rid=rid, model=self._model)
 
     @property
@@ -126,6 +127,8 @@ class Relay:
             self._run = None
 
     async def _next(self) -> list[Event]:
+        if self._failure is not None:
+            raise self._failure
         if self._fleet.closing:
             raise ShuttingDown("The server is shutting down.", retry_after_s=_RETRY_FULL_S)
         if self._run is None:
@@ -139,19 +142,20 @@ class Relay:
     # A worker runs it
 
     def _receive(self, run: _Run, messages: list[Message]) -> list[Event]:
+        """A failure waits until the client has got what came before it."""
         events: list[Event] = []
-        for message in messages:
-            match self._attempted.receive(message):
-                case None:
-                    self._pin(run.link)
-                case Again() as again:
-                    self._leave(again)
-                    break
-                case Ended() as ended:
-                    self._usage = ended.usage
-                    break
-                case event:
-                    events.append(event)
+        try:
+            for message in messages:
+                match self._attempted.receive(message):
+                    case None:
+                        self._pin(run.link)
+                    case Again() | Ended() as over:
+                        self._leave(run, over)
+                        break
+                    case event:
+                        events.append(event)
+        except RequestError as failure:
+            self._failure = failure
         return events
 
     def _quiet(self, run: _Run) -> list[Event]:
@@ -164,11 +168,7 @@ class Relay:
             if not self._attempted.started:
                 since = max(since, run.link.progressed_at)
         if self._loop.time() - since > bound:
-            match self._attempted.stalled():
-                case Again() as again:
-                    self._leave(again)
-                case Ended() as ended:
-                    self._usage = ended.usage
+            self._leave(run, self._attempted.stalled())
         return [Waiting()]
 
     def _pin(self, link: Link) -> None:
@@ -176,24 +176,25 @@ class Relay:
         card = link.slot.view.card
         self._digest = self._digest or (card.digest if card else None)
 
-    def _leave(self, again: Again) -> None:
-        assert self._run is not None, "an attempt is under way"
-        incarnation = self._run.link.incarnation
+    def _leave(self, run: _Run, over: Again | Ended) -> None:
+        """Raises WorkersLost where that was the last worker that the request might outlive."""
         self.close()
-        now = self._loop.time()
-        if again.full:
-            self._full[incarnation] = again.retry_after_s or _RETRY_FULL_S
+        if isinstance(over, Ended):
+            self._usage = over.usage
             return
-        self._unfit.add(incarnation)
+        if over.full:
+            self._full[run.link.incarnation] = over.retry_after_s or _RETRY_FULL_S
+            return
+        self._unfit.add(run.link.incarnation)
         if self._attempted.losses >= self._settings.max_attempts:
             raise WorkersLost(
                 f"The request outlived {self._attempted.losses} workers.",
                 retry_after_s=_RETRY_FULL_S,
             )
         if self._attempted.accepted is not None:
-            self._hold_until = now + self._settings.failover_wait_s
-        self._metrics.continuations.labels(self._model, again.cause).inc()
-        self._log.info("moving on", cause=again.cause, attempt=self._attempted.attempt)
+            self._hold_until = self._loop.time() + self._settings.failover_wait_s
+        self._metrics.continuations.labels(self._model, over.cause).inc()
+        self._log.info("moving on", cause=over.cause, attempt=self._attempted.attempt)
 
     # No worker runs it
 

@@ -1,0 +1,263 @@
+"""A node without an engine: workers that follow a script, and a reaper that publishes what a test
+says. Threads and real sockets, so that a front end cannot tell.
+
+A script is a generator made for each ``Submit``; what it yields happens in turn: a message is
+sent, a number is a pause in seconds, an Event is waited for, ``DIE`` closes the worker's socket as
+the end of its process would.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from mayfly_protocol.codec import encode, to_node, to_worker
+from mayfly_protocol.lifecycle import ModelCard
+from mayfly_protocol.roster import ROSTER_TOPIC, Ask, Roster, SlotView
+from mayfly_protocol.serving import (
+    Accepted,
+    Cancel,
+    Delta,
+    Finish,
+    Ping,
+    Pong,
+    Submit,
+    ToFrontEnd,
+    Tokens,
+    Usage,
+)
+
+CARD = ModelCard(digest="d" * 64, context=4096, vocabulary=1000)
+PROMPT_TOKENS = 7
+WORDS = ("One", " two", " three", " four", " five")
+
+DIE = object()
+Act = ToFrontEnd | float | threading.Event | object
+Script = Callable[[Submit], Iterator[Act]]
+
+
+def token_id(position: int) -> int:
+    return 100 + position
+
+
+def accept(submit: Submit) -> Accepted:
+    return Accepted(submit.rid, submit.attempt, PROMPT_TOKENS)
+
+
+def step(submit: Submit, position: int, text: str, choice: int = 0, **more: Any) -> Tokens:
+    """One choice's next token."""
+    fields = {"ids": (token_id(position),), "text": text} | more
+    return Tokens((Delta(submit.rid, submit.attempt, choice, position, **fields),))
+
+
+def finish(submit: Submit, tokens: int = 0) -> Finish:
+    return Finish(submit.rid, submit.attempt, "done", Usage(PROMPT_TOKENS, tokens, 2, 0))
+
+
+def say(*words: str, pause_s: float = 0.0, end: str = "stop") -> Script:
+    """A token a word, in every choice, going on where a lost worker ended."""
+
+    def script(submit: Submit) -> Iterator[Act]:
+        yield accept(submit)
+        n = submit.generation.n
+        resume = submit.resume or ((),) * n
+        todo = [choice for choice in range(n) if choice not in submit.finished]
+        for choice in todo:
+            if len(resume[choice]) == len(words or WORDS):  # it lacked its end alone
+                yield step(submit, len(words or WORDS), "", choice, ids=(), finish=end)
+        for position, word in enumerate(words or WORDS):
+            last = end if position == len(words or WORDS) - 1 else None
+            for choice in todo:
+                if position >= len(resume[choice]):
+                    yield step(submit, position, word, choice, finish=last)
+            yield pause_s
+        yield finish(submit, n * len(words or WORDS))
+
+    return script
+
+
+def until(count: int, then: Script, words: tuple[str, ...] = WORDS) -> Script:
+    """Accepts, says the first ``count`` words, and goes on with another script."""
+
+    def script(submit: Submit) -> Iterator[Act]:
+        yield accept(submit)
+        for position in range(count):
+            yield step(submit, position, words[position])
+        yield from then(submit)
+
+    return script
+
+
+def die(submit: Submit) -> Iterator[Act]:
+    yield DIE
+
+
+@dataclass(slots=True)
+class _Running:
+    peer: bytes
+    acts: Iterator[Act]
+    due: float = 0.0
+    gate: threading.Event | None = None
+
+
+class FakeWorker:
+    """``submits`` and ``cancels`` are what front ends have sent."""
+
+    def __init__(self, folder: Path, name: str, script: Script) -> None:
+        self.script = script
+        self.submits: list[Submit] = []
+        self.cancels: list[Cancel] = []
+        self.mute = False
+        self.endpoint = f"ipc://{folder}/{name}.ipc"
+        self._running: dict[tuple[str, int], _Running] = {}
+        self._stop = threading.Event()
+        self._bound = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+        assert self._bound.wait(5)
+
+    def die(self) -> None:
+        self._stop.set()
+        self._thread.join(5)
+
+    def _run(self) -> None:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.bind(self.endpoint)
+        self._bound.set()
+        try:
+            while not self._stop.is_set():
+                if self._socket.poll(2 if self._running else 20):
+                    peer, frame = self._socket.recv_multipart()
+                    self._receive(peer, frame)
+                for key, running in list(self._running.items()):
+                    self._go_on(key, running)
+        finally:
+            context.destroy(linger=0)
+
+    def _receive(self, peer: bytes, frame: bytes) -> None:
+        match to_worker.decode(frame):
+            case Submit() as submit:
+                self.submits.append(submit)
+                key = (submit.rid, submit.attempt)
+                self._running[key] = _Running(peer, iter(self.script(submit)))
+            case Cancel() as cancel:
+                self.cancels.append(cancel)
+                if self._running.pop((cancel.rid, cancel.attempt), None):
+                    self._send(peer, Finish(cancel.rid, cancel.attempt, "cancelled"))
+            case Ping(token) if not self.mute:
+                self._send(peer, Pong(token))
+
+    def _go_on(self, key: tuple[str, int], running: _Running) -> None:
+        while time.monotonic() >= running.due and not self._stop.is_set():
+            if running.gate is not None and not running.gate.is_set():
+                return
+            running.gate = None
+            act = next(running.acts, None)
+            if act is None:
+                self._running.pop(key, None)
+                return
+            if act is DIE:
+                self._stop.set()
+            elif isinstance(act, threading.Event):
+                running.gate = act
+            elif isinstance(act, float | int):
+                running.due = time.monotonic() + act
+            else:
+                self._send(running.peer, act)
+
+    def _send(self, peer: bytes, message: object) -> None:
+        self._socket.send_multipart([peer, encode(message)])
+
+
+class FakeNode:
+    """To be entered. ``asked`` is set when somebody has sent an ``Ask``."""
+
+    def __init__(self, model: str = "tiny") -> None:
+        self.model = model
+        self.asked = threading.Event()
+        self.workers: list[FakeWorker] = []
+        self._folder = Path(tempfile.mkdtemp(prefix="mayfly-"))
+        self.control = f"ipc://{self._folder}/node.ipc"
+        self._roster = Roster("node", "epoch", 0, 1, ())
+        self._lock = threading.Lock()
+        self._news = threading.Event()
+        self._stop = threading.Event()
+        self.silent = False
+        self._thread = threading.Thread(target=self._run, name="fake node", daemon=True)
+
+    def __enter__(self) -> FakeNode:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop.set()
+        self._thread.join(5)
+        for worker in self.workers:
+            worker.die()
+        shutil.rmtree(self._folder)
+
+    def worker(self, script: Script | None = None, *, slot: str = "", **more: Any) -> FakeWorker:
+        """Starts a worker, ready for requests."""
+        number = len(self.workers) + 1
+        worker = FakeWorker(self._folder, f"w{number}", script or say())
+        self.workers.append(worker)
+        view = SlotView(
+            slot or f"slot-{number}",
+            self.model,
+            "ready",
+            number,
+            pid=1000 + number,
+            endpoint=worker.endpoint,
+            card=CARD,
+        )
+        self.show(replace(view, **more))
+        return worker
+
+    def show(self, view: SlotView) -> None:
+        """Publishes a slot as it is now, in place of what was said of it."""
+        with self._lock:
+            others = tuple(slot for slot in self._roster.slots if slot.slot != view.slot)
+            self._roster = replace(
+                self._roster, revision=self._roster.revision + 1, slots=(*others, view)
+            )
+        self._news.set()
+
+    def change(self, **fields: Any) -> None:
+        """Publishes a roster with other fields."""
+        with self._lock:
+            self._roster = replace(self._roster, revision=self._roster.revision + 1, **fields)
+        self._news.set()
+
+    def view(self, slot: str) -> SlotView:
+        return next(view for view in self._roster.slots if view.slot == slot)
+
+    def _run(self) -> None:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        router, publisher = context.socket(zmq.ROUTER), context.socket(zmq.XPUB)
+        router.bind(self.control)
+        publisher.bind(f"ipc://{self._folder}/roster.ipc")
+        published = 0.0
+        while not self._stop.is_set():
+            subscribed = bool(publisher.poll(0)) and bool(publisher.recv())
+            if router.poll(10):
+                peer, frame = router.recv_multipart()
+                assert isinstance(to_node.decode(frame), Ask)
+                self.asked.set()
+                router.send_multipart([peer, encode(self._roster)])
+            due = time.monotonic() - published > 0.3
+            if (subscribed or due or self._news.is_set()) and not self.silent:
+                self._news.clear()
+                published = time.monotonic()
+                with self._lock:
+                    publisher.send_multipart([ROSTER_TOPIC, encode(self._roster)])
+        context.destroy(linger=0)

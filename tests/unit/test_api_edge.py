@@ -1,0 +1,299 @@
+"""Bodies, headers, probes and errors. Names like R65 are of public bug reports."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from models.fake_engine import FakeNode, accept, say, step
+from models.running_front import RunningFront
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+HELLO = {"messages": [{"role": "user", "content": "hi"}]}
+JSON = {"content-type": "application/json"}
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[FakeNode]:
+    with FakeNode() as node:
+        node.worker()
+        yield node
+
+
+@pytest.fixture(scope="module")
+def front(node: FakeNode) -> Iterator[RunningFront]:
+    with RunningFront(node.control, max_body_bytes=1 << 20) as front:
+        yield front
+
+
+def error_of(response: httpx.Response) -> dict[str, Any]:
+    error: dict[str, Any] = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code", "retryable"}
+    return error
+
+
+def bodies(path: str, text: str) -> bytes:
+    """A valid body with a JSON string's content as it is written."""
+    if path == TEXT:
+        return f'{{"prompt": "{text}"}}'.encode()
+    return f'{{"messages": [{{"role": "user", "content": "{text}"}}]}}'.encode()
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b'"hi"', b"null", b"{} {}", b'{"n": 1,}', b"\xff", b'{"a": "\xff"}']
+)
+def test_R65_bodies_that_are_no_object(front: RunningFront, path: str, body: bytes) -> None:
+    response = front.client.post(path, content=body, headers=JSON)
+    assert response.status_code == 400
+    assert error_of(response)["type"] == "invalid_request_error"
+
+
+def test_R65_wrong_methods_and_addresses(front: RunningFront) -> None:
+    for path in (CHAT, TEXT):
+        response = front.client.get(path)
+        assert (response.status_code, response.headers["allow"]) == (405, "POST")
+        error_of(response)
+    for path in ("/", "/v1", "/v1/nonsense", "/v1/chat/completions/x", "/docs"):
+        response = front.client.get(path)
+        assert response.status_code == 404
+        error_of(response)
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+@pytest.mark.parametrize("stream", ["true", "false"])
+def test_R63_unpaired_surrogates(front: RunningFront, path: str, stream: str) -> None:
+    for text in (r"a\ud83db", r"\ud83d", r"\ude00", r"\ude00\ud83d"):
+        body = bodies(path, text)[:-1] + f', "stream": {stream}}}'.encode()
+        response = front.client.post(path, content=body, headers=JSON)
+        assert response.status_code == 400
+        assert "Error" not in response.text.replace("error", "")
+    fine = front.client.post(path, content=bodies(path, r"\ud83d\ude00"), headers=JSON)
+    assert fine.status_code == 200
+
+
+def test_R63_in_every_place(front: RunningFront) -> None:
+    for extra in (r'"model": "\ud83d"', r'"stop": "\ud83d"', r'"user": "\ud83d"'):
+        body = b'{"messages": [{"role": "user", "content": "a"}], ' + extra.encode() + b"}"
+        assert front.client.post(CHAT, content=body, headers=JSON).status_code == 400
+
+
+def test_R64_chunked_bodies(front: RunningFront) -> None:
+    body = json.dumps(HELLO).encode()
+    response = front.client.post(CHAT, content=iter((body[:9], body[9:])), headers=JSON)
+    assert response.status_code == 200
+
+
+def test_R64_expect_100_continue(front: RunningFront) -> None:
+    body = json.dumps(HELLO).encode()
+    head = (
+        f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\nExpect: 100-continue\r\n\r\n"
+    )
+    with socket.create_connection(("127.0.0.1", front.port), timeout=5) as connection:
+        connection.sendall(head.encode())
+        assert connection.recv(100).startswith(b"HTTP/1.1 100")
+        connection.sendall(body)
+        assert connection.recv(100).startswith(b"HTTP/1.1 200")
+
+
+def test_R64_content_types(front: RunningFront) -> None:
+    def status(headers: dict[str, str]) -> int:
+        response = front.client.post(CHAT, content=json.dumps(HELLO), headers=headers)
+        return response.status_code
+
+    assert status({}) == 200
+    assert status({"content-type": "application/json; charset=utf-8"}) == 200
+    assert status({"content-type": "text/plain"}) == 415
+    assert status({"content-type": "multipart/form-data; boundary=x"}) == 415
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_R132_deep_nesting(front: RunningFront, path: str) -> None:
+    deep = b"[" * 10_000 + b"]" * 10_000
+    objects = b'{"a":' * 1000 + b"1" + b"}" * 1000
+    for name in (b"tools", b"nonsense", b"logit_bias", b"prompt", b"messages"):
+        for value in (deep, objects):
+            body = b'{"%s": %s}' % (name, value)
+            response = front.client.post(path, content=body, headers=JSON)
+            assert response.status_code == 400
+            error_of(response)
+    assert front.client.get("/readyz").status_code == 200
+
+
+def test_R133_bodies_beyond_the_limit(front: RunningFront) -> None:
+    big = json.dumps(HELLO | {"user": "x" * (1 << 20)}).encode()
+    response = front.client.post(CHAT, content=big, headers=JSON)
+    assert (response.status_code, error_of(response)["code"]) == (413, "request_too_large")
+    chunks = (big[at : at + 65536] for at in range(0, len(big), 65536))
+    response = front.client.post(CHAT, content=chunks, headers=JSON)
+    assert response.status_code == 413
+    with socket.create_connection(("127.0.0.1", front.port), timeout=5) as connection:
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {10 << 30}\r\n\r\n"
+        connection.sendall(head.encode())
+        assert connection.recv(100).startswith(b"HTTP/1.1 413")
+
+
+def test_R48_a_connection_is_reusable_after_a_stream(front: RunningFront) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", front.port, timeout=5)
+    try:
+        for _ in range(2):
+            connection.request("POST", CHAT, json.dumps(HELLO | {"stream": True}), JSON)
+            response = connection.getresponse()
+            assert response.getheader("transfer-encoding") == "chunked"
+            assert response.read().endswith(b"data: [DONE]\n\n")
+    finally:
+        connection.close()
+
+
+def test_R48_the_terminating_chunk(front: RunningFront) -> None:
+    body = json.dumps(HELLO | {"stream": True}).encode()
+    head = (
+        f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    with socket.create_connection(("127.0.0.1", front.port), timeout=5) as connection:
+        connection.sendall(head.encode() + body)
+        received = b""
+        while part := connection.recv(65536):
+            received += part
+    assert received.endswith(b"\r\n0\r\n\r\n")
+
+
+def test_request_ids(front: RunningFront) -> None:
+    def answered(sent: dict[str, str], path: str = "/livez") -> str:
+        return front.client.get(path, headers=sent).headers["x-request-id"]
+
+    assert answered({"x-request-id": "my-id.1"}) == "my-id.1"
+    assert answered({"x-request-id": "my-id.1"}, "/nonsense") == "my-id.1"
+    assert answered({}) != answered({})
+    for harmful in ("a b", "x" * 200, '<a href="">'):
+        assert answered({"x-request-id": harmful}).startswith("req_")
+
+
+def test_R68_R122_models_and_their_names(front: RunningFront) -> None:
+    (model,) = front.client.get("/v1/models").json()["data"]
+    assert (model["id"], model["object"], model["max_model_len"]) == ("tiny", "model", 4096)
+    assert front.client.get("/v1/models/tiny").json() == model
+    for name in ("someorg/some-7b", "tiny ", "TINY", "../tiny", "/etc/passwd", "org/tiny"):
+        response = front.client.post(CHAT, json=HELLO | {"model": name})
+        assert response.status_code == 404
+        assert error_of(response)["code"] == "model_not_found"
+    assert front.client.get("/v1/models/org/other").status_code == 404
+
+
+def test_status(front: RunningFront) -> None:
+    (node,) = front.client.get("/mayfly/status").json()["nodes"]
+    (slot,) = node["slots"]
+    assert (node["node"], node["pid"], node["silent"]) == ("node", 1, False)
+    assert (slot["slot"], slot["model"], slot["state"]) == ("slot-1", "tiny", "ready")
+    assert (slot["incarnation"], slot["pid"], slot["running"]) == (1, 1001, 0)
+    assert slot["inferences"] == 0
+
+
+def test_metrics(front: RunningFront) -> None:
+    before = front.metric('mayfly_requests_total{model="tiny",outcome="200"}')
+    front.client.post(CHAT, json=HELLO)
+    assert front.metric('mayfly_requests_total{model="tiny",outcome="200"}') == before + 1
+    assert front.metric("mayfly_requests_running") == 0
+    assert front.metric("mayfly_time_to_first_token_seconds_count") > 0
+
+
+def test_the_openapi_document(front: RunningFront) -> None:
+    document = front.client.get("/openapi.json").json()
+    body = document["paths"][CHAT]["post"]["requestBody"]["content"]
+    assert list(body) == ["application/json"]
+
+
+def test_a_conversation_has_a_home() -> None:
+    with FakeNode() as node:
+        workers = [node.worker() for _ in range(4)]
+        with RunningFront(node.control) as front:
+            front.wait_workers(4)
+            turns = [{"role": "system", "content": "s"}, {"role": "user", "content": "1"}]
+            for _ in range(4):
+                assert front.client.post(CHAT, json={"messages": turns}).status_code == 200
+                turns += [{"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}]
+            assert sorted(len(worker.submits) for worker in workers) == [0, 0, 0, 4]
+
+
+class TestProbes:
+    def test_alive_but_not_ready(self) -> None:
+        with FakeNode() as node, RunningFront(node.control, ready=False) as front:
+            for path in ("/readyz", "/health"):
+                response = front.client.get(path)
+                assert response.status_code == 503
+                assert int(response.headers["retry-after"]) >= 1
+                assert response.json()["status"] == "unavailable"
+            worker = node.worker(state="loading", load_done=1, load_total=4, age_s=1.0)
+            front.wait(lambda: "25 %" in front.client.get("/readyz").text)
+            node.show(replace(node.view("slot-1"), state="ready"))
+            front.wait(lambda: front.client.get("/readyz").json() == {"status": "ok"})
+            node.show(replace(node.view("slot-1"), state="failed", detail="/Users/me/model"))
+            front.wait(lambda: front.client.get("/readyz").status_code == 503)
+            assert front.client.get("/readyz").json()["reason"] == "its workers cannot start"
+            assert front.client.get("/livez").json() == {"status": "ok"}
+            assert worker.submits == []
+
+    def test_the_reaper_is_asked_once_the_front_end_listens(self) -> None:
+        with FakeNode() as node, RunningFront(node.control, ready=False):
+            assert node.asked.wait(5)
+
+    def test_a_silent_node_gets_no_new_work(self) -> None:
+        with FakeNode() as node:
+            node.worker()
+            with RunningFront(node.control, roster_silence_s=1.0) as front:
+                node.silent = True
+                front.wait(lambda: front.client.get("/readyz").status_code == 503)
+                response = front.client.post(CHAT, json=HELLO)
+                assert response.status_code == 503
+                node.silent = False
+                front.wait(lambda: front.client.get("/readyz").status_code == 200)
+
+
+def test_R143_an_error_of_our_own_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> Any:
+        raise KeyError("/Users/me/secret")
+
+    with FakeNode() as node:
+        node.worker(say("a"))
+        with RunningFront(node.control) as front:
+            monkeypatch.setattr("mayfly_server.api.chat_answer._message", broken)
+            response = front.client.post(CHAT, json=HELLO)
+            assert (response.status_code, error_of(response)["code"]) == (500, "internal_error")
+            assert "secret" not in response.text
+            monkeypatch.setattr("mayfly_server.api.chat_answer._gained", broken)
+            response = front.client.post(CHAT, json=HELLO | {"stream": True})
+            assert response.status_code == 200
+            last = response.text.strip().splitlines()[-1].removeprefix("data: ")
+            assert json.loads(last)["error"]["code"] == "internal_error"
+            assert "secret" not in response.text
+
+
+def test_two_pools_under_their_own_names() -> None:
+    def named(word: str) -> Any:
+        def script(submit: Any) -> Any:
+            yield accept(submit)
+            yield step(submit, 0, word, finish="stop")
+            yield from list(say(word)(submit))[-1:]
+
+        return script
+
+    with FakeNode() as node:
+        node.worker(named("A"))
+        node.worker(named("B"), model="org/other")
+        with RunningFront(node.control) as front:
+            front.wait_workers(2)
+            for name, word in {"tiny": "A", "org/other": "B", "other": "B"}.items():
+                answer = front.client.post(CHAT, json=HELLO | {"model": name}).json()
+                assert answer["choices"][0]["message"]["content"] == word
+            assert answer["model"] == "org/other"
+            response = front.client.post(CHAT, json=HELLO)
+            assert (response.status_code, error_of(response)["param"]) == (400, "model")

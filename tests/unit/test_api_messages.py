@@ -1,0 +1,184 @@
+"""Messages as a chat template will see them. Names like R01 are of public bug reports."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mayfly_server.api.body import parse_json
+from mayfly_server.api.messages import conversation
+from mayfly_server.errors import InvalidRequest
+
+CALL = {
+    "id": "call_a",
+    "type": "function",
+    "function": {"name": "sum", "arguments": '{"x":7,"y":4}'},
+}
+PARSED = {
+    "id": "call_a",
+    "type": "function",
+    "function": {"name": "sum", "arguments": {"x": 7, "y": 4}},
+}
+
+
+def one(**message: Any) -> dict[str, Any]:
+    (made,) = conversation([message])
+    return made
+
+
+def refused(*messages: Any) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as caught:
+        conversation(list(messages))
+    assert caught.value.param is not None
+    assert caught.value.message.startswith(caught.value.param)
+    return caught.value
+
+
+def call(arguments: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "arguments": arguments}}
+
+
+def test_R01_R02_content_beside_tool_calls_may_be_null_or_absent() -> None:
+    made = one(role="assistant", content="", tool_calls=[CALL])
+    assert made == {"role": "assistant", "content": "", "tool_calls": [PARSED]}
+    assert one(role="assistant", content=None, tool_calls=[CALL]) == made
+    assert one(role="assistant", tool_calls=[CALL]) == made
+
+
+def test_R02_no_arguments() -> None:
+    made = one(role="assistant", tool_calls=[call("{}")])
+    assert made["tool_calls"][0]["function"]["arguments"] == {}
+
+
+@pytest.mark.parametrize("arguments", ["", "  ", "{}", {}])
+def test_R05_empty_arguments_are_an_empty_object(arguments: Any) -> None:
+    made = one(role="assistant", tool_calls=[call(arguments)])
+    assert made["tool_calls"][0]["function"]["arguments"] == {}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [*('{"x": 7,', "7", "[]", "null", '"a"', '{"a": NaN}', '{"a": "\\ud83d"}'), 7, None, []],
+)
+def test_R05_arguments_that_are_no_object_are_named(arguments: Any) -> None:
+    error = refused(
+        {"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": [call(arguments)]}
+    )
+    assert error.param == "messages[1].tool_calls[0].function.arguments"
+
+
+def test_R15_parts_are_joined_in_order() -> None:
+    parts = [{"type": "text", "text": "first piece. "}, {"type": "text", "text": "second piece."}]
+    assert one(role="user", content=parts)["content"] == "first piece. second piece."
+    assert one(role="user", content=[])["content"] == ""
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file", "banana"])
+def test_R17_a_part_that_is_no_text_is_refused_by_its_type(kind: str) -> None:
+    text = {"type": "text", "text": "what is shown?"}
+    image = {"type": kind, kind: {"url": "data:image/png;base64,AAAA"}}
+    error = refused({"role": "user", "content": [text, image]})
+    assert error.param == "messages[0].content[1].type"
+    assert kind in error.message
+
+
+def test_R18_developer_is_system() -> None:
+    message = {"content": "answer only KIWI"}
+    assert one(role="developer", **message) == one(role="system", **message)
+
+
+def test_what_comes_back_of_an_answer_is_taken() -> None:
+    """As a client gets it, with all its nulls."""
+    made = one(
+        **{"role": "assistant", "content": "Hello", "refusal": None, "annotations": []},
+        **{"audio": None, "function_call": None, "tool_calls": None, "reasoning_content": "hm"},
+    )
+    assert made == {"role": "assistant", "content": "Hello", "reasoning_content": "hm"}
+    assert one(role="assistant", content=None) == {"role": "assistant", "content": ""}
+    assert one(role="assistant", content=None, refusal="No.")["content"] == "No."
+
+
+def test_a_tools_answer() -> None:
+    made = one(role="tool", tool_call_id="call_a", content=[{"type": "text", "text": "11"}])
+    assert made == {"role": "tool", "content": "11", "tool_call_id": "call_a"}
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({}, "role"),
+        ({"role": "king", "content": "hi"}, "role"),
+        ({"role": "function", "content": "hi"}, "role"),
+        ({"role": ["user"], "content": "hi"}, "role"),
+        ({"role": "user"}, "content"),
+        ({"role": "user", "content": None}, "content"),
+        ({"role": "user", "content": 5}, "content"),
+        ({"role": "tool", "content": {}}, "content"),
+        ({"role": "user", "content": ["hi"]}, "content[0]"),
+        ({"role": "user", "content": [{"type": "text"}]}, "content[0].text"),
+        ({"role": "user", "content": [{"type": "text", "text": 5}]}, "content[0].text"),
+        ({"role": "user", "content": [{"type": "text", "text": "", "x": 1}]}, "content[0].x"),
+        ({"role": "user", "content": "hi", "prefix": True}, "prefix"),
+        ({"role": "user", "content": "hi", "tool_calls": [CALL]}, "tool_calls"),
+        ({"role": "user", "content": "hi", "name": 5}, "name"),
+        ({"role": "assistant", "audio": {"id": "x"}}, "audio"),
+        ({"role": "assistant", "tool_calls": {"a": 1}}, "tool_calls"),
+        ({"role": "assistant", "tool_calls": [5]}, "tool_calls[0]"),
+        ({"role": "assistant", "tool_calls": [{"type": "custom"}]}, "tool_calls[0]"),
+        ({"role": "assistant", "tool_calls": [{}]}, "tool_calls[0].function"),
+        (
+            {"role": "assistant", "tool_calls": [{"function": {"arguments": "{}"}}]},
+            "tool_calls[0].function.name",
+        ),
+    ],
+)
+def test_bad_messages_are_named_by_their_place(message: Any, param: str) -> None:
+    assert refused(message).param == f"messages[0].{param}"
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner),
+    max_leaves=12,
+)
+near_messages = st.dictionaries(
+    st.sampled_from(["role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content"])
+    | st.text(max_size=5),
+    st.sampled_from(["user", "assistant", "system", "tool"])
+    | json_values
+    | st.lists(st.just(CALL) | json_values, max_size=2),
+)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(near_messages, min_size=1, max_size=3))
+def test_any_object_is_a_conversation_or_a_named_error(messages: list[dict[str, Any]]) -> None:
+    try:
+        made = conversation(messages)
+    except InvalidRequest as error:
+        assert error.param is not None
+        assert error.param.startswith("messages[")
+    else:
+        assert all(isinstance(message["content"], str) for message in made)
+
+
+@settings(deadline=None, max_examples=50)
+@given(json_values)
+def test_any_json_is_read_as_it_was_written(value: Any) -> None:
+    import json
+
+    assert parse_json(json.dumps(value)) == value
+
+
+@pytest.mark.parametrize("text", ["18446744073709551616", "-9223372036854775809", "[1e400]"])
+def test_numbers_that_do_not_travel(text: str) -> None:
+    with pytest.raises(ValueError, match=r"integer|number"):
+        parse_json(text)
+
+
+@pytest.mark.parametrize("text", ["18446744073709551615", "-9223372036854775808", '"1e999"'])
+def test_numbers_that_do(text: str) -> None:
+    parse_json(text)

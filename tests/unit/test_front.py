@@ -1,0 +1,160 @@
+"""A front end's process: how it starts, and what makes it leave."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import httpx
+import pytest
+
+from mayfly_protocol.lifecycle import Exit
+from models.fake_engine import WORDS, FakeNode, say, until
+from models.running_front import PATIENCE_S, RunningFront
+
+HELLO = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
+Process = subprocess.Popen[bytes]
+
+
+@pytest.fixture
+def node() -> Iterator[FakeNode]:
+    with FakeNode() as node:
+        node.worker()
+        yield node
+
+
+@contextmanager
+def front_end(*arguments: str, fd: int | None = None) -> Iterator[Process]:
+    process = subprocess.Popen(
+        [sys.executable, "-W", "error", "-m", "mayfly_server.front", *arguments],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        pass_fds=[] if fd is None else [fd],
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+@contextmanager
+def inheriting(node: FakeNode, *more: str) -> Iterator[tuple[Process, httpx.Client]]:
+    """A front end on a socket that the test holds too, and a client of it."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        arguments = ("--fd", str(listener.fileno()), "--node", node.control, *more)
+        process = stack.enter_context(front_end(*arguments, fd=listener.fileno()))
+        client = stack.enter_context(httpx.Client(base_url=url, timeout=PATIENCE_S))
+        RunningFront.wait(lambda: client.get("/readyz").status_code == 200)
+        yield process, client
+
+
+def ended(process: Process) -> tuple[int, list[str]]:
+    """Its exit status and the lines of its stderr."""
+    status = process.wait(PATIENCE_S)
+    assert process.stderr is not None
+    return status, process.stderr.read().decode().splitlines()
+
+
+def streaming(client: httpx.Client, answers: list[str]) -> threading.Thread:
+    def read() -> None:
+        answers.append(client.post("/v1/chat/completions", json=HELLO).text)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    return thread
+
+
+def test_it_serves_on_an_inherited_socket_and_says_so_to_the_reaper(node: FakeNode) -> None:
+    with inheriting(node) as (process, client):
+        assert node.asked.wait(PATIENCE_S)
+        text = client.post("/v1/chat/completions", json=HELLO).text
+        assert all(f'"content":"{word}"' in text for word in WORDS)
+        process.send_signal(signal.SIGTERM)
+        status, lines = ended(process)
+    assert status == 0
+    assert [json.loads(line)["event"] for line in lines] == ["front end starts"]
+
+
+def test_it_leaves_at_once_when_the_reaper_is_gone(node: FakeNode) -> None:
+    node.workers[0].script = until(1, lambda submit: iter((60.0,)))
+    with inheriting(node) as (process, client):
+        with client.stream("POST", "/v1/chat/completions", json=HELLO) as response:
+            parts = response.iter_raw()
+            next(parts)
+            assert process.stdin is not None
+            process.stdin.close()
+            with pytest.raises(httpx.RemoteProtocolError):
+                list(parts)
+        assert process.wait(PATIENCE_S) == Exit.ORPHANED
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_streams_finish_after_a_stop(node: FakeNode, number: signal.Signals) -> None:
+    gate = threading.Event()
+
+    def rest(submit):  # type: ignore[no-untyped-def]
+        yield gate
+        yield from list(say()(submit))[2:]
+
+    node.workers[0].script = until(1, rest)
+    with inheriting(node) as (process, client):
+        answers: list[str] = []
+        thread = streaming(client, answers)
+        RunningFront.wait(lambda: "seconds_count" in client.get("/metrics").text)
+        process.send_signal(number)
+        RunningFront.wait(lambda: refuses(client))
+        gate.set()
+        thread.join()
+        assert ended(process)[0] == 0
+    assert answers[0].endswith("data: [DONE]\n\n")
+
+
+def refuses(client: httpx.Client) -> bool:
+    """Whether a new connection is not answered; the test's own end of the socket takes it."""
+    try:
+        httpx.get(f"{client.base_url}/livez", timeout=0.2)
+    except httpx.TransportError:
+        return True
+    return False
+
+
+def test_streams_that_do_not_finish_end_with_an_error(node: FakeNode) -> None:
+    node.workers[0].script = until(1, lambda submit: iter((60.0,)))
+    with inheriting(node, "--grace", "0.3") as (process, client):
+        answers: list[str] = []
+        thread = streaming(client, answers)
+        RunningFront.wait(lambda: "seconds_count" in client.get("/metrics").text)
+        process.send_signal(signal.SIGTERM)
+        thread.join()
+        assert ended(process)[0] == 0
+    assert '"code":"shutting_down"' in answers[0]
+
+
+def test_a_taken_port_is_said_in_a_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        with front_end("--node", "ipc:///tmp/none/node.ipc", "--port", port) as process:
+            status, lines = ended(process)
+    assert status == 1
+    assert lines == [f"cannot listen on 127.0.0.1 port {port}: Address already in use"]
+
+
+def test_it_never_imports_mlx() -> None:
+    check: Callable[[str], str] = (
+        "import sys, mayfly_server.front; "
+        "sys.exit(any(name.partition('.')[0] in {} for name in sys.modules))"
+    ).format
+    names = ("mlx", "mlx_lm", "mayfly_worker", "mayfly_reaper")
+    assert subprocess.run([sys.executable, "-c", check(names)], check=False).returncode == 0

@@ -1,0 +1,230 @@
+"""What passes to a client when workers come and go: each token exactly once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mayfly_protocol.requests import Generation, Output, Sampling, TextPrompt
+from mayfly_protocol.serving import (
+    Accepted,
+    Delta,
+    Failed,
+    Finish,
+    Handover,
+    Progress,
+    Rejected,
+    Submit,
+    TokenLogprob,
+    Usage,
+)
+from mayfly_server.errors import InvalidRequest, RequestFailed
+from mayfly_server.pool.attempted import Again, Attempted, Ended
+from mayfly_server.pool.link import Lost
+
+GENERATION = Generation("m", TextPrompt("p"), Sampling(seed=1))
+
+
+def begun(n: int = 1) -> tuple[Attempted, Submit]:
+    attempted = Attempted("r", replace(GENERATION, n=n))
+    submit = attempted.submit()
+    assert attempted.receive(Accepted("r", 1, 7)) is None
+    return attempted, submit
+
+
+def delta(submit: Submit, index: int, *, choice: int = 0, **more: object) -> Delta:
+    fields = {"ids": (100 + index,), "text": f"t{index}"} | more
+    return Delta(submit.rid, submit.attempt, choice, index, **fields)  # type: ignore[arg-type]
+
+
+def test_a_request_that_nothing_happens_to() -> None:
+    attempted, submit = begun()
+    assert submit == Submit("r", 1, GENERATION)
+    first, second = delta(submit, 0), delta(submit, 1, finish="stop")
+    assert attempted.receive(first) == first
+    assert attempted.receive(second) == second
+    ended = attempted.receive(Finish("r", 1, "done", Usage(7, 2, 3, 1)))
+    assert ended == Ended(Usage(7, 2, 3, 1))
+
+
+def test_a_lost_request_is_resumed_from_what_was_delivered() -> None:
+    attempted, submit = begun(n=2)
+    attempted.receive(delta(submit, 0))
+    attempted.receive(delta(submit, 1))
+    attempted.receive(delta(submit, 0, choice=1, finish="stop"))
+    assert attempted.receive(Lost("killed")) == Again("lost")
+    again = attempted.submit()
+    assert (again.attempt, again.resume, again.finished) == (2, ((100, 101), (100,)), (1,))
+    attempted.receive(Accepted("r", 2, 7))
+    last = delta(again, 2, finish="length")
+    assert attempted.receive(last) == last
+    assert attempted.receive(Finish("r", 2, "done")) == Ended(Usage(7, 4))
+
+
+def test_before_the_first_token_there_is_nothing_to_resume() -> None:
+    attempted, _ = begun()
+    attempted.receive(Lost("killed"))
+    assert attempted.submit() == Submit("r", 2, GENERATION)
+
+
+@pytest.mark.parametrize("index", [0, 2, 5])
+def test_a_gap_or_a_repeat_ends_the_attempt(index: int) -> None:
+    attempted, submit = begun()
+    attempted.receive(delta(submit, 0))
+    assert attempted.receive(delta(submit, index)) == Again("gap")
+    assert attempted.submit().resume == ((100,),)
+
+
+def test_nothing_comes_after_a_choices_end() -> None:
+    attempted, submit = begun(n=2)
+    attempted.receive(delta(submit, 0, finish="stop"))
+    assert attempted.receive(delta(submit, 1)) == Again("gap")
+
+
+def test_tokens_before_an_acceptance_are_out_of_turn() -> None:
+    attempted = Attempted("r", GENERATION)
+    submit = attempted.submit()
+    assert attempted.receive(delta(submit, 0)) == Again("out of turn")
+
+
+def test_no_such_choice() -> None:
+    attempted, submit = begun()
+    assert attempted.receive(delta(submit, 0, choice=1)) == Again("out of turn")
+
+
+@pytest.mark.parametrize("reason", ["done", "cancelled"])
+def test_an_end_without_the_choices_ends_is_none(reason: str) -> None:
+    attempted, submit = begun()
+    attempted.receive(delta(submit, 0))
+    finish = Finish("r", 1, reason)  # type: ignore[arg-type]
+    assert isinstance(attempted.receive(finish), Again)
+
+
+def test_lost_after_the_last_choices_end_is_no_loss() -> None:
+    attempted, submit = begun()
+    attempted.receive(delta(submit, 0))
+    attempted.receive(delta(submit, 1, finish="stop"))
+    assert attempted.receive(Lost("killed")) == Ended(Usage(7, 2))
+    assert attempted.losses == 0
+
+
+def test_a_drain_is_no_loss_and_a_suspect_is_marked() -> None:
+    attempted, _ = begun()
+    assert attempted.receive(Handover("r", 1, "drain")) == Again("drain")
+    assert (attempted.losses, attempted.submit().suspect) == (0, False)
+    attempted.receive(Handover("r", 2, "metal_timeout", suspect=True))
+    assert (attempted.losses, attempted.submit().suspect) == (1, True)
+
+
+def test_rejections() -> None:
+    attempted = Attempted("r", GENERATION)
+    attempted.submit()
+    full = attempted.receive(Rejected("r", 1, "full", "busy", retry_after_s=3.0))
+    assert full == Again("full", full=True, retry_after_s=3.0)
+    attempted.submit()
+    assert attempted.receive(Rejected("r", 2, "leaving", "bye")) == Again("leaving")
+    attempted.submit()
+    with pytest.raises(InvalidRequest) as caught:
+        attempted.receive(Rejected("r", 3, "invalid", "no", param="stop", code="bad"))
+    error = caught.value
+    assert (error.message, error.param, error.code) == ("no", "stop", "bad")
+
+
+def test_a_fault_of_its_own_names_its_kind_and_tells_no_details() -> None:
+    attempted, _ = begun()
+    with pytest.raises(RequestFailed) as caught:
+        attempted.receive(Failed("r", 1, "metal_buffer_size", "/Users/me/secret"))
+    assert caught.value.code == "metal_buffer_size"
+    assert "secret" not in caught.value.message
+
+
+def test_progress_starts_it() -> None:
+    attempted, _ = begun()
+    assert not attempted.started
+    progress = Progress("r", 1, 10, 100)
+    assert attempted.receive(progress) == progress
+    assert attempted.started
+
+
+def _logprob(text: str) -> TokenLogprob:
+    return TokenLogprob(1, text, text.encode(), -1.0)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_an_echo_is_delivered_once(together: bool) -> None:
+    """A worker that resumes from no ids sends the prompt again, alone or with the first token."""
+    attempted = Attempted("r", replace(GENERATION, output=Output(echo=True)))
+    submit = attempted.submit()
+    attempted.receive(Accepted("r", 1, 2))
+    echo = Delta("r", 1, 0, 0, text="Once upon", logprobs=(_logprob("Once"), _logprob(" upon")))
+    assert attempted.receive(echo) == echo
+    attempted.receive(Lost("killed"))
+    submit = attempted.submit()
+    attempted.receive(Accepted("r", 2, 2))
+    if together:
+        logprobs = (*echo.logprobs, _logprob(" a"))
+        first = delta(submit, 0, text="Once upon a", logprobs=logprobs)
+    else:
+        repeated = replace(echo, attempt=2)
+        assert attempted.receive(repeated) == replace(repeated, text="", logprobs=())
+        first = delta(submit, 0, text=" a", logprobs=(_logprob(" a"),))
+    delivered = attempted.receive(first)
+    assert isinstance(delivered, Delta)
+    assert (delivered.text, delivered.logprobs) == (" a", (_logprob(" a"),))
+
+
+def test_an_echo_that_does_not_come_again_takes_no_text_away() -> None:
+    attempted = Attempted("r", replace(GENERATION, output=Output(echo=True)))
+    attempted.submit()
+    attempted.receive(Accepted("r", 1, 2))
+    attempted.receive(Delta("r", 1, 0, 0, text="Once"))
+    attempted.receive(Lost("killed"))
+    submit = attempted.submit()
+    first = delta(submit, 0, text=" upon")
+    assert attempted.receive(first) == first
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.data())
+def test_whatever_becomes_of_the_workers_each_id_passes_once(data: st.DataObject) -> None:
+    """Workers that generate the same ids and are lost at any message, n choices of any length,
+    steps of any size."""
+    n = data.draw(st.integers(1, 3))
+    lengths = data.draw(st.lists(st.integers(1, 12), min_size=n, max_size=n))
+    attempted = Attempted("r", replace(GENERATION, n=n))
+    delivered: list[list[int]] = [[] for _ in range(n)]
+    ends = [0] * n
+    for _ in range(200):
+        submit = attempted.submit()
+        attempted.receive(Accepted("r", submit.attempt, 7))
+        at = [len(ids) for ids in submit.resume] or [0] * n
+        assert at == [len(ids) for ids in delivered]
+        open_choices = [i for i in range(n) if i not in submit.finished]
+        while open_choices and not data.draw(st.sampled_from([False, False, False, True])):
+            choice = data.draw(st.sampled_from(open_choices))
+            size = min(data.draw(st.integers(1, 3)), lengths[choice] - at[choice])
+            ids = tuple(range(at[choice], at[choice] + size))
+            ended = at[choice] + size == lengths[choice]
+            outcome = attempted.receive(
+                Delta(
+                    *("r", submit.attempt, choice, at[choice]),
+                    ids=ids,
+                    finish="stop" if ended else None,
+                )
+            )
+            assert isinstance(outcome, Delta)
+            delivered[choice] += outcome.ids
+            ends[choice] += outcome.finish is not None
+            at[choice] += size
+            if ended:
+                open_choices.remove(choice)
+        if isinstance(outcome := attempted.receive(Lost("killed")), Ended):
+            break
+    else:
+        return  # unlucky workers
+    assert delivered == [list(range(length)) for length in lengths]
+    assert ends == [1] * n
+    assert outcome.usage == Usage(7, sum(lengths))

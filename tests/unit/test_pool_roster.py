@@ -1,0 +1,113 @@
+"""What a front end believes of nodes and their workers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mayfly_protocol.roster import Loss, Roster, SlotView
+from mayfly_server.pool.fleet import roster_address
+from mayfly_server.pool.outlook import outlook
+from mayfly_server.pool.roster import Incarnation, Rosters, Slot
+
+VIEW = SlotView("s", "m", "ready", 3)
+ROSTER = Roster("node", "a", 5, 1, (VIEW,))
+WORKER = Incarnation("node", "a", "s", 3)
+
+
+def heard(*rosters: Roster) -> Rosters:
+    known = Rosters(silence_s=5.0)
+    for roster in rosters:
+        known.hear("ipc://x", roster, now=100.0)
+    return known
+
+
+def slot(view: SlotView, silent: bool = False) -> Slot:
+    return Slot("node", "a", view, 0.0, silent)
+
+
+def test_nothing_heard() -> None:
+    assert not heard()
+    assert list(heard().slots(0.0)) == []
+    assert not heard().gone(WORKER)
+
+
+def test_an_older_roster_changes_nothing() -> None:
+    known = heard(ROSTER)
+    assert not known.hear("ipc://x", replace(ROSTER, revision=4, slots=()), 101.0)
+    assert [found.incarnation for found in known.slots(101.0)] == [WORKER]
+    assert known.hear("ipc://x", ROSTER, 101.0), "the same again is a sign of life"
+
+
+def test_a_new_reaper_begins_to_count_anew() -> None:
+    known = heard(ROSTER)
+    assert known.hear("ipc://x", Roster("node", "b", 1, 2, ()), 101.0)
+    assert list(known.slots(101.0)) == []
+
+
+def test_a_silent_node_keeps_its_workers() -> None:
+    known = heard(ROSTER)
+    assert [found.silent for found in known.slots(104.9)] == [False]
+    assert [found.silent for found in known.slots(105.1)] == [True]
+    assert not known.gone(WORKER)
+
+
+@pytest.mark.parametrize(
+    ("view", "gone"),
+    [
+        (VIEW, False),
+        (replace(VIEW, state="draining"), False),
+        (replace(VIEW, state="gone"), True),
+        (replace(VIEW, state="backoff"), True),
+        (replace(VIEW, state="loading", incarnation=4), True),
+        (replace(VIEW, slot="other"), True),
+    ],
+)
+def test_its_own_reaper_says_when_a_worker_is_gone(view: SlotView, gone: bool) -> None:
+    assert heard(replace(ROSTER, slots=(view,))).gone(WORKER) is gone
+
+
+def test_a_new_reaper_does_not_speak_for_the_old_ones_workers() -> None:
+    assert not heard(Roster("node", "b", 1, 2, ())).gone(WORKER)
+
+
+def test_suspects() -> None:
+    loss = Loss("s", 2, "crashed", "worker", "SIGSEGV", 3.0, suspects=("r1", "r2"))
+    assert heard(replace(ROSTER, losses=(loss,))).suspects() == {"r1", "r2"}
+
+
+def test_addresses() -> None:
+    assert roster_address("ipc:///tmp/mayfly-0/ab/node.ipc") == "ipc:///tmp/mayfly-0/ab/roster.ipc"
+    assert roster_address("tcp://mac-2:7700") == "tcp://mac-2:7701"
+
+
+@pytest.mark.parametrize(
+    ("view", "coming", "ready_in_s"),
+    [
+        (replace(VIEW, state="spawning"), True, 5.0),
+        (replace(VIEW, state="loading", load_done=1, load_total=4, age_s=2.0), True, 6.0),
+        (replace(VIEW, state="loading", load_done=1, load_total=10**9, age_s=9.0), True, 600.0),
+        (replace(VIEW, state="canary"), True, 5.0),
+        (VIEW, True, 1.0),
+        (replace(VIEW, state="backoff", retry_in_s=20.0), True, 25.0),
+        (replace(VIEW, state="failed"), False, 5.0),
+    ],
+)
+def test_outlook_of_one_slot(view: SlotView, coming: bool, ready_in_s: float) -> None:
+    found = outlook([slot(view)])
+    assert (found.coming, found.ready_in_s) == (coming, ready_in_s)
+    assert found.failed is not coming
+
+
+def test_outlook_is_that_of_the_most_hopeful_slot() -> None:
+    failed, waiting = replace(VIEW, state="failed"), replace(VIEW, state="backoff", retry_in_s=99.0)
+    assert outlook([slot(failed), slot(waiting)]).pause_s == 99.0
+    loading = replace(VIEW, state="loading", load_done=50, load_total=100, age_s=1.0)
+    found = outlook([slot(failed), slot(waiting), slot(loading)])
+    assert (found.pause_s, found.reason) == (0.0, "it is being loaded (50 %)")
+
+
+def test_outlook_where_nobody_knows() -> None:
+    for found in (outlook([]), outlook([slot(VIEW, silent=True)])):
+        assert (found.coming, found.failed) == (False, False)
