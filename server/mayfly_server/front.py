@@ -28,16 +28,15 @@ _BACKLOG = 2048
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
     logs.configure()
+    log = structlog.get_logger(__name__)
     settings = FrontSettings(nodes=tuple(options.node), grace_s=options.grace)
     if options.fd is None:
         listener = _bind(options.host, options.port)
+        log.info("front end starts", address=listener.getsockname()[:2], nodes=settings.nodes)
     else:
         listener = socket.socket(fileno=options.fd)
         threading.Thread(target=_leave_with_parent, name="death pipe", daemon=True).start()
     server = FrontServer(create_app(settings), settings.grace_s)
-    structlog.get_logger(__name__).info(
-        "front end starts", address=listener.getsockname()[:2], nodes=settings.nodes
-    )
     server.run(sockets=[listener])
 
 

@@ -82,9 +82,27 @@ def test_it_serves_on_an_inherited_socket_and_says_so_to_the_reaper(node: FakeNo
         text = client.post("/v1/chat/completions", json=HELLO).text
         assert all(f'"content":"{word}"' in text for word in WORDS)
         process.send_signal(signal.SIGTERM)
+        assert ended(process) == (0, []), "its reaper tells what there is to tell"
+
+
+def test_it_serves_on_a_socket_of_its_own(node: FakeNode) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    with front_end("--node", node.control, "--port", str(port)) as process:
+        assert process.stdin is not None
+        process.stdin.close()  # of no meaning here
+        RunningFront.wait(lambda: answers(f"http://127.0.0.1:{port}/readyz"))
+        process.send_signal(signal.SIGTERM)
         status, lines = ended(process)
     assert status == 0
     assert [json.loads(line)["event"] for line in lines] == ["front end starts"]
+
+
+def answers(url: str) -> bool:
+    try:
+        return httpx.get(url).status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 def test_it_leaves_at_once_when_the_reaper_is_gone(node: FakeNode) -> None:
