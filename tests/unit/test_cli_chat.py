@@ -123,6 +123,7 @@ def test_a_conversation_keeps_its_history() -> None:
     assert "Two million.\n" in result.output
     first, second = Server.asked
     assert first["model"] == "smol"
+    assert first["temperature"] == 0
     assert first["messages"] == [{"role": "user", "content": "Capital?"}]
     assert second["messages"] == [
         {"role": "user", "content": "Capital?"},
@@ -136,12 +137,15 @@ def test_a_refused_message_is_explained_and_forgotten() -> None:
     broken = 502, "<html>"
     with serving(refused, broken, stream("Yes.")) as url:
         result = CliRunner().invoke(
-            app, ["chat", "--url", url, "--model", "other"], input="one\ntwo\nthree\n"
+            app,
+            ["chat", "--url", url, "--model", "other", "--temperature", "0.5"],
+            input="one\ntwo\nthree\n",
         )
     assert result.exit_code == 0
     assert "too long for the context" in result.stderr
     assert "HTTP 502" in result.stderr
     assert Server.asked[-1]["model"] == "other"
+    assert Server.asked[-1]["temperature"] == 0.5
     assert Server.asked[-1]["messages"] == [{"role": "user", "content": "three"}]
 
 

@@ -14,7 +14,7 @@ from mayfly_server.cli import app
 from mayfly_server.cli.status import table
 
 SLOT = {
-    "slot": "smol-0",
+    "slot": "a-model-with-quite-a-long-name-in-front-of-its-number-0",
     "model": "smol [4-bit]",
     "state": "ready",
     "incarnation": 3,
@@ -48,11 +48,21 @@ def test_json_is_the_servers_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_table_has_a_row_a_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     result = ask(monkeypatch, httpx.Response(200, json=STATUS))
     assert result.exit_code == 0
-    header, first, second = result.stdout.splitlines()
+    header, first, second = result.stdout.splitlines()  # not cut to a terminal's width
     assert header.split() == [
         "NODE", "SLOT", "MODEL", "STATE", "INCARNATION", "PID", "RUNNING", "INFERENCES",
     ]  # fmt: skip
-    assert first.split() == ["mac-1", "smol-0", "smol", "[4-bit]", "ready", "3", "4711", "2", "40"]
+    assert first.split() == [
+        "mac-1",
+        SLOT["slot"],
+        "smol",
+        "[4-bit]",
+        "ready",
+        "3",
+        "4711",
+        "2",
+        "40",
+    ]
     assert second.split()[6] == "-"  # no process, no pid
 
 

@@ -25,6 +25,9 @@ def chat(
     model: Annotated[
         str, typer.Option("--model", help="The model's name; by default the server's first.")
     ] = "",
+    temperature: Annotated[
+        float, typer.Option("--temperature", help="0 always takes the likeliest word.", min=0)
+    ] = 0.0,
 ) -> None:
     """Talk to a model. Ctrl-C or Ctrl-D ends the conversation."""
     import httpx
@@ -33,7 +36,7 @@ def chat(
         try:
             name = model or _first_model(client)
             typer.secho(f"Talking to {name}. Ctrl-C or Ctrl-D ends.", dim=True)
-            _converse(client, name)
+            _converse(client, {"model": name, "temperature": temperature, "stream": True})
         except (KeyboardInterrupt, EOFError):
             typer.echo()
         except httpx.RequestError as error:
@@ -48,7 +51,7 @@ def _first_model(client: httpx.Client) -> str:
         fail(f"{client.base_url} serves no model right now; `mayfly status` may say why")
 
 
-def _converse(client: httpx.Client, model: str) -> None:
+def _converse(client: httpx.Client, parameters: dict[str, Any]) -> None:
     history: list[dict[str, str]] = []
     while True:
         said = _ask()
@@ -56,7 +59,7 @@ def _converse(client: httpx.Client, model: str) -> None:
             continue
         turn = [*history, {"role": "user", "content": said}]
         try:
-            answer = _answer(client, {"model": model, "messages": turn, "stream": True})
+            answer = _answer(client, {**parameters, "messages": turn})
         except AnswerFailed as error:
             # The message is forgotten with its failed answer, so that it can be put again.
             typer.secho(f"\n{error}", fg=typer.colors.RED, err=True)

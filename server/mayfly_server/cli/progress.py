@@ -124,7 +124,8 @@ def address(host: str, port: int) -> str:
 
 def request(server: str, model: str, prompt: str) -> str:
     """A curl command to try a server with, ready to paste into a shell."""
-    body = json.dumps({"model": model, "messages": [{"role": "user", "content": prompt}]})
+    messages = [{"role": "user", "content": prompt}]
+    body = json.dumps({"model": model, "temperature": 0, "messages": messages})
     quoted = body.replace("'", "'\\''")
     return (
         f"curl {server}/v1/chat/completions \\\n"

@@ -163,7 +163,7 @@ def _fetch(model: str | None, reporter: Reporter) -> Fetched:
     cache = platformdirs.user_cache_path("mayfly")
     try:
         fetched = fetch(
-            [*FETCH, *([model] if model else []), "--cache", str(cache)], reporter.fetching
+            [*FETCH, "--cache", str(cache), "--", *([model] if model else [])], reporter.fetching
         )
     except FetchFailed as error:
         reporter.close()

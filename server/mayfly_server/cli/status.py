@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -31,7 +32,9 @@ def status(
     else:
         from rich.console import Console
 
-        Console().print(table(answer["nodes"]))
+        # What is no terminal has no width to fit into, and no name is to be cut short there.
+        width = None if sys.stdout.isatty() else 1000
+        Console(width=width).print(table(answer["nodes"]))
 
 
 def table(nodes: list[dict[str, Any]]) -> Table:
@@ -42,7 +45,7 @@ def table(nodes: list[dict[str, Any]]) -> Table:
 
     result = Table(box=None, pad_edge=False, header_style="bold")
     for header in ("NODE", "SLOT", "MODEL", "STATE"):
-        result.add_column(header)
+        result.add_column(header, overflow="fold")
     for header in ("INCARNATION", "PID", "RUNNING", "INFERENCES"):
         result.add_column(header, justify="right")
     for node in nodes:
