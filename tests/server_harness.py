@@ -1,0 +1,146 @@
+"""A whole server, as ``mayfly serve`` starts it: reaper, front end and workers, real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import openai
+import psutil
+
+T = TypeVar("T")
+DEADLINE_S = 60.0
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def wait_for(condition: Callable[[], T], what: str, deadline_s: float = DEADLINE_S) -> T:
+    """Asks again and again until the condition gives something true, and returns that."""
+    deadline = time.monotonic() + deadline_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.02)
+    return value
+
+
+class Server:
+    """``mayfly serve MODEL`` on a free port with a state folder of its own.
+
+    Exactness is promised with the BLAS that MLX bundles, so no other is preloaded.
+    """
+
+    def __init__(self, model: Path, folder: Path, *options: str, wait: bool = True) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.model = model.name
+        self.state_dir = folder / "state"
+        self._log = (folder / "serve.log").open("w")
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "mayfly_server.cli", "serve", str(model)),
+                *("--port", str(self.port), "--state-dir", str(self.state_dir)),
+                *("--no-preload-blas", *options),
+            ],
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        )
+        self.client = openai.OpenAI(
+            base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=DEADLINE_S
+        )
+        self.http = httpx.Client(base_url=self.url, timeout=DEADLINE_S)
+        self._seen: dict[int, psutil.Process] = {}
+        if wait:
+            self.wait_ready()
+
+    def wait_ready(self) -> None:
+        def ready() -> bool:
+            assert self.process.poll() is None, f"the server has left:\n{self.log()}"
+            with contextlib.suppress(httpx.TransportError):
+                return self.http.get("/readyz").status_code == 200
+            return False
+
+        wait_for(ready, "a ready server")
+        self.processes()
+
+    def log(self) -> str:
+        self._log.flush()
+        return Path(self._log.name).read_text(errors="replace")
+
+    def slots(self) -> list[dict[str, Any]]:
+        answer = self.http.get("/mayfly/status").json()
+        return [slot for node in answer["nodes"] for slot in node["slots"]]
+
+    def slot(self) -> dict[str, Any]:
+        [slot] = self.slots()
+        return slot
+
+    def node(self) -> dict[str, Any]:
+        [node] = self.http.get("/mayfly/status").json()["nodes"]
+        return dict(node)
+
+    def processes(self) -> list[psutil.Process]:
+        """Every process of this server that was ever seen and lives."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            parent = psutil.Process(self.process.pid)
+            for process in (parent, *parent.children(recursive=True)):
+                self._seen.setdefault(process.pid, process)
+        return [p for p in self._seen.values() if alive(p)]
+
+    def chat(self, text: str = "Tell me a story", **options: Any) -> Any:
+        body = {"temperature": 0, "max_tokens": 8, **options}
+        return self.client.chat.completions.create(
+            model=self.model, messages=[{"role": "user", "content": text}], **body
+        )
+
+    def post(self, path: str, body: Any) -> httpx.Response:
+        return self.http.post(path, json=body)
+
+    def stop(self, how: int = signal.SIGTERM) -> int:
+        self.processes()
+        self.process.send_signal(how)
+        return self.process.wait(30)
+
+    def close(self) -> None:
+        self.client.close()
+        self.http.close()
+        if self.process.poll() is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.stop()
+        left = self.processes()
+        for process in left:
+            process.kill()
+        self.process.wait()
+        self._log.close()
+        assert not left, f"left running: {left}\n{self.log()}"
+
+
+def alive(process: psutil.Process) -> bool:
+    """Whether a process runs (a zombie does not)."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@contextlib.contextmanager
+def serving(model: Path, folder: Path, *options: str, wait: bool = True) -> Iterator[Server]:
+    server = Server(model, folder, *options, wait=wait)
+    try:
+        yield server
+    finally:
+        server.close()
