@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import KVCache, make_prompt_cache
+from mlx_lm.models.cache import BatchKVCache, KVCache, make_prompt_cache
 
 Cache = list[Any]
 
@@ -58,21 +58,49 @@ def extend(into: Cache, other: Cache) -> Cache:
     return into
 
 
-def keep(cache: Cache, rows: Sequence[int]) -> Cache:
-    """The batch reduced to the given rows, in that order."""
+def keep(cache: Cache, rows: Sequence[int], lengths: Sequence[int]) -> Cache:
+    """The batch reduced to the given rows, in that order. ``lengths`` are the tokens that each of
+    them holds.
+
+    mlx-lm's own ``filter`` reads the padding back from the device, which waits for all the work
+    that is queued there. The host knows it: it is what a row's length leaves of the batch's.
+    """
     if not rows:
         return []
+    index = mx.array(list(rows))
     for layer in cache:
-        if hasattr(layer, "filter"):
+        if type(layer) is BatchKVCache and layer.keys is not None:
+            _filter(layer, index, max(lengths))
+        elif hasattr(layer, "filter"):
             layer.filter(list(rows))
     return cache
 
 
-def take(cache: Cache, row: int) -> Cache:
-    """A copy of one row as a cache of its own. The arrays are lazy."""
-    return [
-        layer.extract(row) if hasattr(layer, "extract") else copy.deepcopy(layer) for layer in cache
-    ]
+def _filter(layer: BatchKVCache, index: mx.array, longest: int) -> None:
+    shift = layer._idx - longest
+    layer.keys = layer.keys[index][..., shift:, :]
+    layer.values = layer.values[index][..., shift:, :]
+    layer.offset = layer.offset[index]
+    layer.left_padding = layer.left_padding[index] - shift
+    layer._idx = longest
+
+
+def take(cache: Cache, row: int, length: int) -> Cache:
+    """A copy of one row, which holds ``length`` tokens, as a cache of its own. The arrays are
+    lazy; as in :func:`keep`, nothing waits for the device."""
+    return [_take(layer, row, length) for layer in cache]
+
+
+def _take(layer: Any, row: int, length: int) -> Any:
+    if type(layer) is BatchKVCache:
+        own = KVCache()
+        if layer.keys is not None and length:
+            begin, end = layer._idx - length, layer._idx
+            own.keys = mx.contiguous(layer.keys[row : row + 1, :, begin:end])
+            own.values = mx.contiguous(layer.values[row : row + 1, :, begin:end])
+            own.offset = length
+        return own
+    return layer.extract(row) if hasattr(layer, "extract") else copy.deepcopy(layer)
 
 
 def arrays(cache: Cache) -> list[Any]:

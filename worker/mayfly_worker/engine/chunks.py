@@ -22,16 +22,18 @@ class ChunkSizer:
     shared_s: float
     _seconds_per_token: float | None = None
 
-    def size(self, *, decoding: bool, rows: int = 1) -> int:
-        """Tokens a row in the next chunk, a power of two."""
-        target = self.shared_s if decoding else self.alone_s
+    def tokens(self, *, decoding: bool) -> int:
+        """Tokens, over all rows, that a chunk has time for."""
         if self._seconds_per_token is None:
-            wanted = float(FIRST)
-        else:
-            wanted = target / self._seconds_per_token
-        wanted /= max(rows, 1)
+            return FIRST
+        target = self.shared_s if decoding else self.alone_s
+        return max(SMALLEST, int(target / self._seconds_per_token))
+
+    def size(self, *, decoding: bool, rows: int = 1) -> int:
+        """Tokens a row in the next chunk of so many rows, a power of two."""
+        wanted = min(self.tokens(decoding=decoding) // max(rows, 1), LARGEST)
         size = SMALLEST
-        while size * 2 <= min(wanted, LARGEST):
+        while size * 2 <= wanted:
             size *= 2
         return size
 

@@ -69,7 +69,7 @@ class DecodeBatch:
         stay = [i for i in range(len(self.rows)) if i not in set(rows)]
         known = len(self.rows) - self._fresh
         stay_known = [i for i in stay if i < known]
-        self._cache = caches.keep(self._cache, stay)
+        self._cache = caches.keep(self._cache, stay, [self._held(i) for i in stay])
         self._inputs = _select(self._inputs, stay)
         self._healthy = _select(self._healthy, stay_known)
         # Log-probabilities are read by row id: those of rows that left are never asked for.
@@ -80,9 +80,12 @@ class DecodeBatch:
 
     def take(self, row: int) -> tuple[list[int], Cache]:
         """The tokens in a row's cache, and a copy of it (lazy arrays)."""
-        tokens = self.rows[row].tokens
-        fresh = row >= len(self.rows) - self._fresh
-        return tokens[: len(tokens) - fresh], caches.take(self._cache, row)
+        held = self._held(row)
+        return self.rows[row].tokens[:held], caches.take(self._cache, row, held)
+
+    def _held(self, row: int) -> int:
+        """How many tokens of a row its cache holds: all, but for the last of a fresh one."""
+        return len(self.rows[row].tokens) - (row >= len(self.rows) - self._fresh)
 
     def step(self) -> list[Drawn]:
         """Launches the next step and returns the tokens of the one before.

@@ -44,7 +44,8 @@ from mayfly_worker.engine.types import (
 )
 from mayfly_worker.prefix_cache import PrefixCache
 
-PREFILL_ROWS = 8
+PREFILL_ROWS = 32
+"""Rows of one group. Larger groups are fewer: each costs the host the launch of a forward pass."""
 PREFILL_GROUPS = 3
 PADDING_LIMIT = 2.0
 """A prompt joins a group only if it is at most this many times as long as the group's shortest."""
@@ -205,6 +206,7 @@ class Engine:
         prompts: list[Prompt] = []
         row_caches: list[caches.Cache] = []
         running = list(self._running())
+        room = self._chunks.tokens(decoding=bool(len(self._decode)))
         while self._waiting and len(prompts) < (PREFILL_ROWS if self._padding_safe else 1):
             start = self._waiting[0]
             if not self._budget.admits(running, start.rows):
@@ -212,7 +214,7 @@ class Engine:
             tokens = start.rows[0].tokens
             hit = self._prefixes.lookup(tokens, at_most=len(tokens) - 1)
             prompt = _prompt(start, hit.length if hit else 0)
-            if not _alike([*prompts, prompt]):
+            if prompts and not _together([*prompts, prompt], room):
                 break
             prompts.append(prompt)
             row_caches.append(hit.caches if hit else self._new_cache())
@@ -300,7 +302,8 @@ def _prompt(start: Start, cached: int) -> Prompt:
     return Prompt(start.key, leader, cached, copies, stops)
 
 
-def _alike(prompts: list[Prompt]) -> bool:
-    """Whether prompts can be prefilled together without much padding."""
+def _together(prompts: list[Prompt], room: int) -> bool:
+    """Whether prompts can be prefilled as one group: in one chunk, and without much padding."""
     lengths = [max(p.left, SMALLEST) for p in prompts]
-    return max(lengths) <= PADDING_LIMIT * min(lengths)
+    longest = max(lengths)
+    return longest <= PADDING_LIMIT * min(lengths) and longest * len(lengths) <= room

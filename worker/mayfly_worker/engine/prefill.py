@@ -93,7 +93,12 @@ class PrefillGroup:
 
     def take(self, index: int) -> Cache:
         """A copy of one row's cache, as a cache of its own (lazy arrays)."""
-        return copy.deepcopy(self._cache) if self._solo else caches.take(self._cache, index)
+        if self._solo:
+            return copy.deepcopy(self._cache)
+        return caches.take(self._cache, index, self.prompts[index].fed)
+
+    def _keep(self, cache: Cache, indices: Sequence[int]) -> Cache:
+        return caches.keep(cache, indices, [self.prompts[i].fed for i in indices])
 
     def split(self, indices: Sequence[int]) -> Cache:
         """Takes rows out of the group; their cache comes back as that of a batch."""
@@ -102,7 +107,7 @@ class PrefillGroup:
         elif len(indices) == len(self.prompts):
             out = self._cache
         else:
-            out = caches.keep(copy.deepcopy(self._cache), indices)
+            out = self._keep(copy.deepcopy(self._cache), indices)
         self.remove(indices)
         return out
 
@@ -111,5 +116,5 @@ class PrefillGroup:
         gone = set(indices)
         stay = [i for i in range(len(self.prompts)) if i not in gone]
         if not self._solo and stay:
-            self._cache = caches.keep(self._cache, stay)
+            self._cache = self._keep(self._cache, stay)
         self.prompts = [self.prompts[i] for i in stay]

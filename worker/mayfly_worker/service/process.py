@@ -23,7 +23,7 @@ import sys
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import NoReturn
 
 import psutil
@@ -298,7 +298,12 @@ class Worker:
 
 
 def _versions() -> dict[str, str]:
-    return {name: version(name) for name in ("mlx-mayfly", "mlx", "mlx-lm")}
+    """What this worker is made of; a package that runs from a source tree has no version."""
+    found = {}
+    for name in ("mlx-mayfly", "mlx", "mlx-lm"):
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def main(settings: WorkerSettings) -> NoReturn:
