@@ -10,7 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from mayfly_protocol.requests import ChatPrompt, FinishReason, Generation
+from mayfly_protocol.requests import (
+    ChatPrompt,
+    FinishReason,
+    Generation,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+)
 from mayfly_protocol.serving import Submit
 from mayfly_worker.engine.admission import Budget
 from mayfly_worker.engine.sampler import RowSampling
@@ -20,6 +27,9 @@ from mayfly_worker.grammar import Compiled, Grammars
 from mayfly_worker.loading import Loaded
 from mayfly_worker.text.choice import ChoiceText
 from mayfly_worker.text.prompts import Rendered, check_ids, render, token_budget
+
+UNLIMITED = 1 << 30
+"""Stands for the context of a model that names none."""
 
 
 @dataclass(slots=True)
@@ -35,13 +45,16 @@ class Choice:
 
 @dataclass(slots=True)
 class Prepared:
-    """``shared`` says that all rows start from the same tokens, so that one prefill serves all."""
+    """``shared`` says that all rows start from the same tokens, so that one prefill serves all.
+    ``echo`` is the prompt's text, which comes before a choice's first token where it was asked
+    for."""
 
     submit: Submit
     prompt_tokens: int
     boundaries: tuple[int, ...]
     choices: list[Choice]
     shared: bool
+    echo: str = ""
 
 
 class Preparer:
@@ -62,10 +75,12 @@ class Preparer:
         check_ids(generation.ending.stop_token_ids, width, "stop_token_ids")
         rendered = render(generation.prompt, self._loaded.tokenizer, width)
         budget = token_budget(
-            len(rendered.ids), generation.ending.max_tokens, self._loaded.card.context
+            len(rendered.ids),
+            generation.ending.max_tokens,
+            self._loaded.card.context or UNLIMITED,
         )
         budget = self._fit(len(rendered.ids), budget, generation)
-        grammar = self._grammar(generation)
+        grammar = self._grammar(generation, rendered)
         choices = [
             self._choice(submit, index, rendered, budget, grammar)
             for index in range(generation.n)
@@ -77,6 +92,7 @@ class Preparer:
             (rendered.system_tokens,) if rendered.system_tokens else (),
             choices,
             shared=self._budget.max_rows > 1 and all(c.row.generated == 0 for c in choices),
+            echo=self._echo(generation.prompt) if generation.output.echo else "",
         )
 
     def _fit(self, prompt: int, max_tokens: int, generation: Generation) -> int:
@@ -98,11 +114,23 @@ class Preparer:
             )
         return room
 
-    def _grammar(self, generation: Generation) -> Compiled | None:
+    def _echo(self, prompt: Prompt) -> str:
+        match prompt:
+            case TextPrompt(text):
+                return text
+            case TokenPrompt(ids):
+                decoded: str = self._loaded.tokenizer.decode(list(ids), skip_special_tokens=False)
+                return decoded
+            case _:
+                return ""
+
+    def _grammar(self, generation: Generation, rendered: Rendered) -> Compiled | None:
         prompt, constraint = generation.prompt, generation.output.constraint
         if isinstance(prompt, ChatPrompt) and prompt.tools and prompt.tool_choice == "required":
-            return self._grammars.tools(prompt)
-        return self._grammars.compile(constraint) if constraint else None
+            return self._grammars.tools(prompt, in_reasoning=rendered.in_reasoning)
+        if constraint is None:
+            return None
+        return self._grammars.compile(constraint, in_reasoning=rendered.in_reasoning)
 
     def _choice(
         self,
@@ -134,7 +162,8 @@ class Preparer:
             sampling=RowSampling(
                 generation.sampling,
                 index,
-                banned=tuple(sorted(stop_ids)) if ending.min_tokens else (),
+                # A finished grammar allows the end alone; to ban that would leave nothing.
+                banned=() if grammar else tuple(sorted(stop_ids)),
                 banned_until=ending.min_tokens,
             ),
             max_tokens=max_tokens,

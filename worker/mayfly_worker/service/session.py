@@ -59,11 +59,17 @@ class Session:
                 self.submit.attempt,
                 choice.index,
                 self._completion.get(choice.index, 0),
+                text=self._echo(choice.index),
                 finish=choice.ended,
             )
             for choice in self.prepared.choices
             if choice.ended is not None
         ]
+
+    def _echo(self, choice: int) -> str:
+        """The prompt's text, before a choice's first token: a continuation has sent it before."""
+        assert self.prepared is not None
+        return "" if self._completion.get(choice) else self.prepared.echo
 
     @property
     def rows(self) -> list[int]:
@@ -93,7 +99,7 @@ class Session:
         if choice is None:
             return None, False
         text, index = choice.text, choice.index
-        at = self._completion.get(index, 0)
+        at, echo = self._completion.get(index, 0), self._echo(index)
         piece = text.feed(token.token, eos=token.end == "stop")
         finish = piece.finish
         if finish is None and token.end is not None:
@@ -109,7 +115,7 @@ class Session:
             choice=index,
             index=at,
             ids=(token.token,),
-            text=piece.text,
+            text=echo + piece.text,
             reasoning=piece.reasoning,
             tool_calls=piece.tool_calls,
             logprobs=_logprobs(token, text_of),
