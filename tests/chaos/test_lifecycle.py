@@ -92,7 +92,7 @@ def _drain(stream: object) -> None:
     try:
         for _ in stream:  # type: ignore[attr-defined]
             pass
-    except Exception:  # noqa: S110 - the server was told to stop; how the stream ends is not the matter
+    except Exception:
         pass
 
 

@@ -18,7 +18,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mayfly_protocol.faults import Verdict, classify_exception
-
 from mayfly_protocol.lifecycle import LoadPhase
 from mayfly_protocol.settings import WorkerSettings
 from mayfly_worker.engine.admission import Budget

@@ -29,8 +29,8 @@ from typing import NoReturn
 import psutil
 import structlog
 import zmq
-from mayfly_protocol.faults import causes
 
+from mayfly_protocol.faults import causes
 from mayfly_protocol.lifecycle import (
     Beat,
     Bye,
