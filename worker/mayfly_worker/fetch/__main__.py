@@ -1,0 +1,53 @@
+"""The command line: see the package."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+
+from mayfly_protocol.lifecycle import Exit
+from mayfly_worker.fetch.errors import FetchError
+from mayfly_worker.fetch.events import Events
+from mayfly_worker.fetch.resolve import resolve
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m mayfly_worker.fetch")
+    parser.add_argument("model", nargs="?", default="", metavar="MODEL")
+    parser.add_argument("--cache", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--float32", action="store_true", help="store the demo model that wide")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, _leave)
+    events = _events()
+    try:
+        fetched = resolve(
+            options.model, options.cache, float32=options.float32, report=events.progress
+        )
+    except FetchError as error:
+        events.error(str(error))
+        return Exit.CONFIGURATION
+    except OSError as error:
+        events.error(f"{options.model or 'The demo model'} could not be fetched: {error}")
+        return Exit.CONFIGURATION
+    events.done(fetched.path, fetched.name)
+    return Exit.BYE
+
+
+def _events() -> Events:
+    """Events on what was stdout. Whatever a library prints there goes to stderr from now on."""
+    ours = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return Events(ours)
+
+
+def _leave(signum: int, frame: FrameType | None) -> None:
+    """Lets everything on the stack clean up: pip's process, the scratch folder."""
+    sys.exit(128 + signum)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

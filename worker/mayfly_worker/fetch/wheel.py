@@ -1,0 +1,100 @@
+"""Fetches a wheel with pip.
+
+pip knows what we need not: which index this machine uses, its proxies, certificates and
+credentials. From version 24.1 it tells its progress in plain lines.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from mayfly_worker.fetch.errors import FetchError
+
+_RAW_PROGRESS_SINCE = (24, 1)
+_PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
+
+
+def download(requirement: str, folder: Path, report: Callable[[int, int], None]) -> Path:
+    """Downloads the wheel of a ``name==version`` into ``folder`` (an empty one), without its
+    dependencies. ``report`` is told bytes done, and in all.
+
+    Raises:
+        FetchError: pip is not there, or did not get it.
+    """
+    command = [
+        *(sys.executable, "-P", "-m", "pip", "download", requirement),
+        *("--dest", str(folder), "--no-deps", "--only-binary", ":all:"),
+        *("--progress-bar", _progress_bar(), "--no-input", "--disable-pip-version-check"),
+    ]
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+    ) as child:
+        assert child.stdout is not None
+        try:
+            said = _follow(child.stdout, report)
+        except BaseException:
+            child.kill()
+            raise
+    wheels = list(folder.glob("*.whl"))
+    if child.returncode != 0 or len(wheels) != 1:
+        raise FetchError(f"{requirement} could not be downloaded. {complaint(said)}")
+    return wheels[0]
+
+
+def verify(path: Path, sha256: str) -> None:
+    """Returns if the file has this digest (hexadecimal).
+
+    Raises:
+        FetchError: it has another one.
+    """
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != sha256:
+        raise FetchError(
+            f"{path.name} is not the file that was expected, and was thrown away: its SHA-256 is "
+            f"{found}, not {sha256}. Something between here and the package index altered it."
+        )
+
+
+def complaint(said: Iterable[str]) -> str:
+    """The sentence among pip's lines that says best what went wrong."""
+    lines = [line.strip() for line in said]
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
+    reason = f"pip said: {errors[-1]}" if errors else "pip gave no reason."
+    if any("connection broken" in line for line in lines):
+        return f"The package index cannot be reached: check the network. {reason}"
+    return reason
+
+
+def _progress_bar() -> str:
+    try:
+        version = importlib.metadata.version("pip")
+    except importlib.metadata.PackageNotFoundError as error:
+        raise FetchError(
+            "pip is needed to download the demo model, and this Python has none. Install it with: "
+            f"{sys.executable} -m ensurepip  or name another model."
+        ) from error
+    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    return "raw" if numbers >= _RAW_PROGRESS_SINCE else "off"
+
+
+def _follow(lines: Iterable[str], report: Callable[[int, int], None]) -> list[str]:
+    """Reports progress lines, and returns the others."""
+    others = []
+    for line in lines:
+        if match := _PROGRESS.match(line):
+            report(int(match[1]), int(match[2]))
+        else:
+            others.append(line)
+    return others
