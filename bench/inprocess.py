@@ -28,7 +28,10 @@ def run(
         tokenizer.apply_chat_template(b["messages"], add_generation_prompt=True) for b in bodies
     ]
     generator = BatchGenerator(
-        model, completion_batch_size=concurrency, prefill_batch_size=8, sampler=sampler
+        model,
+        completion_batch_size=concurrency,
+        prefill_batch_size=min(8, concurrency),  # the larger of the two is what decodes together
+        sampler=sampler,
     )
     uids = generator.insert(waiting, [int(b["max_tokens"]) for b in bodies])
     arrivals: dict[int, list[float]] = {uid: [] for uid in uids}

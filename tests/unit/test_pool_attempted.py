@@ -18,7 +18,6 @@ from mayfly_protocol.serving import (
     Progress,
     Rejected,
     Submit,
-    TokenLogprob,
     Usage,
 )
 from mayfly_server.errors import InvalidRequest, RequestFailed
@@ -149,42 +148,29 @@ def test_progress_starts_it() -> None:
     assert attempted.started
 
 
-def _logprob(text: str) -> TokenLogprob:
-    return TokenLogprob(1, text, text.encode(), -1.0)
-
-
-@pytest.mark.parametrize("together", [True, False])
-def test_an_echo_is_delivered_once(together: bool) -> None:
-    """A worker that resumes from no ids sends the prompt again, alone or with the first token."""
-    attempted = Attempted("r", replace(GENERATION, output=Output(echo=True)))
-    submit = attempted.submit()
-    attempted.receive(Accepted("r", 1, 2))
-    echo = Delta("r", 1, 0, 0, text="Once upon", logprobs=(_logprob("Once"), _logprob(" upon")))
-    assert attempted.receive(echo) == echo
-    attempted.receive(Lost("killed"))
-    submit = attempted.submit()
-    attempted.receive(Accepted("r", 2, 2))
-    if together:
-        logprobs = (*echo.logprobs, _logprob(" a"))
-        first = delta(submit, 0, text="Once upon a", logprobs=logprobs)
-    else:
-        repeated = replace(echo, attempt=2)
-        assert attempted.receive(repeated) == replace(repeated, text="", logprobs=())
-        first = delta(submit, 0, text=" a", logprobs=(_logprob(" a"),))
-    delivered = attempted.receive(first)
-    assert isinstance(delivered, Delta)
-    assert (delivered.text, delivered.logprobs) == (" a", (_logprob(" a"),))
-
-
-def test_an_echo_that_does_not_come_again_takes_no_text_away() -> None:
+def test_an_echo_is_delivered_once() -> None:
+    """It comes with the first token: a worker that resumes after that does not send it again, one
+    that resumes before does."""
     attempted = Attempted("r", replace(GENERATION, output=Output(echo=True)))
     attempted.submit()
     attempted.receive(Accepted("r", 1, 2))
-    attempted.receive(Delta("r", 1, 0, 0, text="Once"))
     attempted.receive(Lost("killed"))
     submit = attempted.submit()
-    first = delta(submit, 0, text=" upon")
+    assert submit.resume == ()
+    attempted.receive(Accepted("r", 2, 2))
+    first = delta(submit, 0, text="Once upon a")
     assert attempted.receive(first) == first
+    attempted.receive(Lost("killed"))
+    assert attempted.submit().resume == ((100,),)
+
+
+def test_an_echo_alone_ends_its_choice() -> None:
+    attempted = Attempted("r", replace(GENERATION, output=Output(echo=True)))
+    submit = attempted.submit()
+    attempted.receive(Accepted("r", 1, 2))
+    alone = delta(submit, 0, ids=(), text="Once upon", finish="length")
+    assert attempted.receive(alone) == alone
+    assert attempted.receive(Lost("killed")) == Ended(Usage(2, 0))
 
 
 @settings(deadline=None, max_examples=50)

@@ -28,11 +28,7 @@ async def completions(request: CompletionRequest, front: FrontDep) -> Response:
     include_usage = parameters.include_usage(request)
     prompts: Prompts = request.prompt
     n = _choices(request, len(prompts))
-    output = Output(
-        logprobs=request.logprobs,
-        echo=bool(request.echo),
-        constraint=parameters.constraint(request),
-    )
+    output = _output(request)
     ending = parameters.ending(request, _max_tokens(request))
     sampling = parameters.sampling(request)
     model = await front.model(request.model)
@@ -61,6 +57,21 @@ async def completions(request: CompletionRequest, front: FrontDep) -> Response:
         run,
         front.metrics,
         lambda head: CompletionBody(head, prompts=len(prompts), n=n, logprobs=logprobs),
+    )
+
+
+def _output(request: CompletionRequest) -> Output:
+    if request.echo and request.logprobs is not None:
+        raise InvalidRequest(
+            "logprobs: A prompt's own log probabilities are not supported; ask for them without "
+            "echo.",
+            param="logprobs",
+            code="unsupported_parameter",
+        )
+    return Output(
+        logprobs=request.logprobs,
+        echo=bool(request.echo),
+        constraint=parameters.constraint(request),
     )
 
 

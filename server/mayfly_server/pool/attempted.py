@@ -13,12 +13,13 @@
                                 invalid
 
 A machine without clock or connection: it says what to submit, is told what arrived, and says what
-is new to the client. Each token id passes it exactly once, whatever becomes of the workers.
+is new to the client. Each token id passes it exactly once, whatever becomes of the workers. All that
+a delta carries belongs to its ids or to its choice's end: a prompt's echo to the first of them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from mayfly_protocol.requests import Generation
 from mayfly_protocol.serving import (
@@ -30,7 +31,6 @@ from mayfly_protocol.serving import (
     Progress,
     Rejected,
     Submit,
-    TokenLogprob,
     Usage,
 )
 from mayfly_server.errors import InvalidRequest, RequestFailed
@@ -57,39 +57,10 @@ class Ended:
 class _Choice:
     ids: list[int] = field(default_factory=list)
     ended: bool = False
-    # A prompt's echo comes before the first id: a worker that resumes from no ids sends it again.
-    echo: str = ""
-    echo_logprobs: int = 0
-    repeat: str = ""
-    repeat_logprobs: int = 0
 
-    def expect_repeat(self) -> None:
-        """Another worker starts on it."""
-        if not self.ids:
-            self.repeat, self.repeat_logprobs = self.echo, self.echo_logprobs
-
-    def take(self, delta: Delta) -> Delta:
-        """What of a delta is new; its ids always are."""
-        if not self.ids:
-            delta = self._without_repeat(delta)
-            if not delta.ids:
-                self.echo += delta.text
-                self.echo_logprobs += len(delta.logprobs)
+    def take(self, delta: Delta) -> None:
         self.ids += delta.ids
         self.ended = delta.finish is not None
-        return delta
-
-    def _without_repeat(self, delta: Delta) -> Delta:
-        text, logprobs = delta.text, delta.logprobs
-        if self.repeat and text.startswith(self.repeat):
-            text, self.repeat = text[len(self.repeat) :], ""
-        elif self.repeat.startswith(text):
-            text, self.repeat = "", self.repeat[len(text) :]
-        else:
-            self.repeat, self.repeat_logprobs = "", 0
-        known: tuple[TokenLogprob, ...] = logprobs[: self.repeat_logprobs]
-        self.repeat_logprobs -= len(known)
-        return replace(delta, text=text, logprobs=logprobs[len(known) :])
 
 
 class Attempted:
@@ -114,8 +85,6 @@ class Attempted:
         """The next attempt: the whole request at first, later what is missing of it."""
         self.attempt += 1
         self.started = False
-        for choice in self._choices:
-            choice.expect_repeat()
         begun = any(choice.ids or choice.ended for choice in self._choices)
         return Submit(
             rid=self.rid,
@@ -170,7 +139,8 @@ class Attempted:
         if choice.ended or delta.index != len(choice.ids):
             return self._lost("gap")
         self.started = True
-        return choice.take(delta)
+        choice.take(delta)
+        return delta
 
     def _rejected(self, rejected: Rejected) -> Again:
         match rejected.reason:
