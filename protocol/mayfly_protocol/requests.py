@@ -106,9 +106,9 @@ class Output:
     """What comes back beside the text.
 
     ``logprobs`` is None where they were not asked for, otherwise the number of alternatives a
-    token (0: only the chosen one). ``echo`` sends the prompt back as the beginning of the text,
-    with its logprobs if those were asked for. ``split`` turns on the parsing of reasoning blocks
-    and tool calls out of the text (chat); without it text comes as it is (completions).
+    token (0: only the chosen one). ``echo`` sends the prompt back as the beginning of the text, and
+    does not go together with ``logprobs``. ``split`` turns on the parsing of reasoning blocks and
+    tool calls out of the text (chat); without it text comes as it is (completions).
     """
 
     logprobs: int | None = None

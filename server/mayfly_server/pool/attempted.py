@@ -13,8 +13,9 @@
                                 invalid
 
 A machine without clock or connection: it says what to submit, is told what arrived, and says what
-is new to the client. Each token id passes it exactly once, whatever becomes of the workers. All that
-a delta carries belongs to its ids or to its choice's end: a prompt's echo to the first of them.
+is new to the client. Each token id passes it exactly once, whatever becomes of the workers. All
+that a delta carries belongs to its ids or to its choice's end: a prompt's echo to the first of
+them.
 """
 
 from __future__ import annotations
