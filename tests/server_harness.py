@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,13 +39,22 @@ def wait_for(condition: Callable[[], T], what: str, deadline_s: float = DEADLINE
 class Server:
     """``mayfly serve MODEL`` on a free port with a state folder of its own.
 
-    Exactness is promised with the BLAS that MLX bundles, so no other is preloaded.
+    Exactness is promised with the BLAS that MLX bundles, so no other is preloaded. ``environment``
+    is set on top of the test's own.
     """
 
-    def __init__(self, model: Path, folder: Path, *options: str, wait: bool = True) -> None:
+    def __init__(
+        self,
+        model: Path,
+        folder: Path,
+        *options: str,
+        wait: bool = True,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.model = model.name
+        self.folder = model
         self.state_dir = folder / "state"
         self._log = (folder / "serve.log").open("w")
         self.process = subprocess.Popen(
@@ -57,7 +66,7 @@ class Server:
             stdout=self._log,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
-            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+            env={**os.environ, "HF_HUB_OFFLINE": "1", **(environment or {})},
         )
         self.client = openai.OpenAI(
             base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=DEADLINE_S
@@ -138,8 +147,14 @@ def alive(process: psutil.Process) -> bool:
 
 
 @contextlib.contextmanager
-def serving(model: Path, folder: Path, *options: str, wait: bool = True) -> Iterator[Server]:
-    server = Server(model, folder, *options, wait=wait)
+def serving(
+    model: Path,
+    folder: Path,
+    *options: str,
+    wait: bool = True,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Server]:
+    server = Server(model, folder, *options, wait=wait, environment=environment)
     try:
         yield server
     finally:
