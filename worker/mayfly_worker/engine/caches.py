@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import BatchKVCache, KVCache, make_prompt_cache
+from mlx_lm.models.cache import BatchKVCache, KVCache, QuantizedKVCache, make_prompt_cache
 
 Cache = list[Any]
 
@@ -101,6 +101,11 @@ def _take(layer: Any, row: int, length: int) -> Any:
             own.offset = length
         return own
     return layer.extract(row) if hasattr(layer, "extract") else copy.deepcopy(layer)
+
+
+def trimmable(cache: Cache) -> bool:
+    """Whether a cache of this kind can be cut back to any length, however long it grew."""
+    return all(type(layer) in (KVCache, QuantizedKVCache) for layer in cache)
 
 
 def arrays(cache: Cache) -> list[Any]:

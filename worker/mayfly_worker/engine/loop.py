@@ -49,6 +49,10 @@ PREFILL_ROWS = 32
 PREFILL_GROUPS = 3
 PADDING_LIMIT = 2.0
 """A prompt joins a group only if it is at most this many times as long as the group's shortest."""
+PROMPT_KEEP = 256
+"""A prompt's end is kept if at least so many of its tokens are new: with fewer it is cheaper to
+wait for the answer's end, which holds them too. Caches that cannot be trimmed have no use for that
+and are kept at every boundary."""
 CLEAR_CACHE_STEPS = 512
 
 
@@ -100,6 +104,7 @@ class Engine:
         self._emit = emit
         self._new_cache = new_cache
         self._padding_safe = padding_safe
+        self._trimmable = caches.trimmable(new_cache())
         self.commands: SimpleQueue[Command] = SimpleQueue()
         self.gauges = Gauges()
         self._waiting: deque[Start] = deque()
@@ -247,7 +252,8 @@ class Engine:
     def _keep_boundaries(self, group: PrefillGroup) -> None:
         for i, prompt in enumerate(group.prompts):
             at_end = prompt.left == 0
-            if prompt.fed and (at_end or prompt.fed in prompt.stops):
+            worth = prompt.fed - prompt.cached >= PROMPT_KEEP or not self._trimmable
+            if prompt.fed and ((at_end and worth) or prompt.fed in prompt.stops):
                 fed = prompt.row.tokens[: prompt.fed]
                 self._prefixes.insert(fed, group.take(i), kind="prompt" if at_end else "system")
 
@@ -299,7 +305,7 @@ class Engine:
 def _prompt(start: Start, cached: int) -> Prompt:
     leader, *copies = start.rows
     stops = sorted(b for b in set(start.boundaries) if cached < b < len(leader.tokens) - 1)
-    return Prompt(start.key, leader, cached, copies, stops)
+    return Prompt(start.key, leader, cached, copies, stops, cached)
 
 
 def _together(prompts: list[Prompt], room: int) -> bool:

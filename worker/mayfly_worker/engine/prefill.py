@@ -21,7 +21,8 @@ from mayfly_worker.engine.types import Row
 
 @dataclass(slots=True)
 class Prompt:
-    """A row that is being prefilled. ``fed`` tokens are in the cache; ``target`` are to be.
+    """A row that is being prefilled. ``fed`` tokens are in the cache, the first ``cached`` of them
+    since before; ``target`` are to be.
 
     ``copies`` are further rows that start from the same cache (``n`` choices of one prompt).
     ``stops`` are lengths at which a chunk has to end because the cache is worth keeping there, in
@@ -33,6 +34,7 @@ class Prompt:
     fed: int
     copies: list[Row]
     stops: list[int]
+    cached: int = 0
 
     @property
     def target(self) -> int:
