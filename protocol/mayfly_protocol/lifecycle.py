@@ -87,13 +87,15 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes. ``footprint`` is the process's own (resident set on Linux); the others are MLX's."""
+    """Bytes. ``footprint`` is the process's own (resident set on Linux); the others are MLX's.
+    ``device_free`` is what nobody uses of a device that has memory of its own, None elsewhere."""
 
     footprint: int = 0
     active: int = 0
     cache: int = 0
     peak: int = 0
     prefix_cache: int = 0
+    device_free: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

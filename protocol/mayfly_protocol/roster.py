@@ -24,7 +24,12 @@ class SlotView:
     """One slot as it is now. ``detail`` is for people: why it failed, what it waits for.
 
     ``load_done`` and ``load_total`` are bytes while it loads; ``retry_in_s`` is when a slot in
-    back-off will be tried again, ``age_s`` how long this incarnation has lived.
+    back-off will be tried again, ``age_s`` how long this incarnation has lived. ``trial`` is set
+    for a worker whose predecessors failed one after the other, until it has held for a while: it
+    is given one request at a time.
+
+    While a worn worker is replaced, its slot has two views with different incarnations: one that
+    serves beside one that loads, or one that serves beside one that drains.
     """
 
     slot: str
@@ -48,11 +53,14 @@ class SlotView:
     age_s: float = 0.0
     retry_in_s: float | None = None
     detail: str = ""
+    trial: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A worker that ended within the last minute without being asked to."""
+    """A worker that was lost within the last minute: one that ended without being asked to, or is
+    being ended. ``suspects`` are requests that may have done it; ``marked`` were in its last
+    forward pass too, but had been for long."""
 
     slot: str
     incarnation: int
@@ -61,6 +69,7 @@ class Loss:
     first_cause: str
     age_s: float
     suspects: tuple[str, ...] = ()
+    marked: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +90,14 @@ class Recycle:
     """Replace a slot's worker in good order (all of them where ``slot`` is empty)."""
 
     slot: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DrainNode:
+    """Take no new requests, let what runs go on for at most ``grace_s`` seconds, then end the
+    whole node."""
+
+    grace_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,8 @@ class WorkerSettings:
     """... and while others wait for their next token."""
     beat_interval_s: float = 0.5
     orphan_grace_s: float = 30.0
+    breadcrumb: str = ""
+    """The file that says what each forward pass is about; empty for none."""
 
 
 worker_settings: TypeAdapter[WorkerSettings] = TypeAdapter(WorkerSettings)
