@@ -42,6 +42,10 @@ class WorkerSettings:
     """... and while others wait for their next token."""
     beat_interval_s: float = 0.5
     orphan_grace_s: float = 30.0
+    canary_dir: str = ""
+    """Where the canary's right answers are kept; empty: with this process alone."""
+    canary_interval_s: float = 300.0
+    """Idle seconds after which the canary sings again."""
     breadcrumb: str = ""
     """The file that says what each forward pass is about; empty for none."""
 

@@ -81,7 +81,8 @@ class Engine:
 
     ``padding_safe`` says whether prompts of different lengths may be prefilled together (some
     state-space models ignore the padding mask). Rows that cannot decode together at all need a
-    budget of one row.
+    budget of one row. ``when_idle`` is called on the engine thread after every ``idle_s`` seconds
+    in which there was nothing to do.
     """
 
     def __init__(
@@ -95,6 +96,9 @@ class Engine:
         emit: Callable[[list[Event]], None],
         new_cache: caches.Factory,
         padding_safe: bool = True,
+        gauges: Gauges | None = None,
+        when_idle: Callable[[], None] | None = None,
+        idle_s: float | None = None,
     ) -> None:
         self._model = model
         self._width = width
@@ -106,7 +110,9 @@ class Engine:
         self._padding_safe = padding_safe
         self._trimmable = caches.trimmable(new_cache())
         self.commands: SimpleQueue[Command] = SimpleQueue()
-        self.gauges = Gauges()
+        self.gauges = gauges or Gauges()
+        self._when_idle = when_idle
+        self._idle_s = idle_s
         self._waiting: deque[Start] = deque()
         self._groups: deque[PrefillGroup] = deque()
         self._decode = DecodeBatch(model, width)
@@ -142,8 +148,10 @@ class Engine:
             self._settle()
         while True:
             try:
-                command = self.commands.get(block)
+                command = self.commands.get(block, self._idle_s)
             except Empty:
+                if block and self._when_idle is not None:
+                    self._when_idle()
                 return True
             block = False
             match command:

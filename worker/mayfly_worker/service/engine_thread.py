@@ -2,8 +2,8 @@
 
 ::
 
-    load --> [ build --> run ] --> leave
-               ^          |
+    load --> [ canary --> build --> run ] --> leave
+               ^                     |
                +-- batch scope: everything in flight was given back
 
 A generator that raised is not used again, whatever it raised. After a fault of batch scope the
@@ -18,11 +18,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mayfly_protocol.faults import Verdict, classify_exception
-from mayfly_protocol.lifecycle import LoadPhase
+from mayfly_protocol.lifecycle import LoadPhase, Scope
 from mayfly_protocol.settings import WorkerSettings
+from mayfly_worker.canary import Canary
 from mayfly_worker.engine.admission import Budget
 from mayfly_worker.engine.chunks import ChunkSizer
-from mayfly_worker.engine.loop import Engine
+from mayfly_worker.engine.loop import Engine, Gauges
 from mayfly_worker.engine.types import Event, Leave
 from mayfly_worker.loading import CannotLoad, Loaded, load
 from mayfly_worker.memory import plan
@@ -47,9 +48,11 @@ class LoadedNow:
 
 @dataclass(frozen=True, slots=True)
 class LoadFailed:
+    """There will be no engine; with a fault of model scope, trying again cannot help."""
+
     error: BaseException
-    configuration: bool
-    """Whether trying again cannot help."""
+    kind: str
+    scope: Scope
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,19 +94,22 @@ class EngineThread:
     def _main(self) -> None:
         try:
             loaded, budget = self._load()
+            self._post(LoadProgress("canary", 0, 0))
+            canary = Canary.of(loaded, self._settings.canary_dir)
+            canary.sing()
         except CannotLoad as error:
-            self._post(LoadFailed(error, configuration=True))
+            self._post(LoadFailed(error, "model_load", "model"))
             return
         except Exception as error:
-            scope = classify_exception(error).scope
-            self._post(LoadFailed(error, configuration=scope == "model"))
+            verdict = classify_exception(error)
+            self._post(LoadFailed(error, verdict.kind, verdict.scope))
             return
-        self._engine = self._build(loaded, budget)
+        self._engine = self._build(loaded, budget, canary)
         self._post(LoadedNow(loaded, budget, self._engine))
-        while self._serve(loaded, budget):
+        while self._serve(loaded, budget, canary):
             pass
 
-    def _serve(self, loaded: Loaded, budget: Budget) -> bool:
+    def _serve(self, loaded: Loaded, budget: Budget, canary: Canary) -> bool:
         """Runs the engine until it ends; whether there is a new one to run."""
         engine = self._engine
         assert engine is not None
@@ -113,11 +119,21 @@ class EngineThread:
             verdict = classify_exception(error)
             in_flight = tuple(engine.gauges.in_flight)
             rebuild = verdict.scope in ("request", "batch")
-            self._engine = self._build(loaded, budget) if rebuild else None
+            self._engine = self._build(loaded, budget, canary) if rebuild else None
             self._post(Faulted(error, verdict, in_flight, self._engine))
-            return rebuild
+            return rebuild and self._sound(canary)
         self._post(Left())
         return False
+
+    def _sound(self, canary: Canary) -> bool:
+        """Whether the model still computes what it did, after a fault that it seemed to survive."""
+        assert self._engine is not None
+        try:
+            canary.sing(self._engine.gauges)
+        except Exception as error:
+            self._post(Faulted(error, classify_exception(error), (), None))
+            return False
+        return True
 
     def _load(self) -> tuple[Loaded, Budget]:
         def report(phase: LoadPhase, done: int, total: int) -> None:
@@ -126,8 +142,9 @@ class EngineThread:
         loaded = load(self._settings, report)
         return loaded, plan(self._settings, loaded)
 
-    def _build(self, loaded: Loaded, budget: Budget) -> Engine:
+    def _build(self, loaded: Loaded, budget: Budget, canary: Canary) -> Engine:
         settings = self._settings
+        gauges = Gauges()
         return Engine(
             loaded.model,
             loaded.probe.width,
@@ -137,4 +154,7 @@ class EngineThread:
             emit=self._post,
             new_cache=loaded.new_cache,
             padding_safe=loaded.probe.padding_safe,
+            gauges=gauges,
+            when_idle=lambda: canary.sing(gauges),
+            idle_s=settings.canary_interval_s,
         )

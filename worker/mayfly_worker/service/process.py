@@ -205,10 +205,9 @@ class Worker:
     def _load_failed(self, report: reports.LoadFailed) -> None:
         first, later = causes(report.error)
         log.error("loading failed", cause=first.text, exc_info=report.error)
-        self._wire.tell_reaper(
-            Fault("model_load", "model" if report.configuration else "worker", first, later)
-        )
-        self._go(Exit.CONFIGURATION if report.configuration else Exit.LOAD_FAILED, first.text)
+        self._wire.tell_reaper(Fault(report.kind, report.scope, first, later))
+        hopeless = report.scope == "model"
+        self._go(Exit.CONFIGURATION if hopeless else Exit.LOAD_FAILED, first.text)
 
     def _faulted(self, report: reports.Faulted) -> None:
         """Everything in flight goes back; then the new engine serves on, or the process ends."""

@@ -1,0 +1,63 @@
+"""The canary sings the same song, or says so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from mayfly_protocol.settings import WorkerSettings
+from mayfly_worker.canary import Canary, CanaryMismatch
+from mayfly_worker.engine.decode import NonFiniteLogits
+from mayfly_worker.loading import Loaded, load
+
+
+@pytest.fixture(scope="module")
+def loaded(tiny_model: Path) -> Loaded:
+    settings = WorkerSettings("s", 1, "", "", str(tiny_model), "tiny")
+    return load(settings, lambda *_: None)
+
+
+def test_it_stores_its_song_and_knows_it_again(loaded: Loaded, tmp_path: Path) -> None:
+    Canary.of(loaded, str(tmp_path / "canary")).sing()
+    [path] = (tmp_path / "canary").iterdir()
+    greedy, sampled = json.loads(path.read_text())["tokens"]
+    assert len(greedy) == len(sampled) == 12
+    Canary.of(loaded, str(tmp_path / "canary")).sing()
+
+
+def test_another_song_is_a_mismatch(loaded: Loaded, tmp_path: Path) -> None:
+    Canary.of(loaded, str(tmp_path)).sing()
+    [path] = tmp_path.iterdir()
+    stored = json.loads(path.read_text())
+    stored["tokens"][0][5] += 1
+    path.write_text(json.dumps(stored))
+    with pytest.raises(CanaryMismatch, match="canary mismatch"):
+        Canary.of(loaded, str(tmp_path)).sing()
+
+
+def test_a_reference_cut_short_is_written_anew(loaded: Loaded, tmp_path: Path) -> None:
+    Canary.of(loaded, str(tmp_path)).sing()
+    [path] = tmp_path.iterdir()
+    path.write_text('{"tokens": [[1, 2')
+    Canary.of(loaded, str(tmp_path)).sing()
+    assert json.loads(path.read_text())["tokens"]
+
+
+def test_without_a_folder_the_first_song_is_the_reference(loaded: Loaded) -> None:
+    canary = Canary.of(loaded, "")
+    canary.sing()
+    weight = loaded.model.lm_head.weight
+    # A device that starts to compute something else.
+    loaded.model.lm_head.weight = weight[::-1]
+    try:
+        with pytest.raises(CanaryMismatch):
+            canary.sing()
+        # Or nothing at all.
+        loaded.model.lm_head.weight = mx.zeros_like(weight)
+        with pytest.raises(NonFiniteLogits):
+            canary.sing()
+    finally:
+        loaded.model.lm_head.weight = weight
