@@ -26,7 +26,7 @@ from mayfly_worker.errors import InvalidRequest
 from mayfly_worker.grammar import Compiled, Grammars
 from mayfly_worker.loading import Loaded
 from mayfly_worker.text.choice import ChoiceText
-from mayfly_worker.text.prompts import Rendered, check_ids, render, token_budget
+from mayfly_worker.text.prompts import Rendered, check_ids, param_of, render, token_budget
 
 UNLIMITED = 1 << 30
 """Stands for the context of a model that names none."""
@@ -78,6 +78,7 @@ class Preparer:
             len(rendered.ids),
             generation.ending.max_tokens,
             self._loaded.card.context or UNLIMITED,
+            param_of(generation.prompt),
         )
         budget = self._fit(len(rendered.ids), budget, generation)
         grammar = self._grammar(generation, rendered)

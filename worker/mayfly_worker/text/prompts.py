@@ -74,7 +74,7 @@ def render(prompt: Prompt, tokenizer: Any, width: int) -> Rendered:
         InvalidRequest: an empty prompt, an id that does not exist, or a conversation that the
             template refuses (with the template's own words) or that there is no template for.
     """
-    param = "messages" if isinstance(prompt, ChatPrompt) else "prompt"
+    param = param_of(prompt)
     if isinstance(prompt, ChatPrompt):
         rendered = _render_chat(prompt, tokenizer)
     elif isinstance(prompt, TextPrompt):
@@ -87,6 +87,11 @@ def render(prompt: Prompt, tokenizer: Any, width: int) -> Rendered:
     return rendered
 
 
+def param_of(prompt: Prompt) -> str:
+    """The request's field that a prompt came in."""
+    return "messages" if isinstance(prompt, ChatPrompt) else "prompt"
+
+
 def check_ids(ids: Collection[int], width: int, param: str) -> None:
     """Raises InvalidRequest, naming ``param``, for a token id outside ``[0, width)``: on a CPU
     such an id would end the process."""
@@ -97,21 +102,24 @@ def check_ids(ids: Collection[int], width: int, param: str) -> None:
         )
 
 
-def token_budget(prompt_tokens: int, max_tokens: int | None, context: int) -> int:
+def token_budget(
+    prompt_tokens: int, max_tokens: int | None, context: int, param: str = "prompt"
+) -> int:
     """How many tokens may be generated.
 
     That is what the context leaves after the prompt, or ``max_tokens`` if that is less: a larger
     one is not an error, the answer then ends at the context's end (``length``).
 
     Raises:
-        InvalidRequest: the prompt leaves room for no token at all (or, if none is asked for,
-            does not fit itself).
+        InvalidRequest: the prompt, in the field ``param``, leaves room for no token at all (or,
+            if none is asked for, does not fit itself).
     """
     room = context - prompt_tokens
     if room < (0 if max_tokens == 0 else 1):
         raise InvalidRequest(
             f"the prompt has {prompt_tokens} tokens, and this model's context of {context} tokens "
             "has to hold the prompt and the answer; shorten the prompt",
+            param,
             code="context_length_exceeded",
         )
     return room if max_tokens is None else min(room, max_tokens)
