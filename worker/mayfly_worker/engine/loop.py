@@ -16,18 +16,19 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
 import mlx.core as mx
 
+from mayfly_protocol.breadcrumb import Breadcrumb, BreadcrumbWriter
 from mayfly_protocol.lifecycle import WorkPhase
 from mayfly_worker.engine import caches
 from mayfly_worker.engine.admission import Budget
 from mayfly_worker.engine.chunks import SMALLEST, ChunkSizer
-from mayfly_worker.engine.decode import DecodeBatch
+from mayfly_worker.engine.decode import DecodeBatch, NonFiniteLogits
 from mayfly_worker.engine.prefill import PrefillGroup, Prompt
 from mayfly_worker.engine.types import (
     Cancel,
@@ -56,6 +57,9 @@ and are kept at every boundary."""
 CLEAR_CACHE_STEPS = 512
 
 
+IDLE = Breadcrumb("idle", 0)
+
+
 @dataclass(slots=True)
 class Gauges:
     """What other threads may read at any time; each field is written by the engine alone."""
@@ -72,8 +76,8 @@ class Gauges:
     cache_bytes: int = 0
     peak_bytes: int = 0
     prefix_bytes: int = 0
-    in_flight: list[str] = field(default_factory=list)
-    """The requests in the forward pass that is running."""
+    forward: Breadcrumb = IDLE
+    """The forward pass that is running, or ran last."""
 
 
 class Engine:
@@ -99,6 +103,7 @@ class Engine:
         gauges: Gauges | None = None,
         when_idle: Callable[[], None] | None = None,
         idle_s: float | None = None,
+        breadcrumbs: BreadcrumbWriter | None = None,
     ) -> None:
         self._model = model
         self._width = width
@@ -113,10 +118,11 @@ class Engine:
         self.gauges = gauges or Gauges()
         self._when_idle = when_idle
         self._idle_s = idle_s
+        self._breadcrumbs = breadcrumbs
         self._waiting: deque[Start] = deque()
         self._groups: deque[PrefillGroup] = deque()
         self._decode = DecodeBatch(model, width)
-        self._keys: dict[int, str] = {}  # row id -> request key, of every row that runs
+        self._owners: dict[int, Start] = {}  # by row id, of every row that runs
         self._events: list[Event] = []
 
     def run(self) -> None:
@@ -139,12 +145,18 @@ class Engine:
         self._measure()
         return True
 
+    def suspects(self, error: Exception) -> tuple[str, ...]:
+        """The requests that may have caused what :meth:`run` raised: those whose logits were bad,
+        otherwise those of the forward pass that it surfaced in that were new in it."""
+        if isinstance(error, NonFiniteLogits):
+            return tuple(dict.fromkeys(self._owners[row].rid for row in error.rows))
+        return self.gauges.forward.suspects
+
     # Commands
 
     def _obey(self) -> bool:
         block = not (len(self._decode) or self._groups or self._waiting)
         if block:
-            self.gauges.phase = "idle"
             self._settle()
         while True:
             try:
@@ -171,14 +183,14 @@ class Engine:
         for group in self._groups:
             group.remove([i for i, p in enumerate(group.prompts) if p.key == key])
         self._groups = deque(g for g in self._groups if len(g))
-        rows = [i for i, r in enumerate(self._decode.rows) if self._keys[r.id] == key]
+        rows = [i for i, r in enumerate(self._decode.rows) if self._owners[r.id].key == key]
         self._remove_decoding(rows, keep=False)
-        self._keys = {row: k for row, k in self._keys.items() if k != key}
+        self._owners = {row: o for row, o in self._owners.items() if o.key != key}
 
     # Decoding
 
     def _decode_step(self) -> None:
-        self._enter("decode", (self._keys[r.id] for r in self._decode.rows))
+        self._enter("decode", self._decode.rows)
         drawn = self._decode.step()
         self.gauges.steps += 1
         self.gauges.generated_tokens += len(drawn)
@@ -200,7 +212,7 @@ class Engine:
                 tokens, cache = self._decode.take(i)
                 self._prefixes.insert(tokens, cache, kind="answer")
         for i in indices:
-            self._keys.pop(self._decode.rows[i].id, None)
+            self._owners.pop(self._decode.rows[i].id, None)
         self._decode.remove(indices)
 
     # Prefill
@@ -238,7 +250,7 @@ class Engine:
             self._groups.append(PrefillGroup(self._model, prompts, row_caches))
 
     def _admitted(self, start: Start, cached: int) -> None:
-        self._keys.update((row.id, start.key) for row in start.rows)
+        self._owners.update((row.id, start) for row in start.rows)
         self.gauges.cached_tokens += cached
         self.gauges.prompt_tokens += len(start.rows[0].tokens)
         self._events.append(Started(start.key, cached))
@@ -246,7 +258,7 @@ class Engine:
     def _prefill_chunk(self) -> None:
         group = self._groups.popleft()
         if group.left:
-            self._enter("prefill", (p.key for p in group.prompts))
+            self._enter("prefill", [p.row for p in group.prompts])
             size = self._chunks.size(decoding=bool(len(self._decode)), rows=len(group))
             begin = time.monotonic()
             fed = group.feed(size)
@@ -279,10 +291,16 @@ class Engine:
 
     # Accounts
 
-    def _enter(self, phase: WorkPhase, keys: Iterator[str]) -> None:
+    def _enter(self, phase: WorkPhase, rows: Sequence[Row]) -> None:
         """Says what the next forward pass is, before it runs."""
-        self.gauges.in_flight = list(dict.fromkeys(keys))
         self.gauges.phase = phase
+        named = [(self._owners[row.id].rid, row.young) for row in rows]
+        requests = dict.fromkeys(rid for rid, _ in named)
+        young = dict.fromkeys(rid for rid, is_young in named if is_young)
+        forward = Breadcrumb(phase, self.gauges.progress, tuple(requests), tuple(young))
+        self.gauges.forward = forward
+        if self._breadcrumbs is not None:
+            self._breadcrumbs.write(phase, forward.step, forward.requests, forward.young)
 
     def _flush(self) -> None:
         if self._events:
@@ -298,7 +316,7 @@ class Engine:
 
     def _settle(self) -> None:
         """Before the thread goes to sleep: nothing runs, and the buffers go back."""
-        self.gauges.in_flight = []
+        self._enter("idle", [])
         self.gauges.running = self.gauges.waiting = 0
         mx.clear_cache()
         self._weigh()

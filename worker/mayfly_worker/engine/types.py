@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 
 from mayfly_worker.engine.sampler import RowSampling
 
+YOUNG_TOKENS = 8
+
 
 class Matcher(Protocol):
     """A grammar's position in one row's output. Either method raises GrammarFailed where the
@@ -48,6 +50,16 @@ class Row:
     stop_ids: frozenset[int] = frozenset()
     logprobs: int | None = None
     matcher: Matcher | None = None
+    resumed: int = field(init=False)
+    """What it had generated when it came to this worker."""
+
+    def __post_init__(self) -> None:
+        self.resumed = self.generated
+
+    @property
+    def young(self) -> bool:
+        """Whether it is so new here that it may be what a fault is about."""
+        return self.generated - self.resumed < YOUNG_TOKENS
 
     @property
     def longest(self) -> int:
@@ -66,6 +78,7 @@ class Start:
     key: str
     rows: list[Row]
     boundaries: tuple[int, ...] = ()
+    rid: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,10 +80,9 @@ class Desk:
     def empty(self) -> bool:
         return not self._sessions
 
-    def requests(self, keys: Iterable[str] | None = None) -> tuple[str, ...]:
-        """The ids of requests, of all or of those with the given keys."""
-        chosen = self._sessions if keys is None else [k for k in keys if k in self._sessions]
-        return tuple(dict.fromkeys(self._sessions[k].submit.rid for k in chosen))
+    def requests(self) -> tuple[str, ...]:
+        """The ids of all requests that are here."""
+        return tuple(dict.fromkeys(s.submit.rid for s in self._sessions.values()))
 
     # From front ends
 
@@ -247,13 +246,13 @@ class Desk:
         self._leaving = True
 
     def hand_over(self, cause: str, suspects: Iterable[str] = ()) -> None:
-        """Gives every request back, to be continued elsewhere."""
-        keys = set(suspects)
+        """Gives every request back, to be continued elsewhere. ``suspects`` are request ids."""
+        suspected = set(suspects)
         for session in list(self._sessions.values()):
             submit = session.submit
             self._send(
                 session.peer,
-                Handover(submit.rid, submit.attempt, cause, suspect=session.key in keys),
+                Handover(submit.rid, submit.attempt, cause, suspect=submit.rid in suspected),
             )
             self._forget(session)
 

@@ -16,7 +16,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
+from mayfly_protocol.breadcrumb import BreadcrumbWriter
 from mayfly_protocol.faults import Verdict, classify_exception
 from mayfly_protocol.lifecycle import LoadPhase, Scope
 from mayfly_protocol.settings import WorkerSettings
@@ -58,11 +60,11 @@ class LoadFailed:
 @dataclass(frozen=True, slots=True)
 class Faulted:
     """The engine raised. ``rebuilt`` is the new one after a fault of batch scope, otherwise the
-    process is to leave. ``in_flight`` are the keys of the requests in the forward pass."""
+    process is to leave. ``suspects`` are the requests that may have caused it."""
 
     error: BaseException
     verdict: Verdict
-    in_flight: tuple[str, ...]
+    suspects: tuple[str, ...]
     rebuilt: Engine | None
 
 
@@ -81,6 +83,9 @@ class EngineThread:
         self._settings = settings
         self._post = post
         self._engine: Engine | None = None
+        self._breadcrumbs = (
+            BreadcrumbWriter(Path(settings.breadcrumb)) if settings.breadcrumb else None
+        )
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -117,10 +122,10 @@ class EngineThread:
             engine.run()
         except Exception as error:
             verdict = classify_exception(error)
-            in_flight = tuple(engine.gauges.in_flight)
+            suspects = engine.suspects(error) if verdict.strike == "suspects" else ()
             rebuild = verdict.scope in ("request", "batch")
             self._engine = self._build(loaded, budget, canary) if rebuild else None
-            self._post(Faulted(error, verdict, in_flight, self._engine))
+            self._post(Faulted(error, verdict, suspects, self._engine))
             return rebuild and self._sound(canary)
         self._post(Left())
         return False
@@ -157,4 +162,5 @@ class EngineThread:
             gauges=gauges,
             when_idle=lambda: canary.sing(gauges),
             idle_s=settings.canary_interval_s,
+            breadcrumbs=self._breadcrumbs,
         )

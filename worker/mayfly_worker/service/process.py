@@ -55,6 +55,9 @@ from mayfly_worker.text.detokenize import TokenTexts
 
 FAREWELL_S = 1.0
 PREPARERS = 2
+GIL_LIMIT_S = 60.0
+"""When this thread has not run for so long, something holds the GIL and neither a signal nor the
+reaper's word arrives any more. A watchdog in C then prints every stack and ends the process."""
 
 log = structlog.get_logger()
 
@@ -76,7 +79,7 @@ class Worker:
         self._desk: Desk | None = None
         self._loading_gauges = Gauges(phase="loading")
         self._process = psutil.Process()
-        self._next_beat = 0.0
+        self._next_beat = self._next_watchdog = 0.0
         self._leave_by: float | None = None
         self._exit = Exit.BYE
         self._heard: dict[bytes, float] = {}
@@ -214,6 +217,7 @@ class Worker:
         assert self._desk is not None
         first, later = causes(report.error)
         log.error("engine fault", kind=report.verdict.kind, cause=first.text)
+        suspects = report.suspects
         self._wire.tell_reaper(
             Fault(
                 report.verdict.kind,
@@ -221,10 +225,10 @@ class Worker:
                 first,
                 later,
                 self._desk.requests(),
-                self._desk.requests(report.in_flight),
+                suspects,
             )
         )
-        self._desk.hand_over(report.verdict.kind, report.in_flight)
+        self._desk.hand_over(report.verdict.kind, suspects)
         if report.rebuilt is None:
             self._go(Exit.POISONED, first.text)
         self._engine = report.rebuilt
@@ -242,6 +246,9 @@ class Worker:
         if now < self._next_beat:
             return
         self._next_beat = now + self._settings.beat_interval_s
+        if now >= self._next_watchdog:
+            self._next_watchdog = now + 1.0
+            faulthandler.dump_traceback_later(GIL_LIMIT_S, exit=True)
         for peer, heard in list(self._heard.items()):
             if now - heard > PEER_TIMEOUT_S:
                 self._drop(peer)

@@ -48,7 +48,11 @@ class Session:
             self._completion[index] = len(ids)
         rows = [c.row for c in self._choices.values()]
         groups = [rows] if prepared.shared else [[row] for row in rows]
-        return [Start(self.key, group, prepared.boundaries) for group in groups if group]
+        return [
+            Start(self.key, group, prepared.boundaries, self.submit.rid)
+            for group in groups
+            if group
+        ]
 
     def complete_already(self) -> list[Delta]:
         """The ends of choices that had got all their tokens elsewhere, but not their end."""
