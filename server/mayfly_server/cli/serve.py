@@ -75,10 +75,9 @@ def serve(
 ) -> None:
     """Serve a model over an OpenAI-compatible HTTP API.
 
-    Ctrl-C or SIGTERM ends the server and everything it started.
+    Ctrl-C, SIGTERM or SIGHUP ends the server and everything it started.
     """
-    # Until the node takes the signals over, SIGTERM ends a download in good order, as Ctrl-C does.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    _stop_as_ctrl_c_does()
     try:
         _require_mlx()
         state = (state_dir or _default_state_dir()).resolve()
@@ -108,6 +107,13 @@ def serve(
     except KeyboardInterrupt:
         status = 0
     raise typer.Exit(status)
+
+
+def _stop_as_ctrl_c_does() -> None:
+    """Until the node takes the signals over, they end a download in good order."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves it
+            signal.signal(number, signal.default_int_handler)
 
 
 def _require_mlx() -> None:
