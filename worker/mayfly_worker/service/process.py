@@ -101,13 +101,20 @@ class Worker:
         poller.register(self._woken, zmq.POLLIN)
         poller.register(stdin, zmq.POLLIN)
         while True:
-            ready = dict(poller.poll(self._patience_ms()))
+            ready = {source for source, _ in poller.poll(self._patience_ms())}
             if stdin in ready and not os.read(stdin, 4096):
                 poller.unregister(stdin)
                 self._leave(Exit.ORPHANED, self._settings.orphan_grace_s)
             if self._woken.fileno() in ready:
                 self._woken.recv(4096)
-            self._work()
+            # A socket is only asked where there is something: each "nothing" is an exception.
+            if self._wire.reaper in ready:
+                self._hear_reaper()
+            while self._inbox:
+                self._take(self._inbox.popleft())
+            if self._wire.router in ready:
+                self._hear_front_ends()
+            self._settle()
             self._beat()
             self._maybe_go()
 
@@ -121,20 +128,26 @@ class Worker:
             patience = min(patience, 0.01)
         return int(patience * 1000) + 1
 
-    def _work(self) -> None:
+    def _hear_reaper(self) -> None:
         for message in self._wire.from_reaper():
             if isinstance(message, Drain):
                 self._leave(Exit.RECYCLED, message.grace_s)
-        while self._inbox:
-            self._take(self._inbox.popleft())
-        if self._desk is None:
-            return
+
+    def _hear_front_ends(self) -> None:
+        desk = self._desk
+        assert desk is not None, "nobody can connect before the model is loaded"
         for peer, request in self._wire.from_front_ends():
             self._heard[peer] = time.monotonic()
-            self._desk.received(peer, request)
-        self._wire.outbox.flush()
-        for peer in self._wire.outbox.lost & self._heard.keys():
-            self._drop(peer)
+            desk.received(peer, request)
+
+    def _settle(self) -> None:
+        """Sends what waits for slow front ends, and drops those that are gone."""
+        outbox = self._wire.outbox
+        if not outbox.empty:
+            outbox.flush()
+        if outbox.lost:
+            for peer in outbox.lost & self._heard.keys():
+                self._drop(peer)
 
     def _post(self, report: reports.Report | tuple[str, Prepared | Exception]) -> None:
         """From any thread to the main one."""
