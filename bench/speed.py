@@ -167,16 +167,19 @@ def measure(args: argparse.Namespace, model: Path) -> list[Workload]:
         for name, options, prefix in kinds
         if name in args.kinds
     ]
-    with tempfile.TemporaryDirectory() as folder:
+    rows = max(args.concurrency)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contenders(model, rows, args.which, Path(folder)) as who,
+    ):
         for workload in workloads:
-            with contenders(model, max(workload.concurrency, 1), args.which, Path(folder)) as who:
-                for number in range(-1, args.rounds):  # round -1 warms up and is not counted
-                    for key, contender in who.items():
-                        name = str(model) if key == "C" else model.name
-                        work = bodies(workload, args, number + 10, name)
-                        result = contender.round(work, workload.concurrency)
-                        if number >= 0:
-                            workload.rounds[key].append(result)
+            for number in range(-1, args.rounds):  # round -1 warms up and is not counted
+                for key, contender in who.items():
+                    name = str(model) if key == "C" else model.name
+                    work = bodies(workload, args, number + 10, name)
+                    result = contender.round(work, workload.concurrency)
+                    if number >= 0:
+                        workload.rounds[key].append(result)
             report_line(workload, args.which)
     return workloads
 
