@@ -47,6 +47,18 @@ class Answer:
         return [d.token for d in self.drawn.get(choice, [])]
 
 
+class FixedChunks(ChunkSizer):
+    """Chunks of so many tokens, over all rows, whatever time they take."""
+
+    def __init__(self, alone: int, shared: int) -> None:
+        super().__init__(1.0, 1.0)
+        self._alone = alone
+        self._shared = shared
+
+    def tokens(self, *, decoding: bool) -> int:
+        return self._shared if decoding else self._alone
+
+
 class Bench:
     """An engine on a model, with a prefix cache of its own."""
 
@@ -58,7 +70,7 @@ class Bench:
         prefix_bytes: int = 1 << 28,
         max_rows: int = 32,
         kv_bytes: int = 1 << 30,
-        chunk_s: float = 1.0,
+        chunks: ChunkSizer | None = None,
         padding_safe: bool = True,
         max_kv_size: int | None = None,
         kv_bits: int | None = None,
@@ -69,7 +81,7 @@ class Bench:
             model,
             width,
             budget=Budget(max_rows, kv_bytes, 256),
-            chunks=ChunkSizer(chunk_s, chunk_s),
+            chunks=chunks or ChunkSizer(1.0, 1.0),
             prefixes=self.prefixes,
             emit=self.events.extend,
             new_cache=caches.factory(model, max_kv_size, kv_bits),

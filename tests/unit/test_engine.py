@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 from mlx_lm.utils import load_model
 
-from engine_harness import GREEDY, Ask, Bench
+from engine_harness import GREEDY, Ask, Bench, FixedChunks
 from mayfly_protocol.requests import Sampling
 from mayfly_worker.engine.decode import NonFiniteLogits
 from mayfly_worker.engine.types import Stop
+
+SMALL = FixedChunks(32, 32)
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +78,7 @@ def test_staggered_with_cancels_and_small_chunks_equals_alone(
     model: Any, width: int, seed: int
 ) -> None:
     rng = random.Random(seed)
-    bench = Bench(model, width, chunk_s=1e-6, max_rows=6)
+    bench = Bench(model, width, chunks=SMALL, max_rows=6)
     asks = mixed(rng, width, 12)
     kept = {}
     for ask in asks:
@@ -204,9 +206,9 @@ def test_R109_chunk_borders(model: Any, width: int, length: int) -> None:
     rng = random.Random(length)
     asks = [Ask(prompt(rng, width, length), max_tokens=6) for _ in range(2)]
     whole = [alone(model, width, ask) for ask in asks]
-    bench = Bench(model, width, chunk_s=1e-6)
+    bench = Bench(model, width, chunks=SMALL)
     assert [[a.ids()] for a in bench.run(asks)] == whole
-    assert alone(model, width, asks[0], chunk_s=1e-6) == whole[0]
+    assert alone(model, width, asks[0], chunks=SMALL) == whole[0]
 
 
 def test_greedy_equals_greedy_of_mlx_lm(model: Any, width: int) -> None:
