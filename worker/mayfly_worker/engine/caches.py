@@ -12,7 +12,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import BatchKVCache, KVCache, QuantizedKVCache, make_prompt_cache
+from mlx_lm.models.cache import (
+    BatchKVCache,
+    KVCache,
+    QuantizedKVCache,
+    RotatingKVCache,
+    make_prompt_cache,
+)
 
 Cache = list[Any]
 
@@ -23,10 +29,16 @@ Factory = Callable[[], Cache]
 
 def factory(model: Any, max_kv_size: int | None = None, kv_bits: int | None = None) -> Factory:
     """How empty caches of this model are made. ``max_kv_size`` bounds them to a sliding window
-    (for models that do not make their own), ``kv_bits`` quantizes keys and values."""
+    (for models that do not make their own), ``kv_bits`` quantizes keys and values.
+
+    The window is a plain one. mlx-lm's own bounded cache also keeps a sequence's first tokens, but
+    only while the sequence is no part of a batch, and answers would depend on who else is there.
+    """
 
     def fresh() -> Cache:
-        cache: Cache = make_prompt_cache(model, max_kv_size)
+        if max_kv_size is not None:
+            return [RotatingKVCache(max_kv_size) for _ in model.layers]
+        cache: Cache = make_prompt_cache(model)
         if kv_bits is None:
             return cache
         return [
