@@ -76,13 +76,8 @@ def load(settings: WorkerSettings, report: Report) -> Loaded:
     except (ValueError, KeyError, TypeError, FileNotFoundError, ImportError) as error:
         raise CannotLoad(f"{folder.name} cannot be loaded: {error}") from error
     weight_bytes = materialize(model, report)
-    if settings.max_kv_size is not None and hasattr(model, "make_cache"):
-        raise CannotLoad(
-            f"max_kv_size has no effect on a {config.get('model_type')} model, which makes its own "
-            "cache; leave the option out"
-        )
-    new_cache = caches.factory(model, settings.max_kv_size, settings.kv_bits)
-    found = probe(model, new_cache)
+    new_cache = _cache_factory(model, str(config.get("model_type")), settings)
+    found = _probed(model, new_cache, settings)
     card = ModelCard(
         digest=digest(folder, settings),
         architecture=str(config.get("model_type", "")),
@@ -123,6 +118,32 @@ def _checked_config(folder: Path, settings: WorkerSettings) -> dict[str, Any]:
         f"{folder.name} brings {brings} that is Python code of its own. It is not run unless you "
         "trust it: start with --trust-remote-code"
     )
+
+
+def _cache_factory(model: Any, kind: str, settings: WorkerSettings) -> caches.Factory:
+    if settings.max_kv_size is not None and hasattr(model, "make_cache"):
+        raise CannotLoad(
+            f"max_kv_size has no effect on a {kind} model, which makes its own cache; "
+            "leave the option out"
+        )
+    new_cache = caches.factory(model, settings.max_kv_size, settings.kv_bits)
+    if settings.kv_bits is not None and not caches.quantized(new_cache()):
+        bounded = " that max_kv_size bounds" if settings.max_kv_size is not None else ""
+        raise CannotLoad(
+            f"kv_bits has no effect on the cache of a {kind} model{bounded}; leave the option out"
+        )
+    return new_cache
+
+
+def _probed(model: Any, new_cache: caches.Factory, settings: WorkerSettings) -> Probe:
+    try:
+        return probe(model, new_cache)
+    except (ValueError, TypeError, AttributeError) as error:
+        if settings.kv_bits is None:
+            raise
+        raise CannotLoad(
+            f"this model's cache cannot be quantized to {settings.kv_bits} bits: {error}"
+        ) from error
 
 
 def warm(files: list[Path], report: Report) -> None:

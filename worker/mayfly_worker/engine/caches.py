@@ -120,6 +120,11 @@ def trimmable(cache: Cache) -> bool:
     return all(type(layer) in (KVCache, QuantizedKVCache) for layer in cache)
 
 
+def quantized(cache: Cache) -> bool:
+    """Whether any of its layers keeps keys and values in fewer bits."""
+    return any(isinstance(layer, QuantizedKVCache) for layer in cache)
+
+
 def arrays(cache: Cache) -> list[Any]:
     """Everything that has to be evaluated for the cache to be there."""
     return [layer.state for layer in cache]
