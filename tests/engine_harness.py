@@ -87,6 +87,7 @@ class Bench:
             new_cache=caches.factory(model, max_kv_size, kv_bits),
             padding_safe=padding_safe,
         )
+        self._max_rows = max_rows
         self._keys = map(str, itertools.count())
         self._rows = itertools.count()
         self._owner: dict[int, tuple[str, int]] = {}
@@ -111,7 +112,8 @@ class Bench:
             rows.append(row)
         self.answers[key] = Answer()
         self.open[key] = {row.id for row in rows}
-        self.engine.commands.put(Start(key, rows, ask.boundaries))
+        for together in [rows] if self._max_rows > 1 else [[row] for row in rows]:
+            self.engine.commands.put(Start(key, together, ask.boundaries))
         return key
 
     def cancel(self, key: str) -> None:

@@ -1,0 +1,290 @@
+"""The engine on every kind of model: what is found out about each, and that its answers are right.
+
+Right is what a plain loop over the model says, one row on mlx-lm's own cache. Tokens are compared,
+not bits: a window that has wrapped and a recurrent state give the same ones to about 1e-5.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.utils import load_model
+
+from engine_harness import GREEDY, Ask, Bench, FixedChunks
+from mayfly_protocol.requests import Sampling
+from mayfly_protocol.settings import WorkerSettings
+from mayfly_worker.engine import caches
+from mayfly_worker.loading import CannotLoad, load
+from mayfly_worker.probing import Probe, probe
+from models import tiny
+
+WINDOW = 48
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and how it is served. ``trims``: a cached prompt serves any beginning of it."""
+
+    architecture: str
+    batchable: bool = True
+    padding_safe: bool = True
+    trims: bool = True
+    max_kv_size: int | None = None
+    kv_bits: int | None = None
+    head_dim: int | None = None
+    rare: bool = False
+
+
+CASES = {
+    "llama": Case("llama"),
+    "qwen3_moe": Case("qwen3_moe"),
+    "gemma3_text": Case("gemma3_text", trims=False),
+    "qwen3_next": Case("qwen3_next", trims=False),
+    "mamba2": Case("mamba2", trims=False),
+    "mamba": Case("mamba", padding_safe=False, trims=False),
+    "quantized cache": Case("llama", False, False, kv_bits=8, head_dim=64),
+    "quantized cache beside windows": Case(
+        "gemma3_text", False, False, trims=False, kv_bits=8, head_dim=64, rare=True
+    ),
+    "bounded cache": Case("qwen3_moe", trims=False, max_kv_size=WINDOW),
+}
+
+
+@dataclass(frozen=True)
+class Served:
+    """A loaded model with the settings that probing finds for it."""
+
+    case: Case
+    model: Any
+    found: Probe
+    new_cache: caches.Factory
+
+    def bench(self, max_rows: int = 16, **options: Any) -> Bench:
+        return Bench(
+            self.model,
+            self.found.width,
+            padding_safe=self.found.padding_safe,
+            max_rows=max_rows if self.found.batchable else 1,
+            max_kv_size=self.case.max_kv_size,
+            kv_bits=self.case.kv_bits,
+            **options,
+        )
+
+    def alone(self, ask: Ask) -> list[list[int]]:
+        [answer] = self.bench().run([ask])
+        return [answer.ids(c) for c in range(ask.n)]
+
+    def greedy(self, prompt: list[int], tokens: int) -> list[int]:
+        """A plain loop over the model."""
+        cache = self.new_cache()
+        said: list[int] = []
+        feed = prompt
+        while len(said) < tokens:
+            logits = self.model(mx.array([feed]), cache=cache)[0, -1]
+            feed = [int(mx.argmax(logits).item())]
+            said += feed
+        return said
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=[pytest.mark.long] if case.rare else [])
+        for name, case in CASES.items()
+    ],
+)
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Served:
+    case = CASES[request.param]
+    options = {"head_dim": case.head_dim} if case.head_dim else {}
+    folder = tiny.build(tmp_path_factory.mktemp("model"), architecture=case.architecture, **options)
+    model = load_model(folder)[0]
+    new_cache = caches.factory(model, case.max_kv_size, case.kv_bits)
+    return Served(case, model, probe(model, new_cache), new_cache)
+
+
+def prompt(rng: random.Random, length: int) -> list[int]:
+    return [rng.randrange(8, 1700) for _ in range(length)]
+
+
+def asks(rng: random.Random, count: int) -> list[Ask]:
+    """Prompts of one token and of more than any window, some with a beginning in common."""
+    shared = prompt(rng, 70)
+    found = []
+    for i in range(count):
+        head = shared[: rng.choice([0, 20, 70])]
+        sampling = Sampling(
+            seed=i,
+            temperature=rng.choice([0.0, 0.8]),
+            top_p=rng.choice([1.0, 0.9]),
+            repetition_penalty=rng.choice([1.0, 1.2]),
+        )
+        found.append(
+            Ask(
+                head + prompt(rng, rng.choice([1, 3, 18, 60])),
+                sampling,
+                max_tokens=rng.choice([2, 8, 18]),
+                n=rng.choice([1, 1, 3]),
+                boundaries=(len(head),) if head else (),
+            )
+        )
+    return found
+
+
+def test_what_is_found_out(served: Served) -> None:
+    found, case = served.found, served.case
+    assert found.width == 1800
+    assert found.batchable is case.batchable
+    assert found.padding_safe is case.padding_safe
+    layers = {type(layer).__name__ for layer in served.new_cache()}
+    grows = layers - {"ArraysCache"}
+    assert (found.cost.per_token > 0) is bool(grows)
+    assert (found.cost.per_row > 0) is ("ArraysCache" in layers)
+
+
+def test_a_row_says_what_the_model_says(served: Served) -> None:
+    rng = random.Random(1)
+    for length in (1, 31, 90):
+        ask = Ask(prompt(rng, length), GREEDY, max_tokens=20)
+        [told] = served.alone(ask)
+        assert told == served.greedy(ask.tokens, 20)
+        assert len(set(told)) > 3, "the text must wander for the comparison to mean something"
+
+
+def test_together_equals_alone(served: Served) -> None:
+    rng = random.Random(2)
+    bench = served.bench(chunks=FixedChunks(2048, 64))
+    wanted = asks(rng, 7)
+    keys = []
+    for ask in wanted:
+        keys.append(bench.submit(ask))
+        for _ in range(rng.choice([0, 0, 0, 4])):
+            bench.turn()
+    bench.finish()
+    for key, ask in zip(keys, wanted, strict=True):
+        answer = bench.answers[key]
+        assert [answer.ids(c) for c in range(ask.n)] == served.alone(ask)
+
+
+def test_in_small_chunks_with_cancels_and_evictions_equals_alone(served: Served) -> None:
+    rng = random.Random(3)
+    bench = served.bench(chunks=FixedChunks(32, 32), max_rows=5, prefix_bytes=60_000)
+    kept = {}
+    for ask in asks(rng, 7):
+        key = bench.submit(ask)
+        for _ in range(rng.randrange(4)):
+            bench.turn()
+        if rng.random() < 0.3 and key in bench.open:
+            bench.cancel(key)
+        else:
+            kept[key] = ask
+    bench.finish()
+    for key, ask in kept.items():
+        answer = bench.answers[key]
+        assert [answer.ids(c) for c in range(ask.n)] == served.alone(ask)
+
+
+def test_a_continuation_goes_on_where_the_lost_run_stopped(served: Served) -> None:
+    rng = random.Random(4)
+    for length, temperature in ((5, 0.9), (75, 0.9), (75, 0.0)):
+        sampling = Sampling(seed=3, temperature=temperature, repetition_penalty=1.1)
+        ask = Ask(prompt(rng, length), sampling, max_tokens=18)
+        [whole] = served.alone(ask)
+        resumed = [replace(ask, tokens=ask.tokens + whole[:k], generated=k) for k in (1, 2, 13, 17)]
+        together = served.bench().run(resumed)
+        assert [a.ids() for a in together] == [whole[a.generated :] for a in resumed]
+
+
+def test_a_warm_answer_is_the_cold_one(served: Served) -> None:
+    rng = random.Random(5)
+    bench = served.bench()
+    first = Ask(prompt(rng, 80), max_tokens=20)
+    [cold] = served.alone(first)
+    assert [a.ids() for a in bench.run([first])] == [cold]
+    [again] = bench.run([first])
+    assert (again.ids(), again.cached) == (cold, 79)
+    longer = Ask(first.tokens + cold + prompt(rng, 9), max_tokens=20)
+    [warm] = bench.run([longer])
+    assert warm.cached == 100
+    assert [warm.ids()] == served.alone(longer)
+    others = [Ask(first.tokens + prompt(rng, 5), max_tokens=20) for _ in range(3)]
+    for ask, answer in zip(others, bench.run(others), strict=True):
+        assert answer.cached == (80 if served.case.trims else 79)
+        assert [answer.ids()] == served.alone(ask)
+
+
+def test_R90_a_short_prompt_after_a_long_one_is_answered_as_if_alone(served: Served) -> None:
+    rng = random.Random(6)
+    bench = served.bench()
+    long = prompt(rng, 300)
+    short = Ask(long[:60], max_tokens=20)
+    other = Ask(long[:60] + prompt(rng, 30), max_tokens=20)
+    cold = {id(ask): served.alone(ask)[0] for ask in (short, other)}
+    bench.run([Ask(long)])
+    for ask in (short, short, other, short):
+        [answer] = bench.run([ask])
+        assert answer.ids() == cold[id(ask)]
+
+
+def test_memory_comes_back(served: Served) -> None:
+    """Nothing of a request stays on the device but what the prefix cache holds."""
+    rng = random.Random(7)
+    bench = served.bench(prefix_bytes=0)
+    bench.run(asks(rng, 4))
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    bench.run(asks(rng, 6))
+    mx.clear_cache()
+    assert mx.get_active_memory() - before < 100_000
+
+
+@pytest.mark.parametrize(
+    ("architecture", "options", "named"),
+    [
+        ("llama", {"max_kv_size": 64}, "max_kv_size"),
+        ("gemma3_text", {"max_kv_size": 64}, "max_kv_size"),
+        ("mamba2", {"kv_bits": 8}, "kv_bits"),
+        ("qwen3_moe", {"kv_bits": 8, "max_kv_size": 64}, "kv_bits"),
+        ("qwen3_moe", {"kv_bits": 8}, "quantized to 8 bits"),  # heads too small for a group of 64
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(
+    tmp_path: Path, architecture: str, options: dict[str, int], named: str
+) -> None:
+    folder = tiny.build(tmp_path, architecture=architecture)
+    settings = WorkerSettings("test/0", 1, "", "", str(folder), "test", **options)
+    with pytest.raises(CannotLoad, match=named):
+        load(settings, lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "options", "rows"),
+    [
+        ("qwen3_moe", {"max_kv_size": 64}, 32),
+        ("llama", {"kv_bits": 8}, 1),
+        ("mamba", {}, 32),
+    ],
+)
+def test_how_many_rows_a_loaded_model_runs(
+    tmp_path: Path, architecture: str, options: dict[str, int], rows: int
+) -> None:
+    wider = {"head_dim": 64} if "kv_bits" in options else {}
+    folder = tiny.build(tmp_path, architecture=architecture, **wider)
+    settings = WorkerSettings("test/0", 1, "", "", str(folder), "test", **options)
+    assert load(settings, lambda *_: None).card.rows == rows
+
+
+def test_a_model_that_is_not_padding_safe_would_be_wrong_in_a_group(tmp_path: Path) -> None:
+    """So that what probing finds is more than a guess."""
+    model = load_model(tiny.build(tmp_path, architecture="mamba"))[0]
+    rng = random.Random(8)
+    ragged = [Ask(prompt(rng, n)) for n in (40, 30)]
+    alone = [Bench(model, 1800).run([ask])[0].ids() for ask in ragged]
+    together = Bench(model, 1800, padding_safe=True).run(ragged)
+    apart = Bench(model, 1800, padding_safe=False).run(ragged)
+    assert [a.ids() for a in apart] == alone
+    assert together[1].ids() != alone[1]
