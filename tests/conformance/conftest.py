@@ -1,0 +1,80 @@
+"""Servers that the tests of this folder share: each starts once, with the first test that asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
+
+from conformance.plays import plays
+from models import scripted
+from models.tokenizer import START
+from server_harness import Server, serving
+
+SLOW_STEP_S = 0.05
+SLOW_PREFILL_TOKEN_S = 0.004
+
+FUSSY_TEMPLATE = """\
+{%- for message in messages %}
+{%- if message.role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}
+{%- if (message.role == 'user') != (loop.index0 % 2 == 0) %}
+{{- raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}
+{%- endif %}
+{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+FUSSY_CONTEXT = 128
+
+
+@pytest.fixture(scope="package")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
+    return lambda: tmp_path_factory.mktemp("serve")
+
+
+@pytest.fixture(scope="package")
+def tiny(tools_model: Path, folder: Callable[[], Path]) -> Iterator[Server]:
+    """A random-weight model that knows tools: it never ends by itself."""
+    with serving(tools_model, folder()) as server:
+        yield server
+
+
+@pytest.fixture(scope="package")
+def script(folder: Callable[[], Path]) -> Iterator[Server]:
+    """A model with tools and thoughts that says what :mod:`conformance.plays` has it say."""
+    model = scripted.build(folder() / "script", plays(), tokenizer="thinking")
+    with serving(model, folder(), "--trust-remote-code") as server:
+        yield server
+
+
+@pytest.fixture(scope="package")
+def slow(folder: Callable[[], Path]) -> Iterator[Server]:
+    """The same at 20 tokens a second, and 250 prompt tokens a second."""
+    model = scripted.build(
+        folder() / "slow",
+        plays(),
+        tokenizer="thinking",
+        step_s=SLOW_STEP_S,
+        prefill_token_s=SLOW_PREFILL_TOKEN_S,
+    )
+    with serving(model, folder(), "--trust-remote-code") as server:
+        yield server
+
+
+@pytest.fixture(scope="package")
+def fussy(folder: Callable[[], Path]) -> Iterator[Server]:
+    """The same with a small context, a template that refuses a lot, and a tokenizer that begins
+    raw prompts with a token of its own."""
+    model = scripted.build(
+        folder() / "fussy", plays(), context=FUSSY_CONTEXT, template=FUSSY_TEMPLATE
+    )
+    path = str(model / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(path)
+    tokenizer.post_processor = TemplateProcessing(
+        single=f"{START} $A", special_tokens=[(START, tokenizer.token_to_id(START))]
+    )
+    tokenizer.save(path)
+    with serving(model, folder(), "--trust-remote-code") as server:
+        yield server
