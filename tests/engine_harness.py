@@ -74,6 +74,7 @@ class Bench:
         padding_safe: bool = True,
         max_kv_size: int | None = None,
         kv_bits: int | None = None,
+        bucketed: bool = False,
     ) -> None:
         self.events: list[Event] = []
         self.prefixes = PrefixCache(prefix_bytes)
@@ -86,6 +87,7 @@ class Bench:
             emit=self.events.extend,
             new_cache=caches.factory(model, max_kv_size, kv_bits),
             padding_safe=padding_safe,
+            bucketed=bucketed,
         )
         self._max_rows = max_rows
         self._keys = map(str, itertools.count())

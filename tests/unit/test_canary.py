@@ -23,8 +23,7 @@ def loaded(tiny_model: Path) -> Loaded:
 def test_it_stores_its_song_and_knows_it_again(loaded: Loaded, tmp_path: Path) -> None:
     Canary.of(loaded, str(tmp_path / "canary")).sing()
     [path] = (tmp_path / "canary").iterdir()
-    greedy, sampled = json.loads(path.read_text())["tokens"]
-    assert len(greedy) == len(sampled) == 12
+    assert [len(row) for row in json.loads(path.read_text())["tokens"]] == [12, 8, 10]
     Canary.of(loaded, str(tmp_path / "canary")).sing()
 
 

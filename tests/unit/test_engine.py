@@ -16,6 +16,7 @@ from mlx_lm.utils import load_model
 
 from engine_harness import GREEDY, Ask, Bench, FixedChunks
 from mayfly_protocol.requests import Sampling
+from mayfly_worker.engine.chunks import SMALLEST, ChunkSizer, bucket
 from mayfly_worker.engine.decode import NonFiniteLogits
 from mayfly_worker.engine.types import Stop
 
@@ -71,6 +72,23 @@ def test_together_equals_alone(model: Any, width: int, seed: int) -> None:
     answers = Bench(model, width).run(asks)
     for ask, answer in zip(asks, answers, strict=True):
         assert [answer.ids(c) for c in range(ask.n)] == alone(model, width, ask)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_padding_to_a_few_shapes_changes_nothing(model: Any, width: int, seed: int) -> None:
+    rng = random.Random(seed)
+    asks = mixed(rng, width, 13)
+    bench = Bench(model, width, bucketed=True, chunks=ChunkSizer(0.01, 0.01))
+    for _ in range(2):  # the second time from the prefix cache, at lengths of all kinds
+        answers = bench.run(asks)
+        for ask, answer in zip(asks, answers, strict=True):
+            assert [answer.ids(c) for c in range(ask.n)] == alone(model, width, ask)
+
+
+@pytest.mark.parametrize("tokens", [1, 31, 32, 33, 100, 128, 129, 150, 257, 1000, 5000])
+def test_buckets_are_few_and_near(tokens: int) -> None:
+    assert tokens <= bucket(tokens) <= max(1.25 * tokens, tokens + SMALLEST)
+    assert bucket(bucket(tokens)) == bucket(tokens)
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -2,8 +2,9 @@
 
 Some faults of a GPU raise nothing: a kernel that did not run leaves zeros behind, and what follows
 is fluent nonsense with status 200. So before a worker is READY, and now and then while it is idle,
-two short rows go through the same code that serves requests: one greedy, one sampled, of different
-lengths, so that padding, batching and both samplers take part. Their tokens have to be those that
+three short rows go through the same code that serves requests: greedy and sampled, of different
+lengths and budgets, one of them later than the others, so that padding, batching, joins, leaves,
+stored prefixes and both samplers take part. Their tokens have to be those that
 were stored when this model first ran on this kind of device, and no row's logits may be constant or
 not finite (the engine raises then).
 
@@ -68,25 +69,31 @@ class Canary:
         engine = Engine(
             loaded.model,
             loaded.probe.width,
-            budget=Budget(2 if loaded.probe.batchable else 1, 1 << 60, 0),
+            budget=Budget(3 if loaded.probe.batchable else 1, 1 << 60, 0),
             chunks=ChunkSizer(1.0, 1.0),
-            prefixes=PrefixCache(0),
+            prefixes=PrefixCache(1 << 30),
             emit=events.extend,
             new_cache=loaded.new_cache,
             padding_safe=loaded.probe.padding_safe,
+            bucketed=loaded.bucketed,
             gauges=gauges,
         )
-        for row in self._rows():
+        *first, last = self._rows()
+        late: Row | None = last
+        for row in first:
             engine.commands.put(Start(str(row.id), [row]))
-        drawn: list[list[int]] = [[], []]
+        drawn: dict[int, list[int]] = {row.id: [] for row in (*first, last)}
         ended = 0
         while ended < len(drawn):
             engine.turn()
+            if drawn[first[0].id] and late is not None:
+                engine.commands.put(Start(str(late.id), [late]))
+                late = None
             for token in (t for e in events if isinstance(e, Step) for t in e.drawn):
                 drawn[token.row].append(token.token)
                 ended += token.end is not None
             events.clear()
-        return drawn
+        return list(drawn.values())
 
     def _rows(self) -> list[Row]:
         ids: list[int] = self.loaded.tokenizer.encode(TEXT)[:64] or [0]
@@ -94,7 +101,8 @@ class Canary:
         sampled = RowSampling(Sampling(seed=1, temperature=0.8, top_p=0.9))
         return [
             Row(0, ids, greedy, TOKENS),
-            Row(1, ids[: max(1, len(ids) // 2)], sampled, TOKENS),
+            Row(1, ids[: max(1, len(ids) // 2)], sampled, TOKENS - 4),
+            Row(2, ids[::-1], sampled, TOKENS - 2),
         ]
 
     @property

@@ -48,6 +48,11 @@ class Loaded:
     probe: Probe
     new_cache: caches.Factory
 
+    @property
+    def bucketed(self) -> bool:
+        """Whether prefill is padded to a few lengths: where MLX runs on CUDA."""
+        return bool(mx.cuda.is_available())
+
 
 def load(settings: WorkerSettings, report: Report) -> Loaded:
     """Loads what the settings name.

@@ -61,6 +61,30 @@ def merge(caches: Sequence[Cache]) -> Cache:
     return [layer[0].merge(layer) for layer in layers]
 
 
+def widen(cache: Cache, length: int) -> None:
+    """Pads a batch on the left to ``length`` columns. Only kinds that grow with every token have
+    columns; of others nothing changes."""
+    for layer in cache:
+        if type(layer) is BatchKVCache and layer.keys is not None and layer._idx < length:
+            extra = length - layer._idx
+            sides = [(0, 0), (0, 0), (extra, 0), (0, 0)]
+            layer.keys = mx.pad(layer.keys[..., : layer._idx, :], sides)
+            layer.values = mx.pad(layer.values[..., : layer._idx, :], sides)
+            layer.left_padding = layer.left_padding + extra
+            layer._idx = length
+
+
+def tighten(cache: Cache, longest: int) -> None:
+    """Drops the columns on the left that no row uses: ``longest`` is what the longest holds."""
+    for layer in cache:
+        if type(layer) is BatchKVCache and layer.keys is not None and layer._idx > longest:
+            shift = layer._idx - longest
+            layer.keys = layer.keys[..., shift:, :]
+            layer.values = layer.values[..., shift:, :]
+            layer.left_padding = layer.left_padding - shift
+            layer._idx = longest
+
+
 def extend(into: Cache, other: Cache) -> Cache:
     """The rows of both batches in one, those of ``into`` first."""
     if not into or not other:
@@ -82,19 +106,18 @@ def keep(cache: Cache, rows: Sequence[int], lengths: Sequence[int]) -> Cache:
     index = mx.array(list(rows))
     for layer in cache:
         if type(layer) is BatchKVCache and layer.keys is not None:
-            _filter(layer, index, max(lengths))
+            _filter(layer, index)
         elif hasattr(layer, "filter"):
             layer.filter(list(rows))
+    tighten(cache, max(lengths))
     return cache
 
 
-def _filter(layer: BatchKVCache, index: mx.array, longest: int) -> None:
-    shift = layer._idx - longest
-    layer.keys = layer.keys[index][..., shift:, :]
-    layer.values = layer.values[index][..., shift:, :]
+def _filter(layer: BatchKVCache, index: mx.array) -> None:
+    layer.keys = layer.keys[index]
+    layer.values = layer.values[index]
     layer.offset = layer.offset[index]
-    layer.left_padding = layer.left_padding[index] - shift
-    layer._idx = longest
+    layer.left_padding = layer.left_padding[index]
 
 
 def take(cache: Cache, row: int, length: int) -> Cache:

@@ -14,6 +14,14 @@ LARGEST = 8192
 FIRST = 512
 
 
+def bucket(tokens: int) -> int:
+    """The next length that prefill is padded to, where each new shape costs more than padding:
+    a quarter of the power of two below, at least :data:`SMALLEST`. At most a quarter is wasted,
+    and there are four lengths an octave."""
+    step = max(SMALLEST, (1 << (tokens.bit_length() - 1)) // 4)
+    return -(-tokens // step) * step
+
+
 @dataclass(slots=True)
 class ChunkSizer:
     """Aims at ``alone_s`` seconds a chunk, and at ``shared_s`` while rows are decoding."""

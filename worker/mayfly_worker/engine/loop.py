@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -100,6 +101,7 @@ class Engine:
         emit: Callable[[list[Event]], None],
         new_cache: caches.Factory,
         padding_safe: bool = True,
+        bucketed: bool = False,
         gauges: Gauges | None = None,
         when_idle: Callable[[], None] | None = None,
         idle_s: float | None = None,
@@ -113,6 +115,7 @@ class Engine:
         self._emit = emit
         self._new_cache = new_cache
         self._padding_safe = padding_safe
+        self._bucketed = bucketed and padding_safe
         self._trimmable = caches.trimmable(new_cache())
         self.commands: SimpleQueue[Command] = SimpleQueue()
         self.gauges = gauges or Gauges()
@@ -145,12 +148,14 @@ class Engine:
         self._measure()
         return True
 
-    def suspects(self, error: Exception) -> tuple[str, ...]:
-        """The requests that may have caused what :meth:`run` raised: those whose logits were bad,
-        otherwise those of the forward pass that it surfaced in that were new in it."""
+    def blamed(self, error: Exception) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The requests that may have caused what :meth:`run` raised, and the others of the forward
+        pass that it surfaced in. Bad logits are their own rows' fault, anything else that of
+        requests that were new."""
         if isinstance(error, NonFiniteLogits):
-            return tuple(dict.fromkeys(self._owners[row].rid for row in error.rows))
-        return self.gauges.forward.suspects
+            return tuple(dict.fromkeys(self._owners[row].rid for row in error.rows)), ()
+        forward = self.gauges.forward
+        return forward.suspects, forward.marked
 
     # Commands
 
@@ -228,26 +233,40 @@ class Engine:
         """Moves requests from the queue into a new prefill group, first come first served."""
         if not self._waiting or len(self._groups) >= PREFILL_GROUPS:
             return
-        prompts: list[Prompt] = []
-        row_caches: list[caches.Cache] = []
+        candidates = self._candidates()
+        if self._bucketed and candidates:
+            # Group sizes are shapes, too: powers of two are few.
+            candidates = candidates[: 1 << (len(candidates).bit_length() - 1)]
+        if not candidates:
+            return
+        for start, prompt, _ in candidates:
+            self._waiting.popleft()
+            self._admitted(start, prompt.cached)
+        self._groups.append(
+            PrefillGroup(
+                self._model,
+                [prompt for _, prompt, _ in candidates],
+                [cache for _, _, cache in candidates],
+                bucketed=self._bucketed,
+            )
+        )
+
+    def _candidates(self) -> list[tuple[Start, Prompt, caches.Cache]]:
+        """The requests at the head of the queue that can be prefilled as one group now."""
+        found: list[tuple[Start, Prompt, caches.Cache]] = []
         running = list(self._running())
         room = self._chunks.tokens(decoding=bool(len(self._decode)))
-        while self._waiting and len(prompts) < (PREFILL_ROWS if self._padding_safe else 1):
-            start = self._waiting[0]
+        for start in islice(self._waiting, PREFILL_ROWS if self._padding_safe else 1):
             if not self._budget.admits(running, start.rows):
                 break
             tokens = start.rows[0].tokens
             hit = self._prefixes.lookup(tokens, at_most=len(tokens) - 1)
             prompt = _prompt(start, hit.length if hit else 0)
-            if prompts and not _together([*prompts, prompt], room):
+            if found and not _together([*(p for _, p, _ in found), prompt], room):
                 break
-            prompts.append(prompt)
-            row_caches.append(hit.caches if hit else self._new_cache())
+            found.append((start, prompt, hit.caches if hit else self._new_cache()))
             running += start.rows
-            self._waiting.popleft()
-            self._admitted(start, prompt.fed)
-        if prompts:
-            self._groups.append(PrefillGroup(self._model, prompts, row_caches))
+        return found
 
     def _admitted(self, start: Start, cached: int) -> None:
         self._owners.update((row.id, start) for row in start.rows)

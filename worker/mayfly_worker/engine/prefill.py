@@ -16,6 +16,7 @@ import mlx.core as mx
 
 from mayfly_worker.engine import caches
 from mayfly_worker.engine.caches import Cache
+from mayfly_worker.engine.chunks import bucket
 from mayfly_worker.engine.types import Row
 
 
@@ -52,14 +53,29 @@ class Prompt:
 
 
 class PrefillGroup:
-    """Rows that are prefilled together. Shapes: inputs [rows, chunk]."""
+    """Rows that are prefilled together. Shapes: inputs [rows, chunk].
 
-    def __init__(self, model: Any, prompts: list[Prompt], row_caches: Sequence[Cache]) -> None:
+    ``bucketed`` pads the chunk and the cache to a few lengths (:func:`~.chunks.bucket`). CUDA
+    plans each new shape of an attention anew, which was seen to take 100 ms where the pass itself
+    takes 10; it is no use elsewhere.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        prompts: list[Prompt],
+        row_caches: Sequence[Cache],
+        *,
+        bucketed: bool = False,
+    ) -> None:
         self._model = model
         self.prompts = prompts
+        self._bucketed = bucketed
         # A single row keeps its plain cache: kinds that cannot be batched work that way.
-        self._solo = len(prompts) == 1
+        self._solo = len(prompts) == 1 and not bucketed
         self._cache = row_caches[0] if self._solo else caches.merge(row_caches)
+        if bucketed and (held := max(p.fed for p in prompts)):
+            caches.widen(self._cache, bucket(held))
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -75,7 +91,8 @@ class PrefillGroup:
         longest = max(lengths)
         if longest == 0:
             return 0
-        padding = [longest - n for n in lengths]
+        width = min(bucket(longest), chunk) if self._bucketed else longest
+        padding = [width - n for n in lengths]
         inputs = [
             p.row.tokens[p.fed : p.fed + n] + [0] * pad
             for p, n, pad in zip(self.prompts, lengths, padding, strict=True)
@@ -108,6 +125,7 @@ class PrefillGroup:
             out = caches.merge([self._cache])
         elif len(indices) == len(self.prompts):
             out = self._cache
+            caches.tighten(out, max(p.fed for p in self.prompts))
         else:
             out = self._keep(copy.deepcopy(self._cache), indices)
         self.remove(indices)

@@ -60,11 +60,13 @@ class LoadFailed:
 @dataclass(frozen=True, slots=True)
 class Faulted:
     """The engine raised. ``rebuilt`` is the new one after a fault of batch scope, otherwise the
-    process is to leave. ``suspects`` are the requests that may have caused it."""
+    process is to leave. ``suspects`` are the requests that may have caused it, ``marked`` the others
+    of the forward pass that it came out of."""
 
     error: BaseException
     verdict: Verdict
     suspects: tuple[str, ...]
+    marked: tuple[str, ...]
     rebuilt: Engine | None
 
 
@@ -122,10 +124,10 @@ class EngineThread:
             engine.run()
         except Exception as error:
             verdict = classify_exception(error)
-            suspects = engine.suspects(error) if verdict.strike == "suspects" else ()
+            suspects, marked = engine.blamed(error) if verdict.strike == "suspects" else ((), ())
             rebuild = verdict.scope in ("request", "batch")
             self._engine = self._build(loaded, budget, canary) if rebuild else None
-            self._post(Faulted(error, verdict, suspects, self._engine))
+            self._post(Faulted(error, verdict, suspects, marked, self._engine))
             return rebuild and self._sound(canary)
         self._post(Left())
         return False
@@ -136,7 +138,7 @@ class EngineThread:
         try:
             canary.sing(self._engine.gauges)
         except Exception as error:
-            self._post(Faulted(error, classify_exception(error), (), None))
+            self._post(Faulted(error, classify_exception(error), (), (), None))
             return False
         return True
 
@@ -159,6 +161,7 @@ class EngineThread:
             emit=self._post,
             new_cache=loaded.new_cache,
             padding_safe=loaded.probe.padding_safe,
+            bucketed=loaded.bucketed,
             gauges=gauges,
             when_idle=lambda: canary.sing(gauges),
             idle_s=settings.canary_interval_s,
