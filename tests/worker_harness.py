@@ -61,6 +61,7 @@ def generation(prompt: Any = "Once upon a time", **options: Any) -> Generation:
 class Answer:
     """Everything that a worker said about one attempt."""
 
+    rid: str
     messages: list[ToFrontEnd] = field(default_factory=list)
 
     @property
@@ -200,7 +201,7 @@ class WorkerProcess:
 
     def submit(self, wanted: Generation, **options: Any) -> Answer:
         submit = Submit(f"r{next(self._rids)}", options.pop("attempt", 1), wanted, **options)
-        answer = self.answers[submit.rid, submit.attempt] = Answer()
+        answer = self.answers[submit.rid, submit.attempt] = Answer(submit.rid)
         self.send(submit)
         return answer
 
