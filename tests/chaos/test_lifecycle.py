@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import openai
 import pytest
 
 from models.scripted import Play
@@ -69,7 +71,7 @@ def test_R100_R101_stopping_leaves_nothing(
 ) -> None:
     model = scripted_model([Play("go", "word " * 2000)], step_s=0.01)
     with serving(model, tmp_path, "--trust-remote-code", wait=when != "starting") as server:
-        reader = None
+        reader, failures = None, list[Exception]()
         if when == "starting":
             wait_for(lambda: len(server.processes()) > 1, "child processes")
         if when == "mid-stream":
@@ -77,28 +79,28 @@ def test_R100_R101_stopping_leaves_nothing(
                 model=server.model, messages=[{"role": "user", "content": "go"}], stream=True
             )
             next(iter(stream))
-            reader = threading.Thread(target=_drain, args=(stream,))
+            reader = threading.Thread(target=_drain, args=(stream, failures))
             reader.start()
         assert server.stop(how) == 0
         if reader:
             reader.join(10)
+            assert [str(failure) for failure in failures] == ["The server is shutting down."]
         wait_for(lambda: not server.processes(), "every process to end", 5)
         assert "Traceback" not in server.log()
+        assert when == "mid-stream" or "worker lost" not in server.log()
         left = [p for p in Path(f"/tmp/mayfly-{os.getuid()}").glob("*/*.ipc") if _ours(p, server)]
         assert left == []
 
 
-def _drain(stream: object) -> None:
+def _drain(stream: Iterable[object], failures: list[Exception]) -> None:
     try:
-        for _ in stream:  # type: ignore[attr-defined]
+        for _ in stream:
             pass
-    except Exception:
-        pass
+    except openai.APIError as error:
+        failures.append(error)
 
 
 def _ours(path: Path, server: Server) -> bool:
-    import hashlib
-
     digest = hashlib.sha256(str(server.state_dir.resolve()).encode()).hexdigest()[:8]
     return path.parent.name == digest
 

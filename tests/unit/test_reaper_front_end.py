@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -70,6 +71,14 @@ def test_any_answer_shows_that_it_is_up_and_one_that_will_not_stop_is_killed() -
         it.tick_until(lambda: it.front_end.gone)
         assert time.monotonic() - stopped_at >= BUDGETS.stop_s + BUDGETS.leave_s
         assert it.notes == []
+
+
+def test_it_is_told_where_to_serve_whom_to_ask_and_how_long_to_stay() -> None:
+    told = "import sys; print(*sys.argv[1:], file=open(sys.argv[1], 'w'))"
+    with tempfile.NamedTemporaryFile("r") as file:
+        with supervised(sys.executable, "-c", told, file.name, "{node}", "{grace}") as it:
+            it.tick_until(lambda: it.notes)
+        assert file.read().split() == [file.name, "ipc:///node", str(BUDGETS.stop_s)]
 
 
 def test_a_hurried_stop_does_not_wait() -> None:

@@ -74,7 +74,11 @@ class FrontEndProcess:
         note: Callable[[str], None],
         ready: Callable[[str, int], None],
     ) -> None:
-        places = {"{fd}": str(listener.fileno()), "{node}": node}
+        places = {
+            "{fd}": str(listener.fileno()),
+            "{node}": node,
+            "{grace}": str(budgets.stop_s),  # its streams end when their workers' time is over
+        }
         self._command = [_filled(argument, places) for argument in front_end.command]
         self._host = front_end.host
         self._listener = listener

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 FETCH = (sys.executable, "-P", "-m", "mayfly_worker.fetch")
 FRONT_END = (
     *(sys.executable, "-P", "-m", "mayfly_server.front"),
-    *("--fd", "{fd}", "--node", "{node}"),
+    *("--fd", "{fd}", "--node", "{node}", "--grace", "{grace}"),
 )
 
 
