@@ -13,6 +13,7 @@ When it is lost, what was received until then is delivered first, then every req
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -93,6 +94,7 @@ class Link:
         self._submitted_at: dict[tuple[str, int], float] = {}
         self._heard_at = self._ticked_at = self.progressed_at = self._loop.time()
         self._pings = 0
+        self._leaving = False
         self._log = structlog.get_logger(__name__).bind(
             node=slot.node, slot=slot.view.slot, incarnation=slot.view.incarnation
         )
@@ -111,6 +113,7 @@ class Link:
         if slot.view.progress != self.slot.view.progress:
             self.progressed_at = slot.heard_at
         self.slot = slot
+        self._leaving = self._leaving or slot.view.state == "draining"
 
     @property
     def load(self) -> int:
@@ -159,7 +162,9 @@ class Link:
     def lose(self, cause: str) -> None:
         """The worker is gone for good, as far as this link is concerned."""
         if self.state is State.OPEN:
-            self._log.info("worker lost", cause=cause, requests=self.outstanding)
+            # One that was told to go, and has nothing left of ours, is no news.
+            level = logging.DEBUG if self._leaving and not self.outstanding else logging.INFO
+            self._log.log(level, "worker lost", cause=cause, requests=self.outstanding)
         self.close(cause)
 
     def close(self, cause: str) -> None:
