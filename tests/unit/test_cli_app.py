@@ -24,6 +24,22 @@ def test_its_help_imports_nothing_heavy() -> None:
     assert HEAVY.isdisjoint(ran.stdout.split())
 
 
+def test_an_early_ctrl_c_is_understood() -> None:
+    """While the command line is still being imported, too."""
+    code = (
+        "import signal, sys\n"
+        "class Interrupted:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'mayfly_server.cli.serve':\n"
+        "            signal.raise_signal(signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupted())\n"
+        "from mayfly_server.__main__ import main\n"
+        "main()\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code, "serve"], capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
+
+
 @pytest.mark.parametrize("command", ["serve", "status", "chat", "version"])
 def test_every_command_explains_itself(command: str) -> None:
     result = CliRunner().invoke(app, [command, "--help"])
@@ -39,6 +55,7 @@ def test_every_command_explains_itself(command: str) -> None:
         ["serve", "--adapter", "no/such/folder"],
         ["serve", "--state-dir", __file__],
         ["serve", "--kv-bits", "1"],
+        ["serve", "--kv-bits", "7"],
         ["serve", "one-model", "another-model"],
         ["dance"],
     ],
