@@ -148,4 +148,7 @@ def explain(repository: str, error: Exception) -> str:
             )
         case _:
             first = str(error).strip().split("\n")[0] or type(error).__name__
-            return f"{repository} could not be downloaded from the Hub: {first}"
+            return (
+                f"There is no folder {repository} here, and it could not be downloaded from the "
+                f"Hub: {first}"
+            )
