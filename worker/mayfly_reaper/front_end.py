@@ -14,6 +14,7 @@ socket's queue. Whether it serves is asked of it as any client would, with a GET
 
 from __future__ import annotations
 
+import errno
 import random
 import socket
 import subprocess
@@ -45,9 +46,10 @@ def listen(host: str, port: int) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
+        other = "--host" if error.errno == errno.EADDRNOTAVAIL else "--port"
         raise StartError(
             f"cannot listen on {host} port {port}: {error.strerror or error}; "
-            "choose another one with --port"
+            f"choose another one with {other}"
         ) from error
     return listener
 
