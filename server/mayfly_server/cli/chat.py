@@ -29,13 +29,13 @@ def chat(
         float, typer.Option("--temperature", help="0 always takes the likeliest word.", min=0)
     ] = 0.0,
 ) -> None:
-    """Talk to a model. Ctrl-C or Ctrl-D ends the conversation."""
+    """Talk to a model. Ctrl-C stops an answer, Ctrl-D ends the conversation."""
     import httpx
 
     with connect(url) as client:
         try:
             name = model or _first_model(client)
-            typer.secho(f"Talking to {name}. Ctrl-C or Ctrl-D ends.", dim=True)
+            typer.secho(f"Talking to {name}. Ctrl-C stops an answer, Ctrl-D ends.", dim=True)
             _converse(client, {"model": name, "temperature": temperature, "stream": True})
         except (KeyboardInterrupt, EOFError):
             typer.echo()
@@ -64,7 +64,8 @@ def _converse(client: httpx.Client, parameters: dict[str, Any]) -> None:
             # The message is forgotten with its failed answer, so that it can be put again.
             typer.secho(f"\n{error}", fg=typer.colors.RED, err=True)
         else:
-            history = [*turn, {"role": "assistant", "content": answer}]
+            if answer:
+                history = [*turn, {"role": "assistant", "content": answer}]
 
 
 def _ask() -> str:
@@ -76,19 +77,22 @@ def _ask() -> str:
 
 
 def _answer(client: httpx.Client, request: dict[str, Any]) -> str:
-    """Shows an answer while it comes, and returns its text."""
+    """Shows an answer while it comes, and returns its text, as far as Ctrl-C let it come."""
     content = []
-    with client.stream("POST", "/v1/chat/completions", json=request) as response:
-        if response.is_error:
-            raise AnswerFailed(_complaint(response.read(), response.status_code))
-        for delta in deltas(events(response.iter_lines())):
-            thought = delta.get("reasoning_content")
-            if thought:
-                typer.secho(thought, dim=True, nl=False)
-            text = delta.get("content")
-            if text:
-                content.append(text)
-                typer.echo(text, nl=False)
+    try:
+        with client.stream("POST", "/v1/chat/completions", json=request) as response:
+            if response.is_error:
+                raise AnswerFailed(_complaint(response.read(), response.status_code))
+            for delta in deltas(events(response.iter_lines())):
+                thought = delta.get("reasoning_content")
+                if thought:
+                    typer.secho(thought, dim=True, nl=False)
+                text = delta.get("content")
+                if text:
+                    content.append(text)
+                    typer.echo(text, nl=False)
+    except KeyboardInterrupt:
+        pass  # the connection is closed, which tells the server to stop, too
     typer.echo()
     return "".join(content)
 
