@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rich.console import Console
+from rich.control import Control
 from rich.progress import (
     BarColumn,
     Progress,
@@ -11,8 +12,12 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.segment import ControlType
 
 from mayfly_server.cli.progress import measure
+
+_OVER_ECHO = Control(ControlType.CARRIAGE_RETURN)
+"""A terminal echoes Ctrl-C as ``^C``; the line that answers it is written over that."""
 
 
 class Bars:
@@ -51,6 +56,7 @@ class Bars:
             self.close()
 
     def line(self, text: str) -> None:
+        self._console.control(_OVER_ECHO)
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
