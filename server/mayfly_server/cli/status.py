@@ -47,7 +47,7 @@ def table(nodes: list[dict[str, Any]]) -> Table:
     for header in ("NODE", "SLOT", "MODEL", "STATE"):
         result.add_column(header, overflow="fold")
     for header in ("INCARNATION", "PID", "RUNNING", "INFERENCES"):
-        result.add_column(header, justify="right")
+        result.add_column(header, justify="right", overflow="fold")
     for node in nodes:
         name = f"{node['node']} (silent)" if node.get("silent") else str(node["node"])
         for slot in node["slots"]:
