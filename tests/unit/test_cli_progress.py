@@ -112,7 +112,7 @@ def test_a_replacement_is_told_and_repeats_are_not() -> None:
     assert lines == [
         "smol-0: ready (incarnation 1, pid 1)",
         "smol-0: lost worker 1 (pid 1): killed by SIGKILL",
-        "smol-0: waits 2 s before it tries again: killed by SIGKILL",
+        "smol-0: waits 2 s before it tries again",
         "smol-0: starting",
         "smol-0: ready (incarnation 2, pid 2)",
     ]
@@ -120,6 +120,17 @@ def test_a_replacement_is_told_and_repeats_are_not() -> None:
 
 def test_a_failure_keeps_its_reason() -> None:
     assert standing(view("failed", detail="no such folder")) == "failed: no such folder"
+
+
+def test_a_reason_is_told_once_for_each_slot() -> None:
+    lines: list[str] = []
+    reporter = Reporter(PlainLines(lines.append, Clock()))
+    reporter.note("smol-0: lost worker 1 (pid 1): no such folder; nothing")
+    reporter.slot_changed(view("failed", detail="no such folder"))
+    reporter.note("smol-1: lost worker 2 (pid 2): no memory; back-off of 1 s")
+    reporter.slot_changed(view("backoff", slot="smol-1", detail="no such folder"))
+    assert lines[1] == "smol-0: failed"
+    assert lines[3] == "smol-1: waits before it tries again: no such folder"
 
 
 @pytest.mark.parametrize(

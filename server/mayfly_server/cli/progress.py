@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 from mayfly_protocol.roster import SlotView
@@ -50,6 +51,7 @@ class Reporter:
         self._renderer = renderer
         self._prompt = prompt
         self._told: dict[str, tuple[str, int, str]] = {}
+        self._noted = ""
         self._ready: str | None = None
         self._address: str | None = None
         self._announced = False
@@ -75,6 +77,8 @@ class Reporter:
         news = (view.state, view.incarnation, view.detail)
         if self._told.get(view.slot) != news:
             self._told[view.slot] = news
+            if view.detail in self._noted:
+                view = replace(view, detail="")  # the line before this one has said it
             self._renderer.line(f"{view.slot}: {standing(view)}")
         if view.state == "ready":
             self._ready = view.model
@@ -85,6 +89,7 @@ class Reporter:
         self._announce()
 
     def note(self, text: str) -> None:
+        self._noted = text
         self._renderer.line(text)
 
     def close(self) -> None:
