@@ -24,6 +24,16 @@ FRONT_END = (
 )
 
 
+KV_BITS = (2, 3, 4, 5, 6, 8)
+"""The widths that MLX quantizes to."""
+
+
+def _kv_bits(bits: int | None) -> int | None:
+    if bits is not None and bits not in KV_BITS:
+        raise typer.BadParameter(f"{bits} is not one of {', '.join(map(str, KV_BITS))}")
+    return bits
+
+
 def serve(
     model: Annotated[
         str | None,
@@ -64,7 +74,9 @@ def serve(
     ] = None,
     kv_bits: Annotated[
         int | None,
-        typer.Option(help="Quantize the KV cache to so many bits.", min=2, max=8),
+        typer.Option(
+            help="Quantize the KV cache to so many bits: 2, 3, 4, 5, 6 or 8.", callback=_kv_bits
+        ),
     ] = None,
     max_kv_size: Annotated[
         int | None, typer.Option(help="Keep only so many tokens in the KV cache.", min=1)
