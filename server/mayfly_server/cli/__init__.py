@@ -19,6 +19,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
 app.command()(serve.serve)
 app.command()(status.status)
@@ -28,5 +29,5 @@ app.command()(version.version)
 
 
 def main() -> None:
-    """The console script."""
+    """Runs the command that the arguments name."""
     app()
