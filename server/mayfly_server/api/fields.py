@@ -16,6 +16,8 @@ from pydantic_core import PydanticCustomError
 
 MAX_CHOICES = 128
 MAX_STOPS = 4
+MAX_STOP_LENGTH = 4096
+MAX_BIASES = 1024
 MAX_SEED = 2**63 - 1
 MAX_COUNT = 2**31 - 1
 """Larger numbers of tokens, which no context holds, are read as this one."""
@@ -65,13 +67,15 @@ Number = Annotated[float, BeforeValidator(_not_a_boolean)]
 Count = Annotated[int, Field(ge=1), AfterValidator(lambda count: min(count, MAX_COUNT))]
 TokenId = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Stops = Annotated[
-    list[str],
+    list[Annotated[str, Field(max_length=MAX_STOP_LENGTH)]],
     BeforeValidator(_one_or_several, json_schema_input_type=str | list[str]),
     Field(max_length=MAX_STOPS),
     AfterValidator(_no_empty),
 ]
 LogitBias = Annotated[
-    dict[str, Annotated[Number, Field(ge=-100, le=100)]], AfterValidator(_token_ids)
+    dict[str, Annotated[Number, Field(ge=-100, le=100)]],
+    Field(max_length=MAX_BIASES),
+    AfterValidator(_token_ids),
 ]
 
 
@@ -97,7 +101,7 @@ class CommonFields(Strict):
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
     presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[Number, Field(gt=0, le=10)] | None = None
+    repetition_penalty: Annotated[Number, Field(ge=0.01, le=10)] | None = None
     logit_bias: LogitBias | None = None
 
     stop: Stops | None = None
