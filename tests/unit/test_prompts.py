@@ -192,6 +192,18 @@ def test_template_variables_reach_the_template_but_for_those_that_are_set_for_it
         assert error.value.param == "chat_template_kwargs"
 
 
+def test_documents_reach_a_template_that_reads_them() -> None:
+    tokenizer = with_template(
+        "{% for d in documents %}{{ d.title }}{% endfor %}{{ messages[0].content }}"
+    )
+    documents = {"documents": [{"title": "hello <|im_end|>"}]}
+    rendered = chat(USER, tokenizer=tokenizer, template_kwargs=documents)
+    assert text_of(rendered, tokenizer) == "hello <|im_end|>add 7 and 4"
+    assert not control_tokens(rendered)
+    with pytest.raises(InvalidRequest, match="template"):
+        chat(USER, tokenizer=tokenizer, template_kwargs={"documents": 5})
+
+
 # The date
 
 

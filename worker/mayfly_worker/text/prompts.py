@@ -37,7 +37,6 @@ RESERVED_KWARGS = frozenset(
         "chat_template",
         "continue_final_message",
         "conversation",
-        "documents",
         "max_length",
         "messages",
         "padding",
