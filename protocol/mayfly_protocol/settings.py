@@ -36,6 +36,9 @@ class WorkerSettings:
     prefix_cache: int = 0
     """Bytes of KV cache kept for prompts to come."""
     memory_limit: int = 0
+    """Bytes that MLX may take; 0: this worker's share of what the device recommends."""
+    memory_share: float = 1.0
+    """The part of the machine's memory that is this worker's: workers share it equally."""
     prefill_alone_s: float = 1.0
     """Aim for a prefill chunk's time while nothing decodes ..."""
     prefill_shared_s: float = 0.25

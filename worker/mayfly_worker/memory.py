@@ -2,7 +2,7 @@
 
 ::
 
-    what the device recommends (or three quarters of what there is)
+    what the device recommends (most of what there is), this worker's share of it
       - weights
       - a tenth for what a forward pass needs
       = KV caches: running rows, and a quarter as much again kept as prefixes
@@ -22,20 +22,37 @@ _LEAST = 64 << 20
 
 
 def device_bytes() -> int:
-    """Bytes of memory that a worker may use when nobody says otherwise."""
+    """Bytes of memory that all workers of this machine may use together: what Metal recommends,
+    nine tenths of a CUDA device, three quarters of a machine without either."""
     info = mx.device_info()
-    for name in ("max_recommended_working_set_size", "free_memory", "total_memory"):
-        if isinstance(value := info.get(name), int) and value > 0:
-            return value
-    return psutil.virtual_memory().available * 3 // 4
+    recommended = info.get("max_recommended_working_set_size")
+    if isinstance(recommended, int) and recommended > 0:
+        return recommended
+    total = info.get("total_memory")
+    if mx.cuda.is_available() and isinstance(total, int):
+        return total * 9 // 10
+    return psutil.virtual_memory().total * 3 // 4
+
+
+def free_bytes() -> int:
+    """Bytes that nobody uses now. On Metal that is not known; what is recommended stands for it."""
+    free = mx.device_info().get("free_memory")
+    if mx.cuda.is_available() and isinstance(free, int):
+        return free
+    return device_bytes() if mx.metal.is_available() else psutil.virtual_memory().available
 
 
 def plan(settings: WorkerSettings, loaded: Loaded) -> Budget:
     """The admission budget of a loaded model, and MLX's own limits set to match it."""
-    limit = settings.memory_limit or device_bytes() + loaded.card.weight_bytes
-    kv = settings.kv_budget or int((limit - loaded.card.weight_bytes) * (1 - _HEADROOM) / 1.25)
+    weights = loaded.card.weight_bytes
+    share = int(device_bytes() * settings.memory_share)
+    limit = settings.memory_limit or min(share, free_bytes() + weights)
+    kv = settings.kv_budget or int((limit - weights) * (1 - _HEADROOM) / 1.25)
     if settings.memory_limit:
         mx.set_memory_limit(settings.memory_limit)
+    if mx.metal.is_available():
+        # Several workers must not each wire all that is recommended.
+        mx.set_wired_limit(min(limit, share))
     mx.set_cache_limit(max(_LEAST, limit // 10))
     return Budget(
         max_rows=loaded.card.rows,
