@@ -54,8 +54,8 @@ class Breadcrumb:
 
     @property
     def marked(self) -> tuple[str, ...]:
-        """Who was there when it died, where nobody is a suspect."""
-        return self.requests if self.phase == "decode" and not self.young else ()
+        """Who else was there when it died: of a decode step those that had been for long."""
+        return self.requests[len(self.young) :] if self.phase == "decode" else ()
 
 
 class BreadcrumbWriter:

@@ -73,6 +73,17 @@ class Loss:
 
 
 @dataclass(frozen=True, slots=True)
+class Quarantined:
+    """A request that workers die of, known by a hash of all that decides what it computes
+    (``fingerprint``), and refused everywhere for another ``left_s`` seconds. ``kind`` is what they
+    died of."""
+
+    fingerprint: str
+    kind: str
+    left_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Roster:
     """A node. ``epoch`` changes when its reaper is a new process, ``revision`` with every change;
     incarnations are unique within an epoch."""
@@ -83,6 +94,7 @@ class Roster:
     pid: int
     slots: tuple[SlotView, ...]
     losses: tuple[Loss, ...] = ()
+    quarantined: tuple[Quarantined, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +113,22 @@ class DrainNode:
 
 
 @dataclass(frozen=True, slots=True)
+class Quarantine:
+    """Have every front end refuse a request for ``ttl_s`` seconds."""
+
+    fingerprint: str
+    kind: str
+    ttl_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Refuse no longer what begins with ``fingerprint``: everything where that is empty."""
+
+    fingerprint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Ask:
     """Asks for a ``Roster`` now."""
 
@@ -113,5 +141,5 @@ class Done:
     message: str = ""
 
 
-ToNode = Recycle | Ask
+ToNode = Recycle | DrainNode | Quarantine | Release | Ask
 FromNode = Done | Roster

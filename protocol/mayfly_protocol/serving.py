@@ -34,8 +34,9 @@ class Submit:
 
     ``resume`` holds, for each choice, the token ids that the client was already given: the worker
     replays them without emitting and goes on after them. Empty on a first attempt. A choice that
-    had already ended is named in ``finished`` and is not run again. ``suspect`` marks a request
-    that was in the forward pass of a worker that died: a worker runs one such at a time.
+    had already ended is named in ``finished`` and is not run again. ``suspect`` flags a request
+    that may be what workers die of: a worker runs one such at a time, until it has drawn a few
+    tokens.
     """
 
     rid: str
@@ -190,14 +191,16 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """The worker gives the request back unfinished: continue it elsewhere. ``cause`` is
-    ``drain`` or the kind of the fault; ``suspect`` whether the request was in the forward pass
-    that failed."""
+    """The worker gives the request back unfinished: continue it elsewhere, or here where the
+    worker ``stays``. ``cause`` is ``drain`` or the kind of the fault. ``suspect`` says that the
+    request was in the forward pass that failed and new in it, ``marked`` that it was in it too."""
 
     rid: str
     attempt: int
     cause: str
     suspect: bool = False
+    marked: bool = False
+    stays: bool = False
 
 
 ToWorker = Submit | Cancel | Ping

@@ -34,3 +34,7 @@ class FrontSettings:
     grace_s: float = 10.0
     """How long streams may go on after SIGTERM."""
     max_body_bytes: int = 32 << 20
+    verdict_wait_s: float = 1.0
+    """How long a request waits for a reaper to say whether its lost worker died of it."""
+    quarantine_ttl_s: float = 3600.0
+    """How long a request that workers die of is refused; 0: never."""

@@ -36,6 +36,18 @@ class Metrics:
             ["model", "cause"],
             registry=self.registry,
         )
+        self.condemned = Counter(
+            "mayfly_requests_condemned",
+            "Requests that were ended because workers died of them, by what of.",
+            ["model", "kind"],
+            registry=self.registry,
+        )
+        self.refused = Counter(
+            "mayfly_requests_refused",
+            "Requests that were refused because workers had died of their like, by what of.",
+            ["model", "kind"],
+            registry=self.registry,
+        )
         self.late = Counter(
             "mayfly_late_messages",
             "Messages about an attempt that was already over; they are dropped.",

@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,18 @@ import zmq
 
 from mayfly_protocol.codec import encode, to_node, to_worker
 from mayfly_protocol.lifecycle import ModelCard
-from mayfly_protocol.roster import ROSTER_TOPIC, Ask, Roster, SlotView
+from mayfly_protocol.roster import (
+    ROSTER_TOPIC,
+    Ask,
+    Done,
+    Loss,
+    Quarantine,
+    Quarantined,
+    Release,
+    Roster,
+    SlotView,
+    ToNode,
+)
 from mayfly_protocol.serving import (
     Accepted,
     Cancel,
@@ -241,6 +252,29 @@ class FakeNode:
     def view(self, slot: str) -> SlotView:
         return next(view for view in self._roster.slots if view.slot == slot)
 
+    def _answer(self, router: zmq.Socket[bytes], peer: bytes, asked: ToNode) -> None:
+        answer: Roster | Done = Done(True)
+        match asked:
+            case Ask():
+                self.asked.set()
+                answer = self._roster
+            case Quarantine(fingerprint, kind, ttl_s):
+                entry = Quarantined(fingerprint, kind, ttl_s)
+                self.change(quarantined=(*self._roster.quarantined, entry))
+            case Release():
+                self.change(quarantined=())
+        router.send_multipart([peer, encode(answer)])
+
+    def lose(self, slot: str, kind: str, *, suspects: Sequence[str] = (), **more: Any) -> None:
+        """Publishes that a slot's worker is lost, and in which requests' forward pass."""
+        view = self.view(slot)
+        loss = Loss(slot, view.incarnation, kind, "worker", "", 0.0, tuple(suspects), **more)
+        gone = replace(view, state="backoff", endpoint="", retry_in_s=0.1)
+        with self._lock:
+            others = tuple(each for each in self._roster.slots if each.slot != slot)
+            losses = (*self._roster.losses, loss)
+        self.change(slots=(*others, gone), losses=losses)
+
     def _run(self) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         router, publisher = context.socket(zmq.ROUTER), context.socket(zmq.XPUB)
@@ -251,9 +285,7 @@ class FakeNode:
             subscribed = bool(publisher.poll(0)) and bool(publisher.recv())
             if router.poll(10):
                 peer, frame = router.recv_multipart()
-                assert isinstance(to_node.decode(frame), Ask)
-                self.asked.set()
-                router.send_multipart([peer, encode(self._roster)])
+                self._answer(router, peer, to_node.decode(frame))
             due = time.monotonic() - published > 0.3
             if (subscribed or due or self._news.is_set()) and not self.silent:
                 self._news.clear()

@@ -80,10 +80,10 @@ def test_young_requests_are_named_before_old_ones_where_there_is_no_room(tmp_pat
 
 def test_suspects_are_those_of_a_prefill_or_the_young_of_a_decode_step() -> None:
     assert Breadcrumb("prefill", 1, ("a", "b")).suspects == ("a", "b")
-    assert Breadcrumb("decode", 1, ("a", "b"), ("b",)).suspects == ("b",)
+    assert Breadcrumb("decode", 1, ("b", "a"), ("b",)).suspects == ("b",)
     old = Breadcrumb("decode", 1, ("a", "b"))
     assert (old.suspects, old.marked) == ((), ("a", "b"))
-    assert Breadcrumb("decode", 1, ("a", "b"), ("b",)).marked == ()
+    assert Breadcrumb("decode", 1, ("b", "a"), ("b",)).marked == ("a",)
     assert Breadcrumb("idle", 1, ("a",)).suspects == ()
 
 

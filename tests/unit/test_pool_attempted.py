@@ -54,7 +54,7 @@ def test_a_lost_request_is_resumed_from_what_was_delivered() -> None:
     attempted.receive(delta(submit, 0))
     attempted.receive(delta(submit, 1))
     attempted.receive(delta(submit, 0, choice=1, finish="stop"))
-    assert attempted.receive(Lost("killed")) == Again("lost")
+    assert attempted.receive(Lost("killed")) == Again("lost", struck=None)
     again = attempted.submit()
     assert (again.attempt, again.resume, again.finished) == (2, ((100, 101), (100,)), (1,))
     attempted.receive(Accepted("r", 2, 7))
@@ -110,12 +110,42 @@ def test_lost_after_the_last_choices_end_is_no_loss() -> None:
     assert attempted.losses == 0
 
 
-def test_a_drain_is_no_loss_and_a_suspect_is_marked() -> None:
+def test_a_drain_is_no_loss() -> None:
     attempted, _ = begun()
     assert attempted.receive(Handover("r", 1, "drain")) == Again("drain")
     assert (attempted.losses, attempted.submit().suspect) == (0, False)
-    attempted.receive(Handover("r", 2, "metal_timeout", suspect=True))
-    assert (attempted.losses, attempted.submit().suspect) == (1, True)
+
+
+@pytest.mark.parametrize("role", ["suspect", "marked"])
+def test_it_goes_on_under_a_flag_after_two_deaths_in_one_place(role: str) -> None:
+    attempted, submit = begun()
+    attempted.receive(delta(submit, 0))
+    for attempt, flagged in [(2, False), (3, True)]:
+        handover = Handover("r", submit.attempt, "metal_timeout", **{role: True})
+        assert attempted.receive(handover) == Again("metal_timeout", struck=True)
+        attempted.died("metal_timeout")
+        assert not attempted.record.condemned
+        submit = attempted.submit()
+        assert (submit.attempt, submit.suspect) == (attempt, flagged)
+    attempted.receive(Handover("r", 3, "metal_timeout", suspect=True))
+    attempted.died("metal_timeout")
+    assert attempted.record.condemned
+
+
+def test_what_was_not_in_the_pass_was_not_struck() -> None:
+    attempted, _ = begun()
+    assert attempted.receive(Handover("r", 1, "shape", stays=True)) == Again("shape", stays=True)
+
+
+def test_only_the_reaper_knows_whether_a_silent_death_struck_it() -> None:
+    attempted, _ = begun()
+    lost = attempted.receive(Lost("disconnected"))
+    assert isinstance(lost, Again)
+    assert lost.struck is None
+    assert attempted.submit().attempt == 2
+    never_there = attempted.receive(Lost("not connected", reached=False))
+    assert isinstance(never_there, Again)
+    assert never_there.struck is False
 
 
 def test_rejections() -> None:

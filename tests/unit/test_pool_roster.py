@@ -72,9 +72,19 @@ def test_a_new_reaper_does_not_speak_for_the_old_ones_workers() -> None:
     assert not heard(Roster("node", "b", 1, 2, ())).gone(WORKER)
 
 
-def test_suspects() -> None:
-    loss = Loss("s", 2, "crashed", "worker", "SIGSEGV", 3.0, suspects=("r1", "r2"))
-    assert heard(replace(ROSTER, losses=(loss,))).suspects() == {"r1", "r2"}
+def test_the_verdict_on_a_lost_worker() -> None:
+    loss = Loss("s", 3, "crashed", "worker", "SIGSEGV", 3.0, suspects=("r1", "r2"))
+    before = Loss("s", 2, "wedged", "worker", "still", 9.0)
+    known = heard(replace(ROSTER, losses=(before, loss)))
+    assert known.loss(WORKER) == loss
+    assert known.loss(replace(WORKER, slot="other")) is None
+    assert known.loss(replace(WORKER, epoch="older")) is None
+
+
+def test_a_worker_is_watched_while_its_own_reaper_is_heard() -> None:
+    assert heard(ROSTER).watched(WORKER, 100.0)
+    assert not heard(ROSTER).watched(WORKER, 1000.0)
+    assert not heard(replace(ROSTER, epoch="newer")).watched(WORKER, 100.0)
 
 
 def test_addresses() -> None:

@@ -207,17 +207,6 @@ def test_a_handover_is_continued_elsewhere(node: FakeNode) -> None:
     assert submits(node)[1].suspect is False
 
 
-def test_a_suspect_is_marked(node: FakeNode) -> None:
-    def faulted(submit: Submit) -> Iterator[Act]:
-        yield Handover(submit.rid, submit.attempt, "metal_timeout", suspect=True)
-
-    pair(node, until(2, faulted), say())
-    with RunningFront(node.control) as front:
-        front.wait_workers(2)
-        assert pieces(stream(front)) == list(WORDS)
-    assert submits(node)[1].suspect is True
-
-
 def test_a_worker_that_is_gone_from_the_roster_is_lost(node: FakeNode) -> None:
     """At the reaper's verdict, not at the exit."""
 

@@ -36,15 +36,20 @@ from mayfly_protocol.serving import (
 )
 from mayfly_server.errors import InvalidRequest, RequestFailed
 from mayfly_server.pool.link import Lost, Message
+from mayfly_server.pool.suspicion import Point, Record
 
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """This attempt is over and the request is not. ``full``: the worker may take it later."""
+    """This attempt is over and the request is not. ``full``: the worker may take it later;
+    ``stays``: the worker goes on. ``struck`` says whether the request was in the forward pass that
+    the worker failed in: None where only the worker's reaper can know."""
 
     cause: str
     full: bool = False
     retry_after_s: float | None = None
+    stays: bool = False
+    struck: bool | None = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +71,17 @@ class _Choice:
 
 class Attempted:
     """``accepted`` is the first worker's acceptance; ``started`` says whether the present worker
-    has begun with the request; ``losses`` counts workers that left it in the lurch."""
+    has begun with the request; ``losses`` counts workers that left it in the lurch; ``record`` is
+    what it has seen of their deaths."""
 
     def __init__(self, rid: str, generation: Generation) -> None:
         self.rid = rid
         self.attempt = 0
         self.losses = 0
-        self.suspect = False
+        self.record = Record()
         self.started = False
         self.accepted: Accepted | None = None
+        self._flagged = False
         self._generation = generation
         self._choices = [_Choice() for _ in range(generation.n)]
 
@@ -86,6 +93,7 @@ class Attempted:
         """The next attempt: the whole request at first, later what is missing of it."""
         self.attempt += 1
         self.started = False
+        self._flagged = self.record.suspect(self._point)
         begun = any(choice.ids or choice.ended for choice in self._choices)
         return Submit(
             rid=self.rid,
@@ -93,8 +101,13 @@ class Attempted:
             generation=self._generation,
             resume=tuple(tuple(choice.ids) for choice in self._choices) if begun else (),
             finished=tuple(i for i, choice in enumerate(self._choices) if choice.ended),
-            suspect=self.suspect,
+            suspect=self._flagged,
         )
+
+    def died(self, kind: str) -> None:
+        """The last attempt's worker died, or threw its batch away, in a forward pass with this
+        request in it."""
+        self.record = self.record.after(kind, self._point, flagged=self._flagged)
 
     def receive(self, message: Message) -> Delta | Progress | Again | Ended | None:
         """What a message about the present attempt means; None where it means nothing new.
@@ -117,8 +130,8 @@ class Attempted:
             case Finish():
                 return self._lost("cancelled" if message.reason == "cancelled" else "cut short")
             case Handover():
-                self.suspect = self.suspect or message.suspect
-                return self._lost(message.cause)
+                struck = message.suspect or message.marked
+                return self._lost(message.cause, stays=message.stays, struck=struck)
             case Rejected():
                 return self._rejected(message)
             case Failed():
@@ -127,7 +140,7 @@ class Attempted:
                     code=message.kind,
                 )
             case Lost():
-                return self._lost("lost")
+                return self._lost("lost", struck=None if message.reached else False)
 
     def stalled(self) -> Again | Ended:
         """The worker has been silent about the request for too long."""
@@ -152,12 +165,18 @@ class Attempted:
             case "leaving":
                 return Again("leaving")
 
-    def _lost(self, cause: str) -> Again | Ended:
+    def _lost(
+        self, cause: str, *, stays: bool = False, struck: bool | None = False
+    ) -> Again | Ended:
         if self.complete:
             return Ended(self._usage(Usage()))
         if cause != "drain":
             self.losses += 1
-        return Again(cause)
+        return Again(cause, stays=stays, struck=struck)
+
+    @property
+    def _point(self) -> Point:
+        return tuple(len(choice.ids) for choice in self._choices)
 
     def _usage(self, last: Usage) -> Usage:
         """Tokens are counted here, where they passed; what only a worker can know is taken from

@@ -12,7 +12,7 @@ import zmq
 
 from mayfly_protocol.codec import BadFrame, encode, from_node, rosters
 from mayfly_protocol.lifecycle import ModelCard
-from mayfly_protocol.roster import ROSTER_TOPIC, Ask, Roster
+from mayfly_protocol.roster import ROSTER_TOPIC, Ask, Loss, Quarantine, Quarantined, Roster, ToNode
 from mayfly_protocol.serving import PING_INTERVAL_S
 from mayfly_protocol.sockets import configure
 from mayfly_server.config import FrontSettings
@@ -20,8 +20,10 @@ from mayfly_server.metrics import Metrics
 from mayfly_server.pool.link import Context, Link, State
 from mayfly_server.pool.listener import Listener
 from mayfly_server.pool.outlook import Outlook, outlook
+from mayfly_server.pool.quarantine import QuarantineView
 from mayfly_server.pool.roster import Incarnation, Rosters, Slot
 from mayfly_server.pool.routing import Candidate, choose
+from mayfly_server.pool.suspicion import unrelated
 
 _log = structlog.get_logger(__name__)
 
@@ -53,7 +55,9 @@ class Fleet:
         self._rosters = Rosters(settings.roster_silence_s)
         self._links: dict[Incarnation, Link] = {}
         self._context: Context = zmq.Context()
+        self._quarantine = QuarantineView()
         self._listeners: list[Listener] = []
+        self._controls: dict[str, Listener] = {}
         self._change = asyncio.Event()
         self._ticking: asyncio.Task[None] | None = None
 
@@ -70,9 +74,8 @@ class Fleet:
             socket = self._socket(zmq.DEALER)
             socket.setsockopt(zmq.IMMEDIATE, 0)  # whoever will be the node's reaper is meant
             socket.connect(address)
-            listener = Listener(socket, self._on_answer(address))
-            listener.send(encode(Ask()))
-            self._listeners.append(listener)
+            self._controls[address] = Listener(socket, self._on_answer(address))
+            self._tell(address, Ask())
 
     def shut(self) -> None:
         """Every request that has not ended yet ends with an error, at once."""
@@ -87,7 +90,7 @@ class Fleet:
             self._ticking.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._ticking
-        for listener in self._listeners:
+        for listener in (*self._listeners, *self._controls.values()):
             listener.close()
         self._context.destroy(linger=0)
 
@@ -104,8 +107,40 @@ class Fleet:
             cards[slot.view.model] = cards.get(slot.view.model) or slot.view.card
         return [ServedModel(name, cards[name]) for name in sorted(cards)]
 
-    def suspects(self) -> set[str]:
-        return self._rosters.suspects()
+    def loss(self, incarnation: Incarnation) -> Loss | None:
+        """What a lost worker's reaper says of it, once it does."""
+        return self._rosters.loss(incarnation)
+
+    def watched(self, incarnation: Incarnation) -> bool:
+        """Whether there is a reaper who will say what became of this worker."""
+        return self._rosters.watched(incarnation, self._loop.time())
+
+    def machine_fails(self) -> bool:
+        """Whether some node has lost workers of late for which no one request can be blamed."""
+        return any(
+            unrelated([(*loss.suspects, *loss.marked) for loss in roster.losses])
+            for roster, _ in self.nodes()
+        )
+
+    @property
+    def quarantine(self) -> list[Quarantined]:
+        """All that is refused, by what the nodes say."""
+        return self._quarantine.entries(self._loop.time())
+
+    def quarantined(self, fingerprint: Callable[[], str]) -> str | None:
+        """What workers died of when they ran a request, if it is to be refused. The fingerprint
+        is asked for only where something is refused at all."""
+        if self._quarantine.empty:
+            return None
+        return self._quarantine.kind(fingerprint(), self._loop.time())
+
+    def condemn(self, fingerprint: str, kind: str) -> None:
+        """Has a request refused everywhere for a while."""
+        ttl_s = self._settings.quarantine_ttl_s
+        if ttl_s > 0:
+            self._quarantine.add(fingerprint, kind, self._loop.time())
+            for address in self._controls:
+                self._tell(address, Quarantine(fingerprint, kind, ttl_s))
 
     def outlook(self, model: str | None = None) -> Outlook:
         """Of one model, or of all there are."""
@@ -124,7 +159,8 @@ class Fleet:
         digest: str | None = None,
         refused: Collection[Incarnation] = (),
     ) -> Link | None:
-        """The worker that a request should go to now, if there is one.
+        """The worker that a request should go to now, if there is one. One on trial gets a single
+        request at a time.
 
         With a ``digest``, only workers that would continue another one's text exactly.
         """
@@ -134,6 +170,7 @@ class Fleet:
                 for slot, link in self._usable()
                 if slot.view.model == model
                 and slot.incarnation not in refused
+                and not (slot.view.trial and link.load)
                 and (digest is None or (slot.view.card and slot.view.card.digest == digest))
             ),
             key,
@@ -191,10 +228,19 @@ class Fleet:
 
         return answer
 
+    def _tell(self, address: str, message: ToNode) -> None:
+        try:
+            self._controls[address].send(encode(message))
+        except zmq.Again:
+            _log.warning("a node does not read", node=address, message=type(message).__name__)
+
     def _hear(self, address: str, roster: Roster) -> None:
         now = self._loop.time()
         if self.closing or not self._rosters.hear(address, roster, now):
             return
+        for known in self._quarantine.hear(address, roster, now):
+            if address in self._controls:
+                self._tell(address, known)
         for slot in self._rosters.slots(now):
             link = self._links.get(slot.incarnation)
             if link is not None:

@@ -52,9 +52,11 @@ Context = zmq.Context[zmq.Socket[bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The last thing that a request hears of a worker that is gone. ``cause`` is for logs."""
+    """The last thing that a request hears of a worker that is gone. ``cause`` is for logs;
+    ``reached`` is false where the request surely never came to that worker."""
 
     cause: str
+    reached: bool = True
 
 
 Message = Accepted | Rejected | Progress | Delta | Finish | Failed | Handover | Lost
@@ -134,7 +136,7 @@ class Link:
         key = (submit.rid, submit.attempt)
         mailbox: Mailbox[Message] = Mailbox()
         if self.state is not State.OPEN:
-            mailbox.put(Lost("not connected"))
+            mailbox.put(Lost("not connected", reached=False))
             return mailbox
         self._mailboxes[key] = mailbox
         self._submitted_at[key] = self._loop.time()

@@ -15,12 +15,14 @@ from dataclasses import dataclass
 
 import structlog
 
+from mayfly_protocol.faults import KINDS
 from mayfly_protocol.requests import Generation
 from mayfly_protocol.serving import Delta, Progress, Usage
 from mayfly_server.config import FrontSettings
 from mayfly_server.errors import (
     Overloaded,
     RequestError,
+    RequestFailed,
     ShuttingDown,
     Unavailable,
     WorkersLost,
@@ -30,6 +32,7 @@ from mayfly_server.pool.attempted import Again, Attempted, Ended
 from mayfly_server.pool.fleet import Fleet
 from mayfly_server.pool.link import Link, Message
 from mayfly_server.pool.mailbox import Mailbox
+from mayfly_server.pool.quarantine import fingerprint
 from mayfly_server.pool.roster import Incarnation
 
 _log = structlog.get_logger(__name__)
@@ -55,6 +58,14 @@ class _Run:
     heard_at: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Inquest:
+    """A worker died with the request, and its reaper has not said yet what of."""
+
+    worker: Incarnation
+    until: float
+
+
 class Relay:
     """One prompt's way through the fleet. ``key`` is the conversation that it belongs to.
 
@@ -74,12 +85,15 @@ class Relay:
         self._fleet = fleet
         self._settings = settings
         self._metrics = metrics
+        self._generation = generation
         self._model = generation.model
         self._key = key
         self._loop = asyncio.get_running_loop()
         self._attempted = Attempted(rid, generation)
         self._run: _Run | None = None
+        self._inquest: _Inquest | None = None
         self._digest: str | None = None
+        self._tried = ""
         self._unfit: set[Incarnation] = set()
         self._full: dict[Incarnation, float] = {}
         self._hold_until = self._loop.time() + settings.queue_wait_s
@@ -173,8 +187,7 @@ class Relay:
 
     def _pin(self, link: Link) -> None:
         """From its acceptance on, the request's text is that of one model."""
-        card = link.slot.view.card
-        self._digest = self._digest or (card.digest if card else None)
+        self._digest = self._digest or _digest(link) or None
 
     def _leave(self, run: _Run, over: Again | Ended) -> None:
         """Raises WorkersLost where that was the last worker that the request might outlive."""
@@ -185,7 +198,13 @@ class Relay:
         if over.full:
             self._full[run.link.incarnation] = over.retry_after_s or _RETRY_FULL_S
             return
-        self._unfit.add(run.link.incarnation)
+        if not over.stays:
+            self._unfit.add(run.link.incarnation)
+        if over.struck:
+            self._died(over.cause)
+        if over.struck is None:
+            until = self._loop.time() + self._settings.verdict_wait_s
+            self._inquest = _Inquest(run.link.incarnation, until)
         if self._attempted.losses >= self._settings.max_attempts:
             raise WorkersLost(
                 f"The request outlived {self._attempted.losses} workers.",
@@ -196,9 +215,42 @@ class Relay:
         self._metrics.continuations.labels(self._model, over.cause).inc()
         self._log.info("moving on", cause=over.cause, attempt=self._attempted.attempt)
 
+    # Workers died of it
+
+    def _died(self, kind: str) -> None:
+        """Raises RequestFailed where that was one time too often."""
+        self._attempted.died(kind)
+        record = self._attempted.record
+        self._log.info("was there when a worker died", kind=kind, deaths=record.deaths)
+        if record.condemned and not self._fleet.machine_fails():
+            self._fleet.condemn(fingerprint(self._generation, self._tried), kind)
+            self._metrics.condemned.labels(self._model, kind).inc()
+            raise _failure(kind)
+
+    def _refuse_condemned(self) -> None:
+        kind = self._fleet.quarantined(lambda: fingerprint(self._generation, self._tried))
+        if kind is not None:
+            self._metrics.refused.labels(self._model, kind).inc()
+            raise _failure(kind)
+
+    async def _await_verdict(self, inquest: _Inquest) -> None:
+        """Who may have killed a worker is known a moment after it is gone. What goes on before
+        that goes on without a flag."""
+        loss = self._fleet.loss(inquest.worker)
+        left = inquest.until - self._loop.time()
+        if loss is None and left > 0 and self._fleet.watched(inquest.worker):
+            await self._fleet.changed(left)
+            return
+        self._inquest = None
+        if loss is not None and self._attempted.rid in (*loss.suspects, *loss.marked):
+            self._died(loss.kind)
+
     # No worker runs it
 
     async def _place(self) -> list[Event]:
+        if self._inquest is not None:
+            await self._await_verdict(self._inquest)
+            return [Waiting()]
         refused = self._unfit | self._full.keys()
         link = self._fleet.choose(self._model, self._key, digest=self._digest, refused=refused)
         if link is not None:
@@ -216,9 +268,9 @@ class Relay:
         return [Waiting()]
 
     def _submit(self, link: Link) -> None:
-        attempted = self._attempted
-        attempted.suspect = attempted.suspect or attempted.rid in self._fleet.suspects()
-        mailbox = link.submit(attempted.submit())
+        self._tried = _digest(link)
+        self._refuse_condemned()
+        mailbox = link.submit(self._attempted.submit())
         self._run = _Run(link, mailbox, self._loop.time())
 
     def _worth_holding(self, held: bool, left: float) -> bool:
@@ -239,3 +291,18 @@ class Relay:
             code="model_failed" if outlook.failed else None,
             retry_after_s=outlook.ready_in_s,
         )
+
+
+def _digest(link: Link) -> str:
+    card = link.slot.view.card
+    return card.digest if card else ""
+
+
+def _failure(kind: str) -> RequestFailed:
+    """What the client is told of a request that workers die of, the first time and every time
+    until it is taken again."""
+    if kind in KINDS and KINDS[kind].scope in ("request", "batch"):
+        text = f"The model failed on this request again and again ({kind})."
+    else:
+        text = f"Workers die of this request ({kind}); it is not run again for a while."
+    return RequestFailed(text, code=kind)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mayfly_protocol.roster import Roster, SlotView
+from mayfly_protocol.roster import Loss, Roster, SlotView
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,22 +86,34 @@ class Rosters:
         A reaper that is itself new (another epoch) says nothing about the workers of the one
         before it: those finish what they have, and their connections tell when they are gone.
         """
-        for heard in self._heard.values():
-            roster = heard.roster
-            if (roster.node, roster.epoch) == (incarnation.node, incarnation.epoch):
-                return not any(
-                    view.slot == incarnation.slot
-                    and view.incarnation == incarnation.number
-                    and view.state in ("ready", "draining")
-                    for view in roster.slots
-                )
+        for roster in self._of(incarnation):
+            return not any(
+                view.slot == incarnation.slot
+                and view.incarnation == incarnation.number
+                and view.state in ("ready", "draining")
+                for view in roster.slots
+            )
         return False
 
-    def suspects(self) -> set[str]:
-        """Requests that were in the forward pass of a worker that died within the last minute."""
-        return {
-            rid
+    def loss(self, incarnation: Incarnation) -> Loss | None:
+        """What this worker's own reaper says of its end, for a minute after it."""
+        for roster in self._of(incarnation):
+            for loss in roster.losses:
+                if (loss.slot, loss.incarnation) == (incarnation.slot, incarnation.number):
+                    return loss
+        return None
+
+    def watched(self, incarnation: Incarnation, now: float) -> bool:
+        """Whether this worker's own reaper is there to say what becomes of it."""
+        return any(
+            now - heard.at <= self._silence_s
             for heard in self._heard.values()
-            for loss in heard.roster.losses
-            for rid in loss.suspects
-        }
+            if _is_from(heard.roster, incarnation)
+        )
+
+    def _of(self, incarnation: Incarnation) -> Iterator[Roster]:
+        return (h.roster for h in self._heard.values() if _is_from(h.roster, incarnation))
+
+
+def _is_from(roster: Roster, incarnation: Incarnation) -> bool:
+    return (roster.node, roster.epoch) == (incarnation.node, incarnation.epoch)

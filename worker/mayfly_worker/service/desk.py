@@ -3,12 +3,17 @@
 The desk lives on the main thread. Messages of front ends and events of the engine come in, commands
 for the engine and messages for front ends go out, through the callables it was given; it owns no
 socket, no thread and no array.
+
+Requests that may be what workers die of (*suspects*) run beside the others, but only one of them at
+a time, in the order in which they came: if this worker dies, it is known of which. The next one
+follows when a suspect has ended, or has drawn so many tokens that it has proven harmless.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
 
 from mayfly_protocol.serving import (
     Accepted,
@@ -56,6 +61,8 @@ class Desk:
         self._max_waiting = max_waiting
         self._sessions: dict[str, Session] = {}
         self._by_row: dict[int, Session] = {}
+        self._suspect: Session | None = None
+        self._suspects: deque[tuple[Session, list[engine.Start]]] = deque()
         self._leaving = False
         self._finish_times: list[float] = []
         self.inferences = 0
@@ -167,9 +174,21 @@ class Desk:
         self._send(session.peer, Accepted(submit.rid, submit.attempt, outcome.prompt_tokens))
         if already := session.complete_already():
             self._send(session.peer, Tokens(tuple(already)))
+        if submit.suspect:
+            self._suspects.append((session, starts))
+            self._next_suspect()
+        else:
+            self._begin(starts)
+        self._conclude([session])
+
+    def _begin(self, starts: Iterable[engine.Start]) -> None:
         for start in starts:
             self._order(start)
-        self._conclude([session])
+
+    def _next_suspect(self) -> None:
+        if self._suspect is None and self._suspects:
+            self._suspect, starts = self._suspects.popleft()
+            self._begin(starts)
 
     def failed(self, key: str, kind: str, message: str) -> None:
         """A request met a fault of its own that no other attempt would escape."""
@@ -222,6 +241,9 @@ class Desk:
                 self.inferences += 1
                 self._by_row.pop(token.row, None)
                 touched[session.key] = session
+            if session is self._suspect and session.harmless:
+                self._suspect = None
+                self._next_suspect()
 
     def _prefilled(self, key: str, done: int, total: int) -> None:
         session = self._sessions.get(key)
@@ -245,21 +267,33 @@ class Desk:
         """Admits nothing from now on."""
         self._leaving = True
 
-    def hand_over(self, cause: str, suspects: Iterable[str] = ()) -> None:
-        """Gives every request back, to be continued elsewhere. ``suspects`` are request ids."""
-        suspected = set(suspects)
+    def hand_over(
+        self,
+        cause: str,
+        suspects: Collection[str] = (),
+        marked: Collection[str] = (),
+        *,
+        stays: bool = False,
+    ) -> None:
+        """Gives every request back, to be continued elsewhere, or here if this worker ``stays``.
+        ``suspects`` and ``marked`` are ids of requests: see :class:`Handover`."""
+        self._suspects.clear()
         for session in list(self._sessions.values()):
-            submit = session.submit
-            self._send(
-                session.peer,
-                Handover(submit.rid, submit.attempt, cause, suspect=submit.rid in suspected),
+            rid = session.submit.rid
+            handover = Handover(
+                rid, session.submit.attempt, cause, rid in suspects, rid in marked, stays
             )
+            self._send(session.peer, handover)
             self._forget(session)
 
     def _forget(self, session: Session) -> None:
         self._sessions.pop(session.key, None)
         for row in session.rows:
             self._by_row.pop(row, None)
+        self._suspects = deque(held for held in self._suspects if held[0] is not session)
+        if session is self._suspect:
+            self._suspect = None
+            self._next_suspect()
 
 
 def _key(peer: bytes, rid: str, attempt: int) -> str:

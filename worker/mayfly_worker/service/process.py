@@ -241,7 +241,9 @@ class Worker:
                 suspects,
             )
         )
-        self._desk.hand_over(report.verdict.kind, suspects)
+        self._desk.hand_over(
+            report.verdict.kind, suspects, report.marked, stays=report.rebuilt is not None
+        )
         if report.rebuilt is None:
             self._go(Exit.POISONED, first.text)
         self._engine = report.rebuilt

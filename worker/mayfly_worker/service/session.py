@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from mayfly_protocol.serving import Delta, Progress, Submit, TokenLogprob, TopLogprob, Usage
-from mayfly_worker.engine.types import Drawn, Logprobs, Start
+from mayfly_worker.engine.types import YOUNG_TOKENS, Drawn, Logprobs, Start
 from mayfly_worker.service.prepare import Choice, Prepared
 
 PROGRESS_INTERVAL_S = 1.0
@@ -74,6 +74,16 @@ class Session:
         """The prompt's text, before a choice's first token: a continuation has sent it before."""
         assert self.prepared is not None
         return "" if self._completion.get(choice) else self.prepared.echo
+
+    @property
+    def harmless(self) -> bool:
+        """Whether it has drawn so many tokens here that it is not what the worker before died
+        of. A choice that has ended no longer counts."""
+        return self.prepared is not None and all(
+            self._completion.get(choice.index, 0) - _resumed(self.submit, choice.index)
+            >= YOUNG_TOKENS
+            for choice in self._choices.values()
+        )
 
     @property
     def rows(self) -> list[int]:
@@ -134,6 +144,11 @@ class Session:
             cached_tokens=self.cached,
             reasoning_tokens=sum(self._reasoning.values()),
         )
+
+
+def _resumed(submit: Submit, choice: int) -> int:
+    """How many of a choice's tokens were drawn elsewhere."""
+    return len(submit.resume[choice]) if choice < len(submit.resume) else 0
 
 
 def _logprobs(token: Drawn, text_of: TokenText) -> tuple[TokenLogprob, ...]:

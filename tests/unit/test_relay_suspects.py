@@ -1,0 +1,218 @@
+"""A request that workers die of, and those beside it: over HTTP and real sockets."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from mayfly_protocol.serving import Handover, Submit
+from models.fake_engine import DIE, WORDS, Act, FakeNode, FakeWorker, accept, say, step
+from models.running_front import RunningFront
+
+CHAT = "/v1/chat/completions"
+WHOLE = "".join(WORDS)
+
+
+@pytest.fixture
+def node() -> Iterator[FakeNode]:
+    with FakeNode() as node:
+        yield node
+
+
+def ask(front: RunningFront, text: str = "hi", **body: Any) -> httpx.Response:
+    asked = {"messages": [{"role": "user", "content": text}], "seed": 1} | body
+    return front.client.post(CHAT, json=asked)
+
+
+def content(response: httpx.Response) -> str:
+    assert response.status_code == 200, response.text
+    return str(response.json()["choices"][0]["message"]["content"])
+
+
+def submits(node: FakeNode) -> list[Submit]:
+    found = [submit for worker in node.workers for submit in worker.submits]
+    return sorted(found, key=lambda submit: submit.attempt)
+
+
+def says(submit: Submit, word: str) -> bool:
+    return word in str(submit.generation.prompt)
+
+
+def handing_over(kind: str, **fields: Any) -> Any:
+    """Gives back what has the word "poison" in its prompt, says the usual to others."""
+
+    def script(submit: Submit) -> Iterator[Act]:
+        if not says(submit, "poison"):
+            return say()(submit)
+        return iter((accept(submit), Handover(submit.rid, submit.attempt, kind, **fields)))
+
+    return script
+
+
+def slot_of(node: FakeNode, submit: Submit) -> str:
+    worker = next(worker for worker in node.workers if submit in worker.submits)
+    return next(v.slot for v in node._roster.slots if v.endpoint == worker.endpoint)
+
+
+def test_a_request_that_breaks_the_batch_gets_that_faults_own_error(node: FakeNode) -> None:
+    """The worker stays: it is asked again, the third time under a flag."""
+    worker = node.worker(handing_over("shape", suspect=True, stays=True))
+    with RunningFront(node.control) as front:
+        response = ask(front, "poison")
+        assert (response.status_code, response.headers["x-should-retry"]) == (500, "false")
+        error = response.json()["error"]
+        assert (error["code"], error["retryable"]) == ("shape", False)
+        assert [submit.suspect for submit in worker.submits] == [False, False, True]
+        assert content(ask(front)) == WHOLE
+        assert front.metric("mayfly_requests_condemned_total") == 1
+
+
+def test_the_condemned_is_refused_by_every_front_end_until_it_is_released(node: FakeNode) -> None:
+    node.worker(handing_over("shape", suspect=True, stays=True))
+    with RunningFront(node.control) as one, RunningFront(node.control) as other:
+        ask(one, "poison")
+        other.wait(lambda: other.front.fleet.quarantine)
+        for front in (one, other):
+            for seed in (1, 2):
+                refused = ask(front, "poison", seed=seed)
+                assert (refused.status_code, refused.headers["x-should-retry"]) == (500, "false")
+                assert refused.json()["error"]["code"] == "shape"
+        assert content(ask(other, "other")) == WHOLE
+        assert len([s for s in submits(node) if says(s, "poison")]) == 3
+        node.change(quarantined=())
+        for front in (one, other):
+            front.wait(lambda front=front: not front.front.fleet.quarantine)
+        assert ask(other, "poison").status_code == 500
+        assert len([s for s in submits(node) if says(s, "poison")]) == 6
+
+
+def test_it_is_refused_in_a_stream_by_an_error_event_and_no_done(node: FakeNode) -> None:
+    node.worker(handing_over("shape", suspect=True, stays=True))
+    with RunningFront(node.control) as front:
+        text = ask(front, "poison", stream=True).text
+        last = text.rstrip().rpartition("\n\n")[2]
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "shape"
+        assert "[DONE]" not in text
+
+
+def test_a_ttl_of_nothing_refuses_nothing(node: FakeNode) -> None:
+    worker = node.worker(handing_over("shape", suspect=True, stays=True))
+    with RunningFront(node.control, quarantine_ttl_s=0.0) as front:
+        for _ in range(2):
+            assert ask(front, "poison").status_code == 500
+    assert len(worker.submits) == 6
+
+
+def test_those_that_were_not_in_the_pass_are_never_flagged(node: FakeNode) -> None:
+    node.worker(handing_over("shape", stays=True))
+    with RunningFront(node.control, max_attempts=5) as front:
+        response = ask(front, "poison")
+        assert response.status_code == 503
+        assert response.json()["error"]["code"] == "workers_lost"
+        assert response.json()["error"]["retryable"] is True
+    assert [submit.suspect for submit in submits(node)] == [False] * 5
+
+
+def dying(node: FakeNode, kind: str, **roles: Any) -> Any:
+    """Dies of a request with "poison" in it; the reaper says so a moment later."""
+
+    def script(submit: Submit) -> Iterator[Act]:
+        if not says(submit, "poison"):
+            yield from say()(submit)
+            return
+        yield accept(submit)
+        slot = slot_of(node, submit)
+        threading.Timer(0.1, node.lose, (slot, kind), roles or {"suspects": [submit.rid]}).start()
+        yield DIE
+
+    return script
+
+
+def test_the_reapers_verdict_is_waited_for(node: FakeNode) -> None:
+    """A worker that is just gone cannot say what it died of."""
+    for _ in range(4):
+        node.worker(dying(node, "crashed"))
+    with RunningFront(node.control) as front:
+        front.wait_workers(4)
+        response = ask(front, "poison")
+        assert response.json()["error"]["code"] == "crashed"
+        assert [submit.suspect for submit in submits(node)] == [False, False, True]
+        assert ask(front, "poison").json()["error"]["code"] == "crashed"
+        assert content(ask(front)) == WHOLE, "the fourth worker lives"
+        assert len([s for s in submits(node) if says(s, "poison")]) == 3
+
+
+def test_nobodys_fault_is_nobodys_fault(node: FakeNode) -> None:
+    """An outside SIGKILL: the reaper names no suspects."""
+    for _ in range(3):
+        node.worker(dying(node, "killed", suspects=()))
+    node.worker(say())
+    with RunningFront(node.control, max_attempts=10) as front:
+        front.wait_workers(4)
+        assert content(ask(front, "poison")) == WHOLE
+    assert not any(submit.suspect for submit in submits(node))
+
+
+def test_without_a_reaper_nobody_waits_for_its_verdict(node: FakeNode) -> None:
+    workers: list[FakeWorker] = []
+
+    def script(submit: Submit) -> Iterator[Act]:
+        if submit.attempt > 1:
+            return say()(submit)
+        return iter((accept(submit), step(submit, 0, WORDS[0]), 0.3, DIE))
+
+    workers += [node.worker(script), node.worker(script)]
+    with RunningFront(node.control, roster_silence_s=0.2, verdict_wait_s=60.0) as front:
+        front.wait_workers(2)
+        answers: list[httpx.Response] = []
+        thread = threading.Thread(target=lambda: answers.append(ask(front)))
+        thread.start()
+        front.wait(lambda: submits(node))
+        node.silent = True
+        time.sleep(0.5)
+        node.silent = False  # or its workers would get no new work
+        thread.join()
+    assert content(answers[0]) == WHOLE
+
+
+def test_quarantine_waits_while_the_machine_itself_fails(node: FakeNode) -> None:
+    node.worker(handing_over("shape", suspect=True, stays=True))
+    for number in range(3):
+        node.worker(say(), slot=f"other-{number}")
+    with RunningFront(node.control, max_attempts=5) as front:
+        front.wait_workers(4)
+        for number in range(3):
+            node.lose(f"other-{number}", "crashed", suspects=[f"r{number}"])
+        front.wait(lambda: front.front.fleet.machine_fails())
+        response = ask(front, "poison")
+        assert response.json()["error"]["code"] == "workers_lost"
+        assert response.json()["error"]["retryable"] is True
+        assert not front.front.fleet.quarantine
+
+
+def test_one_on_trial_gets_one_request_at_a_time(node: FakeNode) -> None:
+    gate = threading.Event()
+
+    def held(submit: Submit) -> Iterator[Act]:
+        yield accept(submit)
+        yield gate
+        yield from list(say()(submit))[1:]
+
+    worker = node.worker(held, trial=True)
+    with RunningFront(node.control, keep_alive_s=0.1) as front, ThreadPoolExecutor(3) as pool:
+        answers = [pool.submit(ask, front, f"number {n}") for n in range(3)]
+        front.wait(lambda: worker.submits)
+        view = node.view("slot-1")
+        for _ in range(3):
+            node.show(view)
+            time.sleep(0.1)
+        assert len(worker.submits) == 1
+        gate.set()
+        assert [content(answer.result()) for answer in answers] == [WHOLE] * 3
