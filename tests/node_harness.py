@@ -47,6 +47,7 @@ class RunningNode:
         *,
         workers: int = 1,
         budgets: dict[str, float] | None = None,
+        lifetime: dict[str, float] | None = None,
         front_end: Sequence[str] = (),
         port: int = 0,
         preload_blas: bool = False,
@@ -61,6 +62,7 @@ class RunningNode:
             "front_end": list(front_end),
             "port": port,
             "budgets": budgets or {},
+            "lifetime": lifetime or {},
             "worker_command": list(worker or fake_worker()),
             "preload_blas": preload_blas,
         }

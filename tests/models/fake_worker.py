@@ -18,12 +18,14 @@ import signal
 import sys
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import msgpack
 import zmq
 
 from mayfly_protocol import PROTOCOL_VERSION
+from mayfly_protocol.breadcrumb import BreadcrumbWriter
 from mayfly_protocol.lifecycle import (
     Beat,
     Bye,
@@ -49,6 +51,8 @@ class FakeWorker:
         self.behaviour = arguments.behave if settings["incarnation"] <= arguments.times else "serve"
         self.after = arguments.after
         self.weight_bytes = arguments.weight_bytes
+        self.footprint = arguments.footprint
+        self.linger = arguments.linger
         self.progress = 0
         self.context = zmq.Context()
         self.control: zmq.Socket[Any] = self.context.socket(zmq.DEALER)
@@ -113,11 +117,22 @@ class FakeWorker:
                 )
                 print(f"  what():  {ABORT_TEXT}", file=sys.stderr, flush=True)
                 os.abort()
+            case "crash":
+                crumb = BreadcrumbWriter(Path(self.settings["breadcrumb"]))
+                crumb.write("decode", 5, ["old", "new"], ["new"])
+                os.kill(os.getpid(), signal.SIGSEGV)
+            case "batch-faults":
+                cause = Cause("RuntimeError", "[malloc] Unable to allocate 17 bytes.")
+                for _ in range(2):
+                    self.say(Fault("allocation_failed", "batch", cause))
+                self.serve_until(float("inf"), None)
             case "recycle":
                 self.leave(Exit.RECYCLED, "worn")
             case "deaf":  # to Drain and SIGTERM
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
                 self.serve_until(float("inf"), None, deaf=True)
+            case "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
 
     def serve_until(self, deadline: float, stuck: Beat | None, deaf: bool = False) -> None:
         """Beats, answers Drain and watches stdin. ``stuck`` is the beat of a wedged engine."""
@@ -129,6 +144,7 @@ class FakeWorker:
             left = min(deadline - time.monotonic(), self.settings["beat_interval_s"])
             ready = dict(poller.poll(max(0, int(left * 1000))))
             if 0 in ready and not os.read(0, 1):
+                time.sleep(self.linger)  # what it still runs
                 os._exit(Exit.ORPHANED)
             if self.control in ready:
                 assert msgpack.unpackb(self.control.recv())[1] == "Drain"
@@ -141,7 +157,7 @@ class FakeWorker:
             phase="idle",
             progress=self.progress,
             inferences=self.progress,
-            memory=Memory(footprint=1 << 20),
+            memory=Memory(footprint=self.footprint),
         )
 
 
@@ -151,6 +167,8 @@ def main() -> None:
     parser.add_argument("--after", type=float, default=0.0)
     parser.add_argument("--times", type=int, default=1)
     parser.add_argument("--weight-bytes", type=int, default=0)
+    parser.add_argument("--footprint", type=int, default=1 << 20)
+    parser.add_argument("--linger", type=float, default=0.0)
     parser.add_argument("--settings", required=True)
     arguments = parser.parse_args()
     faulthandler.register(signal.SIGUSR2, all_threads=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mayfly_protocol.roster import SlotView
 from mayfly_reaper.node import Node, StartError
-from mayfly_reaper.settings import Budgets, FrontEnd, NodeSettings, Pool
+from mayfly_reaper.settings import Budgets, FrontEnd, Lifetime, NodeSettings, Pool
 
 
 class Printer:
@@ -31,7 +31,15 @@ def main() -> None:
     settings = NodeSettings(
         node="test",
         state_dir=Path(told["state_dir"]),
-        pools=(Pool("org/fake model", Path("/nowhere"), told["workers"], told["options"]),),
+        pools=(
+            Pool(
+                "org/fake model",
+                Path("/nowhere"),
+                told["workers"],
+                told["options"],
+                lifetime=Lifetime(**told["lifetime"]),
+            ),
+        ),
         front_end=FrontEnd(tuple(told["front_end"]), port=told["port"])
         if told["front_end"]
         else None,

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from mayfly_protocol.breadcrumb import Breadcrumb
 from mayfly_protocol.lifecycle import Beat, Cause, Fault, Memory
+from mayfly_reaper import autopsy as autopsies
 from mayfly_reaper.actions import Record
-from mayfly_reaper.autopsy import append, autopsy
+from mayfly_reaper.autopsy import append, autopsy, records, redacted
 from mayfly_reaper.events import Exited
-from mayfly_reaper.incarnation import Incarnation
+from mayfly_reaper.incarnation import Incarnation, Survived
 from mayfly_reaper.verdict import Verdict
 
 FAULT = Fault("k", "worker", Cause("E", "first"), (), ("r1", "r2"), ("r2",))
@@ -21,17 +24,20 @@ LIFE = Incarnation(
     spawned_at=100.0,
     heard_at=110.0,
     moved_at=110.0,
+    state="gone",
+    before="ready",
     pid=4711,
     beat=Beat("decode", 5, running=2, waiting=1, inferences=9, memory=Memory(footprint=12)),
     fault=FAULT,
-    exit=Exited(7, -6, "one\ntwo\n"),
+    survived=(Survived(109.0, Fault("shape", "batch", Cause("ValueError", "odd"))),),
+    exit=Exited(7, -6, "one\ntwo\n", Breadcrumb("decode", 5, ("r3", "r1"), ("r3",))),
 )
 VERDICT = Verdict("k", "worker", Cause("E", "first", "Traceback"), (Cause("E", "later"),))
 
 
 def written(life: Incarnation = LIFE) -> dict[str, object]:
     return autopsy(
-        Record(life, VERDICT, "ready", "respawned at once"),
+        Record(life, VERDICT, "respawned at once"),
         slot="s-0",
         model="org/model",
         epoch="abcd",
@@ -57,6 +63,7 @@ def test_a_loss_is_written_whole(tmp_path: Path) -> None:
         "scope": "worker",
         "first_cause": {"type": "E", "text": "first", "traceback": "Traceback"},
         "later": [{"type": "E", "text": "later", "traceback": ""}],
+        "survived": [{"kind": "shape", "scope": "batch", "text": "odd", "ago_s": 2.5}],
         "exit_status": -6,
         "stderr": ["one", "two"],
         "state": "ready",
@@ -64,9 +71,18 @@ def test_a_loss_is_written_whole(tmp_path: Path) -> None:
         "inferences": 9,
         "running": 2,
         "waiting": 1,
-        "memory": {"footprint": 12, "active": 0, "cache": 0, "peak": 0, "prefix_cache": 0},
+        "memory": {
+            "footprint": 12,
+            "active": 0,
+            "cache": 0,
+            "peak": 0,
+            "prefix_cache": 0,
+            "device_free": None,
+        },
+        "breadcrumb": {"phase": "decode", "step": 5, "requests": ["r3", "r1"], "young": ["r3"]},
         "requests": ["r1", "r2"],
-        "suspects": ["r2"],
+        "suspects": ["r3"],
+        "marked": ["r1"],
         "lived_s": 11.5,
         "done": "respawned at once",
     }
@@ -81,3 +97,55 @@ def test_a_process_that_never_spoke_is_written_too() -> None:
 def test_a_record_that_cannot_be_written_is_the_callers_to_know(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         append(tmp_path / "missing" / "autopsies.jsonl", written())
+
+
+def test_a_file_that_is_full_is_put_aside_and_the_oldest_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(autopsies, "MOST_BYTES", 60)
+    path = tmp_path / "autopsies.jsonl"
+    for number in range(20):
+        append(path, {"id": f"abcd-{number}", "stderr": "." * 10})
+    kept = [record["id"] for record in records(path)]
+    assert kept == [f"abcd-{number}" for number in range(20 - len(kept), 20)]
+    assert len(list(tmp_path.iterdir())) == 1 + autopsies.KEPT_FILES
+    assert all(file.stat().st_size <= 60 for file in tmp_path.iterdir())
+
+
+def test_a_line_that_was_cut_short_takes_no_other_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "autopsies.jsonl"
+    append(path, {"id": "one"})
+    with path.open("a") as file:
+        file.write('{"id": "tw')  # and the disk was full
+    append(path, {"id": "three \u2028 still one line"})
+    assert [record["id"] for record in records(path)] == ["one", "three \u2028 still one line"]
+    assert list(records(tmp_path / "none.jsonl")) == []
+
+
+PROMPT = "Once upon a time, in a land far, far away, there was a prompt that nobody was to read."
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        (f"KeyError: {PROMPT!r}", f"KeyError: '({len(PROMPT)} characters)'"),
+        (f'{{"text": "{PROMPT}", "n": 1}}', f'{{"text": \'({len(PROMPT)} characters)\', "n": 1}}'),
+        ("x '" + PROMPT, f"x '({len(PROMPT)} characters)'"),
+        (
+            "it can't be, and won't be, so I don't see why it shouldn't have been as it was then",
+            None,
+        ),
+        ("what():  [METAL] Command buffer execution failed: 'Timeout'", None),
+        (f'  File "/usr/lib/{"x" * 60}/site.py", line 3, in <module>', None),
+        (f"'short' {PROMPT!r} 'short'", f"'short' '({len(PROMPT)} characters)' 'short'"),
+    ],
+)
+def test_long_quotations_are_cut_out(text: str, kept: str | None) -> None:
+    assert redacted(text) == (text if kept is None else kept)
+
+
+def test_no_text_takes_long_to_redact() -> None:
+    began = time.monotonic()
+    redacted("'a " * 30_000)
+    assert len(redacted("x" * 100_000)) == autopsies.LINE
+    assert time.monotonic() - began < 1.0

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mayfly_protocol.breadcrumb import HALF, Breadcrumb, BreadcrumbWriter, read
@@ -29,6 +29,7 @@ def crumb_of(written: tuple[str, int, list[str], list[str]]) -> Breadcrumb:
     return Breadcrumb(phase, step, tuple(requests), tuple(young))
 
 
+@settings(deadline=None)
 @given(st.lists(passes, min_size=1, max_size=5))
 def test_the_last_announcement_is_read(
     written: list[tuple[str, int, list[str], list[str]]],
@@ -43,6 +44,7 @@ def test_the_last_announcement_is_read(
         writer.close()
 
 
+@settings(deadline=None)
 @given(passes, passes, st.data())
 def test_a_torn_write_is_never_taken_for_the_truth(
     before: tuple[str, int, list[str], list[str]],

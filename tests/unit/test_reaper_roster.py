@@ -18,9 +18,10 @@ from mayfly_protocol.lifecycle import (
     ToReaper,
 )
 from mayfly_protocol.roster import ROSTER_INTERVAL_S, Loss, SlotView
-from mayfly_reaper.actions import Record
-from mayfly_reaper.events import Exited, Said, Started, Tick
-from mayfly_reaper.roster import LOSSES_KEPT_S, MOVEMENT_S, Bulletin, loss_of, view
+from mayfly_reaper.actions import Lose
+from mayfly_reaper.events import RecycleAsked, Said, Started, Tick
+from mayfly_reaper.losses import loss_of
+from mayfly_reaper.roster import LOSSES_KEPT_S, MOVEMENT_S, Bulletin, views
 from mayfly_reaper.settings import Budgets
 from mayfly_reaper.slot import Slot, SlotRules
 
@@ -36,6 +37,11 @@ def slot_after(*messages: ToReaper) -> Slot:
     for message in messages:
         slot, _ = rules.step(slot, Said(1, message), 10.0)
     return slot
+
+
+def view(slot: Slot, model: str, now: float) -> SlotView:
+    [shown] = views(slot, model, now)
+    return shown
 
 
 def test_a_loading_slot_shows_how_far_it_is() -> None:
@@ -78,7 +84,7 @@ def test_a_slot_whose_worker_is_lost_says_why() -> None:
 
 
 def test_a_slot_in_backoff_says_when_it_goes_on() -> None:
-    slot = replace(slot_after(), life=None, state="backoff", retry_at=13.5, detail="unknown: x")
+    slot = replace(slot_after(), life=None, rest="backoff", retry_at=13.5, detail="unknown: x")
     shown = view(slot, "m", 11.0)
     assert (shown.incarnation, shown.pid, shown.retry_in_s) == (1, 0, 2.5)
     assert shown.detail == "unknown: x"
@@ -87,18 +93,18 @@ def test_a_slot_in_backoff_says_when_it_goes_on() -> None:
 
 def test_a_change_is_told_at_once_and_movement_soon() -> None:
     bulletin = Bulletin("n", "e", 1, now=0.0)
-    bulletin.show(VIEW, 0.0)
+    bulletin.show("s", (VIEW,), 0.0)
     assert bulletin.due == 0.0
     first = bulletin.tell(0.0)
     assert bulletin.due == ROSTER_INTERVAL_S
 
-    bulletin.show(replace(VIEW, age_s=0.1), 0.1)
+    bulletin.show("s", (replace(VIEW, age_s=0.1),), 0.1)
     assert bulletin.due == ROSTER_INTERVAL_S
     assert bulletin.roster(0.1).revision == first.revision
 
-    bulletin.show(replace(VIEW, running=1), 0.1)
+    bulletin.show("s", (replace(VIEW, running=1),), 0.1)
     assert bulletin.due == MOVEMENT_S
-    bulletin.show(replace(VIEW, running=1, state="draining"), 0.2)
+    bulletin.show("s", (replace(VIEW, running=1, state="draining"),), 0.2)
     assert bulletin.due == 0.2
     second = bulletin.tell(0.2)
     assert second.revision > first.revision
@@ -112,16 +118,29 @@ def test_an_answer_does_not_put_the_next_roster_off() -> None:
     assert bulletin.due == ROSTER_INTERVAL_S
 
 
-def test_losses_are_told_for_a_minute() -> None:
-    slot = slot_after(
-        Ready("ipc:///w", CARD),
-        Fault("k", "worker", Cause("E", "first"), requests=("a", "b"), suspects=("a",)),
-    )
+def test_a_slot_whose_worker_is_being_replaced_has_two_views() -> None:
     rules = SlotRules(Budgets(), lambda: 0.0, itertools.count(2).__next__)
-    _, actions = rules.step(slot, Exited(1, 70), 10.0)
-    (record,) = (action for action in actions if isinstance(action, Record))
+    slot = slot_after(Ready("ipc:///w", CARD), Beat("idle", 1))
+    slot, _ = rules.step(slot, RecycleAsked(surge=True, reason="worn"), 10.0)
+    serving, loading = views(slot, "m", 10.0)
+    assert (serving.slot, serving.incarnation, serving.state) == ("s", 1, "ready")
+    assert (loading.slot, loading.incarnation, loading.state) == ("s", 2, "spawning")
+    bulletin = Bulletin("n", "e", 1, now=0.0)
+    bulletin.show("s", (serving, loading), 10.0)
+    assert bulletin.tell(10.0).slots == (serving, loading)
+    bulletin.show("s", (loading,), 10.1)
+    assert bulletin.due == 10.1
+    assert bulletin.tell(10.1).slots == (loading,)
+
+
+def test_losses_are_told_for_a_minute() -> None:
+    fault = Fault("k", "worker", Cause("E", "first"), requests=("a", "b"), suspects=("a",))
+    slot = slot_after(Ready("ipc:///w", CARD))
+    rules = SlotRules(Budgets(), lambda: 0.0, itertools.count(2).__next__)
+    _, [lost] = rules.step(slot, Said(1, fault), 10.0)
+    assert isinstance(lost, Lose)
     bulletin = Bulletin("n", "e", 1, now=10.0)
-    bulletin.lose(loss_of("s", record), 10.0)
+    bulletin.lose(loss_of("s", lost.life, lost.verdict, None), 10.0)
     told = bulletin.tell(12.0)
     assert told.losses == (Loss("s", 1, "k", "worker", "first", age_s=2.0, suspects=("a",)),)
     assert rosters.decode(encode(told)) == told

@@ -23,8 +23,16 @@ TRACEBACK = """Traceback (most recent call last):
 ModuleNotFoundError: No module named 'mlx'
 
 """
-ABORT = """libc++abi: terminating due to uncaught exception of type std::runtime_error: [METAL] x
+METAL = (
+    "[METAL] Command buffer execution failed: Caused GPU Timeout Error "
+    "(00000002:kIOGPUCommandBufferCallbackErrorTimeout)"
+)
+ABORT = f"""{{"event": "serving"}}
+libc++abi: terminating due to uncaught exception of type std::runtime_error: {METAL}
 Fatal Python error: Aborted
+"""
+OTHER_ABORT = """terminate called after throwing an instance of 'std::logic_error'
+  what():  basic_string: construction from null is not valid
 """
 
 
@@ -32,6 +40,7 @@ Fatal Python error: Aborted
     ("status", "stderr", "kind", "scope", "cause"),
     [
         (-signal.SIGKILL, "", "killed", "worker", "SIGKILL from outside"),
+        (-signal.SIGTERM, "", "killed", "worker", "SIGTERM from outside"),
         (
             -signal.SIGSEGV,
             SEGFAULT,
@@ -43,12 +52,20 @@ Fatal Python error: Aborted
         (
             -signal.SIGABRT,
             ABORT,
-            "aborted",
+            "metal_timeout",
             "worker",
             "killed by SIGABRT: libc++abi: terminating due to uncaught exception of type "
-            "std::runtime_error: [METAL] x",
+            f"std::runtime_error: {METAL}",
         ),
-        (-signal.SIGTERM, "", "unknown", "worker", "killed by SIGTERM"),
+        (
+            -signal.SIGABRT,
+            OTHER_ABORT,
+            "cxx_abort",
+            "worker",
+            "killed by SIGABRT: terminate called after throwing an instance of 'std::logic_error'",
+        ),
+        (-signal.SIGABRT, "", "aborted", "worker", "killed by SIGABRT"),
+        (-signal.SIGUSR1, "", "unknown", "worker", "killed by SIGUSR1"),
         (
             1,
             TRACEBACK,
@@ -79,6 +96,23 @@ Fatal Python error: Aborted
 def test_an_exit_has_a_kind(status: int, stderr: str, kind: str, scope: str, cause: str) -> None:
     verdict = of_exit(status, stderr, None)
     assert (verdict.kind, verdict.scope, verdict.first.text) == (kind, scope, cause)
+
+
+def test_a_kill_by_the_system_says_what_shows_it() -> None:
+    verdict = of_exit(-signal.SIGKILL, "", None, starved="the count went from 0 to 1")
+    assert (verdict.kind, verdict.scope) == ("killed_by_system", "machine")
+    assert verdict.first.text == "SIGKILL from outside: the count went from 0 to 1"
+    assert verdict.blames_requests
+
+
+def test_a_signal_of_our_own_is_nobodys_hand() -> None:
+    assert of_exit(-signal.SIGTERM, "", None, sent_by_us=True).kind == "wedged"
+    assert of_exit(-signal.SIGSEGV, "", None, sent_by_us=True).kind == "crashed"
+
+
+def test_requests_are_not_blamed_for_what_is_surely_not_theirs() -> None:
+    assert not of_exit(-signal.SIGKILL, "", None).blames_requests
+    assert of_exit(-signal.SIGSEGV, "", None).blames_requests
 
 
 def test_what_a_worker_said_of_its_leaving_explains_more_than_its_stderr() -> None:

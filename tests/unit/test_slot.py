@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import signal
 
 import pytest
@@ -10,18 +9,15 @@ import pytest
 from mayfly_protocol.lifecycle import (
     Beat,
     Bye,
-    Cause,
     Drain,
     Exit,
-    Fault,
     Hello,
     Loading,
     ModelCard,
     Ready,
     Scope,
-    ToReaper,
 )
-from mayfly_reaper.actions import Action, Record, Send, Signal, Spawn
+from mayfly_reaper.actions import Record, Send, Signal, Spawn
 from mayfly_reaper.events import (
     Event,
     Exited,
@@ -32,75 +28,8 @@ from mayfly_reaper.events import (
     StopAsked,
     Tick,
 )
-from mayfly_reaper.settings import Budgets
-from mayfly_reaper.slot import LAST_WORDS_S, Slot, SlotRules
-
-BUDGETS = Budgets()
-IDLE = Beat(phase="idle", progress=0)
-READY = Ready("ipc:///w1", ModelCard(digest="d"))
-
-
-class Story:
-    """Tells a slot's events and remembers what it asked for. Jitter is at its least."""
-
-    def __init__(self, budgets: Budgets = BUDGETS) -> None:
-        self.budgets = budgets
-        self.rules = SlotRules(budgets, lambda: 0.0, itertools.count(1).__next__)
-        self.now = 100.0
-        self.slot: Slot = self.rules.begin("s", self.now)
-
-    def tell(self, event: Event) -> list[Action]:
-        self.slot, actions = self.rules.step(self.slot, event, self.now)
-        return actions
-
-    def say(self, message: ToReaper) -> list[Action]:
-        return self.tell(Said(self.slot.incarnation, message))
-
-    def exit(self, status: int, stderr: str = "") -> list[Action]:
-        """An exit, and the end of the wait for last words."""
-        actions = self.tell(Exited(self.slot.incarnation, status, stderr))
-        return actions + self.wait(LAST_WORDS_S)
-
-    def wait(self, seconds: float, beat: Beat | None = None) -> list[Action]:
-        """Time passes in ticks, each after a beat of the worker if there is one."""
-        actions = []
-        end = self.now + seconds
-        while self.now < end:
-            self.now = min(end, self.now + 0.5)
-            if beat is not None:
-                actions += self.say(beat)
-            actions += self.tell(Tick())
-        return actions
-
-    def start(self) -> Story:
-        assert self.tell(Tick()) == [Spawn(self.slot.incarnation)]
-        self.tell(Started(self.slot.incarnation, 4711))
-        return self
-
-    def ready(self, ready: Ready = READY) -> Story:
-        if self.slot.life is None:
-            self.start()
-        self.say(Hello("s", self.slot.incarnation, 4711))
-        self.say(ready)
-        self.say(IDLE)
-        assert self.slot.state == "ready"
-        return self
-
-    def steady(self) -> Story:
-        self.ready().wait(self.budgets.steady_s, beat=IDLE)
-        return self
-
-
-def losses(actions: list[Action]) -> list[tuple[str, str, str]]:
-    return [
-        (a.verdict.kind, a.verdict.scope, a.verdict.first.text)
-        for a in actions
-        if isinstance(a, Record)
-    ]
-
-
-def fault(scope: Scope = "worker", text: str = "boom") -> Fault:
-    return Fault("metal_timeout", scope, Cause("RuntimeError", text))
+from mayfly_reaper.life import LAST_WORDS_S
+from slot_story import BUDGETS, IDLE, READY, Story, fault, losses
 
 
 def test_a_worker_comes_up_step_by_step() -> None:
@@ -127,7 +56,7 @@ def test_a_first_loss_is_made_good_at_once_and_further_ones_are_not() -> None:
     assert story.slot.state == "gone"
     record, spawn = story.wait(LAST_WORDS_S)
     assert isinstance(record, Record)
-    assert (record.verdict.kind, record.state, record.done) == (
+    assert (record.verdict.kind, record.life.before, record.done) == (
         "crashed",
         "ready",
         "respawned at once",
@@ -188,7 +117,7 @@ def test_a_worker_is_judged_by_its_last_words_even_if_they_come_after_its_exit()
     story.wait(2, beat=IDLE)
     assert story.tell(Exited(1, 70)) == []
     actions = story.say(fault(text="[METAL] first"))
-    assert losses(actions) == [("metal_timeout", "worker", "[METAL] first")]
+    assert losses(actions) == [("metal_hang", "worker", "[METAL] first")]
     assert actions[-1] == Spawn(2)
 
 
@@ -215,7 +144,7 @@ def test_a_fault_ends_an_incarnation_before_its_exit() -> None:
     (record, _) = story.tell(Exited(1, -signal.SIGABRT))
     assert isinstance(record, Record)
     assert record.verdict.first.text == "boom"
-    assert record.state == "ready"
+    assert record.life.before == "ready"
 
 
 @pytest.mark.parametrize("scope", ["request", "batch"])

@@ -21,10 +21,11 @@ from mayfly_protocol.lifecycle import (
     Ready,
     ToReaper,
 )
-from mayfly_reaper.actions import Action, Record, Send, Signal, Spawn
+from mayfly_reaper.actions import Action, Lose, Record, Send, Signal, Spawn, WipeKernels
 from mayfly_reaper.events import (
     Event,
     Exited,
+    Hold,
     NotStarted,
     RecycleAsked,
     Said,
@@ -39,10 +40,12 @@ BUDGETS = Budgets()
 
 RANKS = {"spawning": 0, "loading": 1, "canary": 1, "ready": 2, "draining": 3, "gone": 4}
 
+READY = Ready("ipc:///w", ModelCard(digest="d", weight_bytes=10**9))
+
 messages: st.SearchStrategy[ToReaper] = st.one_of(
     st.just(Hello("s", 1, 1)),
     st.builds(Loading, st.sampled_from(["starting", "loading", "canary"]), st.integers(0, 3)),
-    st.just(Ready("ipc:///w", ModelCard(digest="d", weight_bytes=10**9))),
+    st.just(READY),
     st.builds(
         Beat,
         st.sampled_from(["loading", "idle", "prefill", "decode", "stopping"]),
@@ -52,7 +55,7 @@ messages: st.SearchStrategy[ToReaper] = st.one_of(
     ),
     st.builds(
         Fault,
-        st.just("k"),
+        st.sampled_from(["k", "cuda_compile", "metal_timeout", "cuda_capture"]),
         st.sampled_from(["request", "batch", "recycle", "worker", "machine", "model"]),
         st.builds(Cause, st.just("E"), st.sampled_from(["a", "b"])),
     ),
@@ -72,25 +75,31 @@ class SlotMachine(RuleBasedStateMachine):
         self.slot = self.rules.begin("s", self.now)
         self.alive: set[int] = set()
         self.killed: set[int] = set()
+        self.lost: set[int] = set()
+        self.recorded: set[int] = set()
         self.spawned = 0
         self.last_spawn = float("-inf")
-        self.by_hand = False
-        self.rank = (0, 0)
+        self.asked: RecycleAsked | None = None
+        self.held = False
+        self.ranks: dict[int, int] = {}
 
     def tell(self, event: Event) -> None:
         self.slot, actions = self.rules.step(self.slot, event, self.now)
         for action in actions:
             self.do(action)
-        self.by_hand = False
+        self.asked = None
 
     def do(self, action: Action) -> None:
         match action:
             case Spawn(number):
-                assert not self.alive, "two processes of one slot"
+                surge = self.asked is not None and self.asked.surge
+                assert len(self.alive) <= 1, "three processes of one slot"
+                assert not self.alive or surge or self.slot.predecessor is not None
                 assert number == self.spawned + 1
                 assert not self.slot.stopping
                 spaced = self.now - self.last_spawn >= BUDGETS.spacing_s - 1e-6
-                assert spaced or self.by_hand, "a loop without back-off"
+                assert spaced or self.asked is not None, "a loop without back-off"
+                assert not self.held, "nothing is to be started now"
                 self.spawned = number
                 self.last_spawn = self.now
                 self.alive.add(number)
@@ -100,25 +109,47 @@ class SlotMachine(RuleBasedStateMachine):
                     self.killed.add(number)
             case Send(number, _):
                 assert number in self.alive
+            case Lose(life):
+                assert life.number not in self.lost, "lost twice"
+                assert life.state == "gone"
+                self.lost.add(life.number)
             case Record(life):
-                assert life.number == self.spawned
+                assert life.number in self.lost - self.recorded
                 assert life.number not in self.alive
+                self.recorded.add(life.number)
+            case WipeKernels():
+                assert not self.alive
+
+    def one_of_the_living(self, pick: int) -> int:
+        return sorted(self.alive)[pick % len(self.alive)]
 
     @rule(wait=waits)
     def time_passes(self, wait: float) -> None:
         self.now += wait
         self.tell(Tick())
 
-    @rule(message=messages)
+    @rule(wait=waits)
+    def time_passes_while_the_machine_has_no_room(self, wait: float) -> None:
+        self.now += wait
+        self.held = True
+        self.tell(Tick(Hold(self.now + 0.5, "no room")))
+        self.held = False
+
+    @rule(message=messages, pick=st.integers(0, 1))
     @precondition(lambda self: self.alive)
-    def a_worker_speaks(self, message: ToReaper) -> None:
-        self.tell(Said(next(iter(self.alive)), message))
+    def a_worker_speaks(self, message: ToReaper, pick: int) -> None:
+        self.tell(Said(self.one_of_the_living(pick), message))
+
+    @rule(pick=st.integers(0, 1))
+    @precondition(lambda self: self.alive)
+    def a_worker_is_ready(self, pick: int) -> None:
+        self.tell(Said(self.one_of_the_living(pick), READY))
 
     @rule(message=messages, status=statuses, ago=st.integers(0, 3))
     @precondition(lambda self: self.spawned > 0)
     def one_that_is_over_speaks(self, message: ToReaper, status: int, ago: int) -> None:
-        current = self.slot.life.number if self.slot.life is not None else self.spawned + 1
-        number = current - 1 - ago
+        oldest = min((life.number for _, life in self.slot.lives), default=self.spawned + 1)
+        number = oldest - 1 - ago
         before = self.slot
         for event in (Said(number, message), Exited(number, status), Started(number, 1)):
             after, actions = self.rules.step(self.slot, event, self.now)
@@ -127,27 +158,28 @@ class SlotMachine(RuleBasedStateMachine):
             self.slot = after
         assert self.slot.late == before.late + 1
 
-    @rule(status=statuses)
+    @rule(status=statuses, pick=st.integers(0, 1))
     @precondition(lambda self: self.alive)
-    def a_worker_ends(self, status: int) -> None:
-        number = self.alive.pop()
+    def a_worker_ends(self, status: int, pick: int) -> None:
+        number = self.one_of_the_living(pick)
+        self.alive.remove(number)
         self.tell(Exited(number, status))
 
     @rule()
-    @precondition(lambda self: self.alive and self.slot.state == "spawning")
+    @precondition(lambda self: any(life.state == "spawning" for _, life in self.slot.lives))
     def a_process_is_started(self) -> None:
-        self.tell(Started(next(iter(self.alive)), 4711))
+        self.tell(Started(self.spawned, 4711))
 
     @rule()
-    @precondition(lambda self: self.alive and self.slot.state == "spawning")
+    @precondition(lambda self: any(life.state == "spawning" for _, life in self.slot.lives))
     def a_process_cannot_be_started(self) -> None:
-        number = self.alive.pop()
-        self.tell(NotStarted(number, "no memory"))
+        self.alive.remove(self.spawned)
+        self.tell(NotStarted(self.spawned, "no memory"))
 
-    @rule()
-    def an_operator_recycles(self) -> None:
-        self.by_hand = True
-        self.tell(RecycleAsked())
+    @rule(surge=st.booleans())
+    def somebody_recycles(self, surge: bool) -> None:
+        self.asked = RecycleAsked(surge)
+        self.tell(self.asked)
 
     @rule(hurry=st.booleans(), really=st.integers(0, 9))
     def an_operator_stops(self, hurry: bool, really: int) -> None:
@@ -155,23 +187,27 @@ class SlotMachine(RuleBasedStateMachine):
             self.tell(StopAsked(hurry))
 
     @invariant()
-    def ready_means_that_it_runs(self) -> None:
-        life = self.slot.life
-        if self.slot.state in ("spawning", "loading", "canary", "ready", "draining"):
-            assert life is not None and life.number in self.alive
-        assert not self.alive or (life is not None and self.alive == {life.number})
+    def at_most_one_is_ready(self) -> None:
+        ready = [life for _, life in self.slot.lives if life.state == "ready"]
+        assert len(ready) <= 1
+        assert self.slot.successor is None or self.slot.predecessor is None
+
+    @invariant()
+    def what_serves_runs_and_what_runs_is_known(self) -> None:
+        serving = {life.number for _, life in self.slot.lives if life.state != "gone"}
+        assert serving <= self.alive <= {life.number for _, life in self.slot.lives}
 
     @invariant()
     def no_incarnation_comes_back(self) -> None:
-        if self.slot.life is not None:
-            rank = (self.slot.life.number, RANKS[self.slot.state])
-            assert rank >= self.rank
-            self.rank = rank
+        for _, life in self.slot.lives:
+            assert RANKS[life.state] >= self.ranks.get(life.number, 0)
+            self.ranks[life.number] = RANKS[life.state]
+        assert not self.lost & {life.number for _, life in self.slot.lives if life.state != "gone"}
 
     @invariant()
     def something_is_due(self) -> None:
         due = self.rules.due(self.slot)
-        over = self.slot.life is None and self.slot.state in ("failed", "gone")
+        over = not self.slot.lives and self.slot.state in ("failed", "gone")
         assert over or due < float("inf") or self.alive <= self.killed
         if self.slot.state == "gone" and self.slot.life is None:
             assert self.slot.stopping
@@ -182,18 +218,19 @@ class SlotMachine(RuleBasedStateMachine):
         spawned = self.spawned
         for _ in range(2_000):
             if self.spawned > spawned or (
-                self.slot.life is None and self.slot.state in ("failed", "gone")
+                not self.slot.lives and self.slot.state in ("failed", "gone")
             ):
                 return
             self.now += min(1.0, max(0.001, self.rules.due(self.slot) - self.now))
             self.tell(Tick())
-            if self.alive and self.alive <= self.killed:
-                self.tell(Exited(self.alive.pop(), -signal.SIGKILL))
+            for number in self.alive & self.killed:
+                self.alive.remove(number)
+                self.tell(Exited(number, -signal.SIGKILL))
         raise AssertionError(f"a slot was lost: {self.slot}")
 
 
 TestSlotMachine = SlotMachine.TestCase
-TestSlotMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestSlotMachine.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
 
 
 class LosingMachine(RuleBasedStateMachine):
@@ -221,6 +258,7 @@ class LosingMachine(RuleBasedStateMachine):
             self.step(Said(number, Beat("idle", 0)))
         self.step(Exited(number, status))
         self.now += 0.05
+        self.step(Tick())
         self.step(Tick())
         self.now = max(self.now, self.rules.due(self.slot))
         if self.slot.state == "backoff":

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mayfly_protocol.lifecycle import ToSlot
-from mayfly_protocol.roster import SlotState
 from mayfly_reaper.incarnation import Incarnation
+from mayfly_reaper.precautions import NONE, Precautions
 from mayfly_reaper.verdict import Verdict
 
 
@@ -15,6 +15,7 @@ class Spawn:
     """Start a process; to be answered with ``Started`` or ``NotStarted``."""
 
     incarnation: int
+    precautions: Precautions = NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +31,26 @@ class Signal:
 
 
 @dataclass(frozen=True, slots=True)
+class Lose:
+    """From now on a worker is lost to everyone, though its process may not be gone yet."""
+
+    life: Incarnation
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
-    """A worker ended without being asked to: ``state`` is the one it was in, ``done`` what
+    """The process of a lost worker is gone: ``life`` and ``verdict`` are final, ``done`` says what
     follows."""
 
     life: Incarnation
     verdict: Verdict
-    state: SlotState
     done: str
 
 
-Action = Spawn | Send | Signal | Record
+@dataclass(frozen=True, slots=True)
+class WipeKernels:
+    """Remove the slot's compiled kernels. No process uses them now."""
+
+
+Action = Spawn | Send | Signal | Lose | Record | WipeKernels

@@ -6,25 +6,46 @@
 ``kind``, ``scope`` what it was (:mod:`mayfly_reaper.verdict`)
 ``first_cause``     the exception that came first, with its traceback where there is one
 ``later``           what only followed from it
+``survived``        faults before it that the worker had outlived, and how long before the end
 ``exit_status``     a signal's number negated; null if the process never started
 ``stderr``          its last lines
 ``state``           the slot's before the verdict; ``phase`` the engine's, by its last beat
 ``inferences``, ``running``, ``waiting``, ``memory``   by its last beat
-``requests``, ``suspects``   in flight, where the worker could still name them
+``breadcrumb``      what its last forward pass was about; null where it left none
+``requests``        in flight, where the worker could still name them
+``suspects``, ``marked``   which of them may have done it (:mod:`mayfly_reaper.losses`)
 ``lived_s``         since it was spawned
 ``done``            what the reaper did then
+
+Nothing in it is meant to hold a prompt. Exceptions and stderr might all the same, since Python
+quotes the values that it complains of: long quotations are cut out.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from mayfly_protocol.lifecycle import Beat
+from mayfly_protocol.lifecycle import Beat, Cause
 from mayfly_reaper.actions import Record
+from mayfly_reaper.losses import suspicion
+
+MOST_BYTES = 4 << 20
+"""Of one file; then it is put aside ..."""
+KEPT_FILES = 3
+"""... and so many of those are kept."""
+
+STDERR_LINES = 200
+LINE = 1000
+"""Characters."""
+QUOTED = 60
+
+_QUOTATION = re.compile(r"""(?<!\w)(?<!File )(['"])(.*?)(?:\1(?!\w)|$)""")
 
 
 def autopsy(
@@ -32,9 +53,10 @@ def autopsy(
 ) -> dict[str, Any]:
     """The record of a loss as it is written. ``now`` is of the reaper's clock, ``time`` the
     wall's, for people."""
-    life, verdict = record.life, record.verdict
+    life, verdict, exited = record.life, record.verdict, record.life.exit
     beat = life.beat or Beat(phase="loading", progress=0)
-    fault = life.fault
+    crumb = exited.crumb if exited is not None else None
+    suspects, marked = suspicion(life, verdict, crumb)
     return {
         "id": f"{epoch}-{life.number}",
         "time": time.isoformat(timespec="milliseconds"),
@@ -44,25 +66,94 @@ def autopsy(
         "pid": life.pid,
         "kind": verdict.kind,
         "scope": verdict.scope,
-        "first_cause": asdict(verdict.first),
-        "later": [asdict(cause) for cause in verdict.later],
-        "exit_status": life.exit.status if life.exit is not None else None,
-        "stderr": life.exit.stderr.splitlines() if life.exit is not None else [],
-        "state": record.state,
+        "first_cause": _cause(verdict.first),
+        "later": [_cause(cause) for cause in verdict.later],
+        "survived": [
+            {
+                "kind": each.fault.kind,
+                "scope": each.fault.scope,
+                "text": redacted(each.fault.first.text),
+                "ago_s": round(now - each.at, 3),
+            }
+            for each in life.survived
+        ],
+        "exit_status": exited.status if exited is not None else None,
+        "stderr": _lines(exited.stderr) if exited is not None else [],
+        "state": life.before,
         "phase": beat.phase,
         "inferences": beat.inferences,
         "running": beat.running,
         "waiting": beat.waiting,
         "memory": asdict(beat.memory),
-        "requests": list(fault.requests) if fault is not None else [],
-        "suspects": list(fault.suspects) if fault is not None else [],
+        "breadcrumb": asdict(crumb) if crumb is not None else None,
+        "requests": list(life.fault.requests) if life.fault is not None else [],
+        "suspects": list(suspects),
+        "marked": list(marked),
         "lived_s": round(now - life.spawned_at, 3),
         "done": record.done,
     }
 
 
 def append(path: Path, record: dict[str, Any]) -> None:
-    """Adds one line. Raises OSError (a full disk, say): the caller goes on without it."""
-    line = json.dumps(record, ensure_ascii=False) + "\n"
-    with path.open("a", encoding="utf-8") as file:
+    """Adds one line, to a new file if the old one is full. Raises OSError (a full disk, say): the
+    caller goes on without it."""
+    line = json.dumps(record, ensure_ascii=False).encode() + b"\n"
+    size = path.stat().st_size if path.exists() else 0
+    if size and size + len(line) > MOST_BYTES:
+        _rotate(path)
+        size = 0
+    with path.open("ab+") as file:
+        if size:
+            file.seek(-1, 2)
+            if file.read(1) != b"\n":  # a line that was cut short must not take this one with it
+                line = b"\n" + line
         file.write(line)
+
+
+def records(path: Path) -> Iterator[dict[str, Any]]:
+    """All that is kept, the oldest first. Lines that were cut short are left out."""
+    for number in range(KEPT_FILES, -1, -1):
+        file = _older(path, number)
+        if not file.exists():
+            continue
+        for line in file.read_text(encoding="utf-8", errors="replace").split("\n"):
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(record, dict):
+                yield record
+
+
+def redacted(text: str) -> str:
+    """Without quotations long enough to be somebody's text, and without the ends of lines that are
+    too long."""
+    return "\n".join(_QUOTATION.sub(_shortened, line[:LINE]) for line in text.split("\n"))
+
+
+def _shortened(quotation: re.Match[str]) -> str:
+    length = len(quotation[2])
+    return quotation[0] if length <= QUOTED else f"'({length} characters)'"
+
+
+def _cause(cause: Cause) -> dict[str, str]:
+    return {
+        "type": cause.type,
+        "text": redacted(cause.text),
+        "traceback": redacted(cause.traceback),
+    }
+
+
+def _lines(stderr: str) -> list[str]:
+    return [redacted(line) for line in stderr.splitlines()[-STDERR_LINES:]]
+
+
+def _older(path: Path, number: int) -> Path:
+    return path.with_suffix(f".{number}{path.suffix}") if number else path
+
+
+def _rotate(path: Path) -> None:
+    for number in range(KEPT_FILES, 0, -1):
+        younger = _older(path, number - 1)
+        if younger.exists():
+            younger.replace(_older(path, number))

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
+from mayfly_reaper.precautions import NONE, Precautions
+
 DEFAULTS = {
     # The check turns advice about performance into an exception out of mx.eval, after which the
     # encoder was poisoned before 0.32.2: ml-explore/mlx#4326, fixed by #4356. Read MLX again at
@@ -22,6 +24,7 @@ DEFAULTS = {
 }
 
 # Fences that spin on the GPU: a process killed inside one has left the GPU locked for all others.
+# MLX's own default is 0.
 REMOVED = ("MLX_METAL_FAST_SYNCH",)
 
 HOW_TO_GET_BLAS = (
@@ -32,7 +35,11 @@ HOW_TO_GET_BLAS = (
 
 
 def worker_environment(
-    inherited: Mapping[str, str], own: Mapping[str, str], ptx_folder: Path, blas: str | None
+    inherited: Mapping[str, str],
+    own: Mapping[str, str],
+    ptx_folder: Path,
+    blas: str | None,
+    precautions: Precautions = NONE,
 ) -> dict[str, str]:
     """What a worker finds in its environment.
 
@@ -42,9 +49,10 @@ def worker_environment(
         ptx_folder: for this slot alone. MLX writes compiled kernels there non-atomically: a kill
             in the middle leaves a broken entry, which must not reach other workers.
         blas: a shared BLAS to preload.
+        precautions: what its predecessors died of.
     """
     environment = {name: value for name, value in inherited.items() if name not in REMOVED}
-    for name, value in DEFAULTS.items():
+    for name, value in (DEFAULTS | precautions.environment()).items():
         environment.setdefault(name, value)
     environment.setdefault("MLX_PTX_CACHE_DIR", str(ptx_folder))
     if blas is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mayfly_protocol.breadcrumb import Breadcrumb
 from mayfly_protocol.lifecycle import ToReaper
 
 
@@ -30,29 +31,48 @@ class Said:
 @dataclass(frozen=True, slots=True)
 class Exited:
     """An incarnation's process is gone; ``status`` as ``subprocess.Popen.returncode`` has it,
-    ``stderr`` the last lines that it wrote."""
+    ``stderr`` the last lines that it wrote, ``crumb`` what its last forward pass was about.
+    ``starved`` is what shows that the system was short of memory, empty where nothing does."""
 
     incarnation: int
     status: int
     stderr: str = ""
+    crumb: Breadcrumb | None = None
+    starved: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """The machine is in no state to start a worker. ``reason`` is for people."""
+
+    until: float
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed."""
+    """Time has passed. ``hold`` is what keeps a worker that is due from being started."""
+
+    hold: Hold | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RecycleAsked:
-    """Somebody wants another worker: a fresh one for one that serves, and at once where the slot
-    is in back-off or has failed."""
+    """Another worker is wanted: a fresh one for one that serves, loaded beside it (``surge``) or
+    in its place, and at once where the slot is in back-off or has failed. ``reason`` is for
+    people."""
+
+    surge: bool = False
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """The node stops; ``hurry`` is for those who asked before."""
+    """The node stops; ``hurry`` is for those who asked before. What runs may go on for
+    ``grace_s``; by default for as long as the budgets say."""
 
     hurry: bool = False
+    grace_s: float | None = None
 
 
 Event = Started | NotStarted | Said | Exited | Tick | RecycleAsked | StopAsked

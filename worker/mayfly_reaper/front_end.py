@@ -101,6 +101,10 @@ class FrontEndProcess:
         return self._stopping and self._process is None
 
     @property
+    def stopping(self) -> bool:
+        return self._stopping
+
+    @property
     def due(self) -> float:
         """When :meth:`tick` will next have something to do."""
         return self._act_at
@@ -170,6 +174,8 @@ class FrontEndProcess:
         if not self._answered or self._failures > 1:
             wait = delay(self._failures, budgets.retry_s, budgets.retry_max_s, random.random())  # noqa: S311
         self._act_at = now + wait
+        if self._failures > 1:
+            what = f"{what}, {self._failures} times in a row"
         self._note(f"{what}; " + (f"another one in {wait:.1f} s" if wait else "another one starts"))
 
     def _follow(self, probe: Probe, now: float) -> None:

@@ -14,6 +14,15 @@ from mayfly_reaper.settings import Budgets
 from mayfly_reaper.verdict import Verdict
 
 STARTING: frozenset[SlotState] = frozenset({"spawning", "loading", "canary"})
+SURVIVED_KEPT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Survived:
+    """A fault that the worker outlived, and when."""
+
+    at: float
+    fault: Fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,25 +31,42 @@ class Incarnation:
     progress. All times are of the reaper's monotonic clock, in seconds.
 
     ``verdict`` is why the reaper, or the worker itself, has given up on it; ``asked`` that it was
-    told to go though nothing is wrong with it, ``hurried`` that it had no chance to do it well.
+    told to go though nothing is wrong with it, ``hurried`` that it had no chance to do it well,
+    ``signalled`` that it was sent a signal that ends processes.
     """
 
     number: int
     spawned_at: float
     heard_at: float
     moved_at: float
+    state: SlotState = "spawning"
+    before: SlotState = "spawning"
+    """The state that it was in before it was GONE."""
     pid: int = 0
+    share: float = 0.5
+    """Where in the range of its lifetime it will be replaced: in [0, 1)."""
+    trial: bool = False
+    """Its predecessors failed in a row, and it has not held for long yet."""
     loading: Loading | None = None
     ready: Ready | None = None
     ready_at: float | None = None
     beat: Beat | None = None
+    footprint: int = 0
+    """The most memory that it was ever seen with ..."""
+    needs: int = 0
+    """... and what it had when it became READY, in bytes."""
     stepped: frozenset[WorkPhase] = frozenset()
     """The phases in which a step was seen to end."""
+    survived: tuple[Survived, ...] = ()
+    """The last of them."""
     fault: Fault | None = None
     bye: Bye | None = None
     verdict: Verdict | None = None
+    announced: bool = False
+    """Everyone has been told that it is lost."""
     asked: bool = False
     hurried: bool = False
+    signalled: bool = False
     ladder: Ladder = ()
     """The rungs that are left ..."""
     climb_at: float = 0.0
@@ -48,10 +74,17 @@ class Incarnation:
     grace_s: float = 0.0
     exit: Exited | None = None
     exited_at: float = 0.0
+    over: bool = False
+    """Its process is gone and has been judged; ``verdict`` is None where it went in good order."""
 
     @property
     def weight_bytes(self) -> int:
         return self.ready.card.weight_bytes if self.ready is not None else 0
+
+    @property
+    def served_s(self) -> float:
+        """For how long it was READY, of one whose process is gone."""
+        return self.exited_at - self.ready_at if self.ready_at is not None else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +99,6 @@ class Limit:
         return Verdict(self.kind, "worker", Cause("Budget", self.text))
 
 
-def spawned(number: int, now: float) -> Incarnation:
-    return Incarnation(number=number, spawned_at=now, heard_at=now, moved_at=now)
-
-
 def with_loading(life: Incarnation, loading: Loading, now: float) -> Incarnation:
     moved = loading != life.loading
     return replace(life, loading=loading, moved_at=now if moved else life.moved_at)
@@ -79,6 +108,10 @@ def with_beat(life: Incarnation, beat: Beat, now: float) -> Incarnation:
     """Takes a beat in: it moves the worker if its phase or its progress is another one, or if
     there is nothing that should move."""
     last = life.beat
+    footprint = beat.memory.footprint
+    life = replace(life, footprint=max(life.footprint, footprint))
+    if life.ready is not None and last is None:
+        life = replace(life, needs=footprint)
     if last is None or not _busy(beat):
         return replace(life, beat=beat, moved_at=now)
     stepped = life.stepped
@@ -86,6 +119,10 @@ def with_beat(life: Incarnation, beat: Beat, now: float) -> Incarnation:
         stepped |= {last.phase}
     moved = (beat.phase, beat.progress) != (last.phase, last.progress)
     return replace(life, beat=beat, stepped=stepped, moved_at=now if moved else life.moved_at)
+
+
+def with_survived(life: Incarnation, fault: Fault, now: float) -> Incarnation:
+    return replace(life, survived=(*life.survived, Survived(now, fault))[-SURVIVED_KEPT:])
 
 
 def with_pause(life: Incarnation, gap: float) -> Incarnation:
@@ -99,11 +136,11 @@ def with_pause(life: Incarnation, gap: float) -> Incarnation:
     )
 
 
-def limit(state: SlotState, life: Incarnation, budgets: Budgets) -> Limit:
+def limit(life: Incarnation, budgets: Budgets) -> Limit:
     """The earlier of the two ends of the reaper's patience."""
-    silence, what = _silence(state, budgets)
+    silence, what = _silence(life.state, budgets)
     silent = Limit(life.heard_at + silence, "silent", f"{what} for {silence:g} s")
-    stillness, what = _stillness(state, life, budgets)
+    stillness, what = _stillness(life, budgets)
     still = Limit(life.moved_at + stillness, "wedged", f"{what} for {stillness:g} s")
     return silent if silent.at <= still.at else still
 
@@ -121,10 +158,10 @@ def _silence(state: SlotState, budgets: Budgets) -> tuple[float, str]:
     return budgets.silent_s, "no heartbeat"
 
 
-def _stillness(state: SlotState, life: Incarnation, budgets: Budgets) -> tuple[float, str]:
-    if state == "spawning":
+def _stillness(life: Incarnation, budgets: Budgets) -> tuple[float, str]:
+    if life.state == "spawning":
         return float("inf"), "starting"
-    if state in STARTING:
+    if life.state in STARTING:
         phase = life.loading.phase if life.loading is not None else "starting"
         return budgets.load_still_s, f"no progress while {phase}"
     beat = life.beat

@@ -10,13 +10,11 @@ from __future__ import annotations
 import logging
 import os
 import random
-import re
 import secrets
 import signal
 import time
-from collections import Counter
+from collections import defaultdict
 from contextlib import ExitStack
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import zmq
@@ -24,39 +22,40 @@ import zmq
 from mayfly_protocol import codec
 from mayfly_protocol.codec import BadFrame
 from mayfly_protocol.lifecycle import Fault
-from mayfly_protocol.roster import ROSTER_TOPIC, Ask, Done, FromNode, Recycle, SlotView
-from mayfly_protocol.sockets import configure
-from mayfly_reaper import autopsy
-from mayfly_reaper.actions import Action, Record, Send, Signal, Spawn
-from mayfly_reaper.errors import StartError
-from mayfly_reaper.events import (
-    Event,
-    Exited,
-    NotStarted,
-    RecycleAsked,
-    Said,
-    Started,
-    StopAsked,
-    Tick,
+from mayfly_protocol.roster import (
+    Ask,
+    Done,
+    DrainNode,
+    FromNode,
+    Quarantine,
+    Recycle,
+    Release,
+    ToNode,
 )
+from mayfly_reaper import autopsy, memory, renewal, seats
+from mayfly_reaper.actions import Action, Lose, Record, Send, Signal, Spawn, WipeKernels
+from mayfly_reaper.awake import awake
+from mayfly_reaper.children import Children
+from mayfly_reaper.errors import StartError
+from mayfly_reaper.events import Event, Hold, RecycleAsked, Said, StopAsked, Tick
 from mayfly_reaper.front_end import FrontEndProcess, listen
+from mayfly_reaper.host import LOOK_AGAIN_S, Host
 from mayfly_reaper.incarnation import STARTING
+from mayfly_reaper.losses import loss_of
 from mayfly_reaper.numbering import Numbers
+from mayfly_reaper.orphans import Ledger, Orphans
 from mayfly_reaper.paths import Runtime, locked, opened, runtime_of
+from mayfly_reaper.pressure import Pressure
 from mayfly_reaper.processes import STOP, SignalInbox, set_limits
-from mayfly_reaper.roster import Bulletin, loss_of, news, view
-from mayfly_reaper.settings import NodeSettings, Observer, Pool
-from mayfly_reaper.slot import Slot, SlotRules
-from mayfly_reaper.spawn import Spawner, WorkerProcess
-from mayfly_reaper.telling import Teller
+from mayfly_reaper.roster import Bulletin, news, views
+from mayfly_reaper.seats import Seat
+from mayfly_reaper.settings import NodeSettings, Observer
+from mayfly_reaper.slot import SlotRules
+from mayfly_reaper.spawn import Spawner
+from mayfly_reaper.switchboard import Switchboard
+from mayfly_reaper.telling import Once, Teller
 
 __all__ = ["Node", "StartError"]
-
-ROSTERS_QUEUED = 16
-"""For a subscriber that does not read: each roster is the full picture."""
-
-FRAMES_A_ROUND = 1000
-"""So that no flood of words keeps the reaper from looking at the clock."""
 
 _log = logging.getLogger(__name__)
 
@@ -69,7 +68,8 @@ class Node:
         self._observer = Teller(observer)
 
     def run(self) -> int:
-        """Serves until SIGTERM, SIGINT or SIGHUP, on the main thread; a second one hurries.
+        """Serves until SIGTERM, SIGINT or SIGHUP, or until it is told to drain, on the main
+        thread; a second signal hurries.
 
         Returns:
             The process's exit status: 0 after everything has ended in good order.
@@ -86,31 +86,25 @@ class Node:
             set_limits()
             loop = _Loop(settings, self._observer, runtime, inbox, stack)
             stack.callback(loop.kill_all)
+            if settings.caffeinate:
+                stack.enter_context(awake(self._observer.note))
             loop.run()
         return 0
-
-
-@dataclass
-class _Seat:
-    """A slot with what belongs to it outside the rules."""
-
-    slot: Slot
-    pool: Pool
-    told: tuple[object, ...] = ()
-    """What the observer last heard of it."""
 
 
 class _Loop:
     def __init__(
         self,
         settings: NodeSettings,
-        observer: Observer,
+        observer: Teller,
         runtime: Runtime,
         inbox: SignalInbox,
         stack: ExitStack,
     ) -> None:
         now = time.monotonic()
+        self._budgets = settings.budgets
         self._observer = observer
+        self._complain = Once(observer.note)
         self._inbox = inbox
         self._autopsies = settings.state_dir / "autopsies.jsonl"
         self._epoch = secrets.token_hex(4)
@@ -120,11 +114,15 @@ class _Loop:
             number=Numbers(settings.state_dir / "incarnation").take,
         )
         self._seats = {
-            name: _Seat(self._rules.begin(name, now), pool) for name, pool in _slots(settings.pools)
+            name: Seat(self._rules.begin(name, now), pool)
+            for name, pool in seats.named(settings.pools)
         }
-        self._processes: dict[int, tuple[str, WorkerProcess]] = {}
+        self._host = Host(settings.budgets, memory.measure, random.random)
+        self._asked: dict[str, int] = {}
+        """Slots that somebody wants recycled, and which of their workers was meant."""
         self._bulletin = Bulletin(settings.node, self._epoch, os.getpid(), now)
-        self._stops = 0
+        self._signals = 0
+        self._stopping = False
         self._poller = zmq.Poller()
         # First what can be refused, a port or an option, then what can't.
         self._front_end: FrontEndProcess | None = None
@@ -140,27 +138,18 @@ class _Loop:
                 note=observer.note,
                 ready=observer.front_end_ready,
             )
-        self._spawner = Spawner(settings, runtime, observer.note)
-        context = stack.enter_context(zmq.Context())
-        self._control = stack.enter_context(context.socket(zmq.ROUTER))
-        configure(self._control)
-        self._control.bind(runtime.control)
-        self._roster = stack.enter_context(context.socket(zmq.XPUB))
-        configure(self._roster)
-        self._roster.setsockopt(zmq.SNDHWM, ROSTERS_QUEUED)
-        # Tell of every subscriber, not of the first to a topic: each is sent a roster at once.
-        self._roster.setsockopt(zmq.XPUB_VERBOSE, 1)
-        self._roster.bind(runtime.roster)
-        for source in (self._inbox, self._control, self._roster):
-            self._poller.register(source, zmq.POLLIN)
+        ledger = Ledger(settings.state_dir / "workers.json", observer.note)
+        self._orphans = Orphans(ledger.left_behind(), now + settings.budgets.orphans_s)
+        self._children = Children(Spawner(settings, runtime, observer.note), ledger, Pressure())
+        self._board = Switchboard(runtime, self._poller, stack)
+        self._poller.register(self._inbox, zmq.POLLIN)
 
     def run(self) -> None:
         """Returns when it was asked to stop and everything has ended."""
         while True:
-            for name in self._seats:
-                self._apply(name, Tick())
-            if self._front_end is not None:
-                self._front_end.tick(time.monotonic())
+            self._pass_time()
+            self._renew()
+            self._show()
             self._publish()
             if self._over():
                 return
@@ -173,19 +162,18 @@ class _Loop:
 
     def kill_all(self) -> None:
         """Leaves no process behind, however the loop ended."""
-        for _, process in self._processes.values():
-            process.kill()
-            process.clear()
-        self._processes.clear()
+        self._children.kill_all()
         if self._front_end is not None:
             self._front_end.kill()
 
+    @property
+    def _lives(self) -> bool:
+        """Whether any worker is left."""
+        return any(seat.slot.lives for seat in self._seats.values())
+
     def _over(self) -> bool:
-        return (
-            self._stops > 0
-            and all(seat.slot.life is None for seat in self._seats.values())
-            and (self._front_end is None or self._front_end.gone)
-        )
+        front_end_gone = self._front_end is None or self._front_end.gone
+        return self._stopping and not self._lives and front_end_gone
 
     def _patience_ms(self) -> int:
         due = min((self._rules.due(seat.slot) for seat in self._seats.values()), default=0.0)
@@ -197,36 +185,83 @@ class _Loop:
 
     # -- what happens ----------------------------------------------------------------------
 
+    def _pass_time(self) -> None:
+        for name, seat in self._seats.items():
+            self._apply(name, Tick())
+            now = time.monotonic()
+            if self._rules.wants_worker(seat.slot, now):
+                self._apply(name, Tick(self._hold(seat, now)))
+        front_end = self._front_end
+        if front_end is not None:
+            if self._stopping and not self._lives and not front_end.stopping:
+                front_end.stop(time.monotonic(), hurry=False)
+            front_end.tick(time.monotonic())
+
+    def _hold(self, seat: Seat, now: float) -> Hold | None:
+        """What keeps a slot from getting its next worker now."""
+        living = self._orphans.look(now)
+        own = [each for each in living if each.slot not in self._seats]
+        own += [each for each in living if each.slot == seat.slot.name]
+        if own:
+            pids = ", ".join(str(each.pid) for each in own)
+            reason = f"waits for the worker of a reaper before this one to leave (pid {pids})"
+            return Hold(now + LOOK_AGAIN_S / 2, reason)
+        everyone = self._seats.values()
+        return self._host.hold(
+            seat.slot, now, living=seats.living(everyone), promised=seats.promised(everyone)
+        )
+
+    def _renew(self) -> None:
+        """Begins the planned recycles that are due."""
+        pools = defaultdict(list)
+        for seat in self._seats.values():
+            pools[id(seat.pool)].append(seat)
+        now = time.monotonic()
+        asked = {
+            name
+            for name, number in self._asked.items()
+            if self._seats[name].slot.incarnation == number
+        }
+        for pool in pools.values():
+            planned = renewal.next_renewal(
+                [seat.slot for seat in pool],
+                pool[0].pool.lifetime,
+                asked,
+                lambda: self._host.room(now).available,
+                self._budgets.spacing_s,
+                now,
+            )
+            if planned is not None:
+                self._asked.pop(planned.slot, None)
+                self._observer.note(planned.text)
+                self._apply(planned.slot, RecycleAsked(planned.surge, planned.reason))
+
     def _stop(self, number: int) -> None:
-        self._stops += 1
-        hurry = self._stops > 1
-        if self._stops == 1:
+        self._signals += 1
+        hurry = self._signals > 1
+        if not hurry:
             self._observer.note(f"{signal.Signals(number).name}: stopping; once more to hurry")
+        self._stopping = True
         if self._front_end is not None:
             self._front_end.stop(time.monotonic(), hurry=hurry)
         for name in self._seats:
             self._apply(name, StopAsked(hurry))
 
     def _take_words(self) -> None:
-        for _ in range(FRAMES_A_ROUND):
-            try:
-                identity, *frames = self._control.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                break
+        for identity, frames in self._board.words():
             try:
                 self._take(identity, frames)
             except BadFrame as error:
                 _log.warning("dropped a message of %r: %s", identity[:64], error)
-        while self._roster.poll(0):
-            if self._roster.recv().startswith(b"\x01"):
-                self._bulletin.ask(time.monotonic())
+        if self._board.subscribed():
+            self._bulletin.ask(time.monotonic())
 
     def _take(self, identity: bytes, frames: list[bytes]) -> None:
         if len(frames) != 1:
             raise BadFrame(f"a message is one frame, not {len(frames)}")
         name, _, number = identity.decode(errors="replace").rpartition("#")
         if name not in self._seats or not number.isdecimal():
-            self._reply(identity, self._answer(codec.to_node.decode(frames[0])))
+            self._board.reply(identity, self._answer(codec.to_node.decode(frames[0])))
             return
         message = codec.to_reaper.decode(frames[0])
         if isinstance(message, Fault):
@@ -234,75 +269,77 @@ class _Loop:
             self._observer.note(text)
         self._apply(name, Said(int(number), message))
 
-    def _answer(self, message: Ask | Recycle) -> FromNode:
+    def _answer(self, message: ToNode) -> FromNode:
         match message:
             case Ask():
                 return self._bulletin.roster(time.monotonic())
-            case Recycle(""):
-                names = list(self._seats)
+            case Quarantine() | Release():
+                return self._bulletin.refuse(message, time.monotonic())
+            case DrainNode(grace_s):
+                return self._drain(grace_s)
             case Recycle(name):
-                names = [name]
+                return self._recycle([name] if name else list(self._seats))
+
+    def _recycle(self, names: list[str]) -> Done:
         unknown = [name for name in names if name not in self._seats]
         if unknown:
             known = ", ".join(self._seats)
             return Done(False, f"there is no slot {unknown[0]!r} here, but {known}")
         for name in names:
-            self._apply(name, RecycleAsked())
+            slot = self._seats[name].slot
+            if slot.state == "ready":
+                self._asked[name] = slot.incarnation
+            else:
+                self._apply(name, RecycleAsked())
         return Done(True, f"recycling {', '.join(names)}")
 
-    def _reply(self, identity: bytes, message: FromNode) -> None:
-        try:
-            self._control.send_multipart([identity, codec.encode(message)], zmq.NOBLOCK)
-        except zmq.ZMQError as error:  # it went away, or does not read
-            _log.info("could not answer %r: %s", identity[:64], error)
+    def _drain(self, grace_s: float) -> Done:
+        """The workers first: what runs goes on through the front end, which follows them."""
+        if self._stopping:
+            return Done(True, "this node is stopping already")
+        self._stopping = True
+        self._observer.note(f"draining: what runs may go on for {grace_s:g} s, then the node ends")
+        for name in self._seats:
+            self._apply(name, StopAsked(grace_s=grace_s))
+        return Done(True, f"draining {', '.join(self._seats)}")
 
     def _take_exits(self) -> None:
-        for incarnation, (name, process) in list(self._processes.items()):
-            status = process.poll()
-            if status is not None:
-                del self._processes[incarnation]
-                stderr = process.stderr.tail()
-                process.clear()
-                self._apply(name, Exited(incarnation, status, stderr))
+        everyone = self._seats.values()
+        for name, exited in self._children.exits(lambda n: seats.footprint(everyone, n)):
+            self._apply(name, exited)
 
     # -- what follows ----------------------------------------------------------------------
 
     def _apply(self, name: str, event: Event) -> None:
         seat = self._seats[name]
-        now = time.monotonic()
-        seat.slot, actions = self._rules.step(seat.slot, event, now)
+        seat.slot, actions = self._rules.step(seat.slot, event, time.monotonic())
         for action in actions:
             self._do(name, seat, action)
-        self._show(seat, view(seat.slot, seat.pool.model_name, now), now)
 
-    def _do(self, name: str, seat: _Seat, action: Action) -> None:
+    def _do(self, name: str, seat: Seat, action: Action) -> None:
         match action:
-            case Spawn(incarnation):
-                self._spawn(name, seat, incarnation)
+            case Spawn(incarnation, precautions):
+                self._apply(name, self._children.spawn(name, seat.pool, incarnation, precautions))
             case Send(incarnation, message):
-                try:
-                    frames = [f"{name}#{incarnation}".encode(), codec.encode(message)]
-                    self._control.send_multipart(frames, zmq.NOBLOCK)
-                except zmq.ZMQError as error:  # the ladder's next rung is a signal
-                    _log.warning("%s: worker %d does not hear us: %s", name, incarnation, error)
+                self._board.tell_worker(name, incarnation, message)
             case Signal(incarnation, number):
-                if incarnation in self._processes:
-                    self._processes[incarnation][1].signal(number)
+                self._children.signal(incarnation, number)
+            case WipeKernels():
+                self._children.wipe_kernels(name)
+            case Lose():
+                self._lose(name, action)
             case Record():
                 self._record(name, seat, action)
 
-    def _spawn(self, name: str, seat: _Seat, incarnation: int) -> None:
-        try:
-            process = self._spawner.spawn(name, seat.pool, incarnation)
-        except OSError as error:
-            self._apply(name, NotStarted(incarnation, str(error)))
-            return
-        self._processes[incarnation] = (name, process)
-        self._apply(name, Started(incarnation, process.pid))
-
-    def _record(self, name: str, seat: _Seat, record: Record) -> None:
+    def _lose(self, name: str, lost: Lose) -> None:
         now = time.monotonic()
-        self._bulletin.lose(loss_of(name, record), now)
+        life = lost.life
+        crumb = life.exit.crumb if life.exit is not None else self._children.crumb(life.number)
+        self._bulletin.lose(loss_of(name, life, lost.verdict, crumb), now)
+        if lost.verdict.scope == "machine":
+            self._host.strike(lost.verdict.text, now)
+
+    def _record(self, name: str, seat: Seat, record: Record) -> None:
         life = record.life
         lost = f"{name}: lost worker {life.number} (pid {life.pid}): {record.verdict.text}"
         self._observer.note(f"{lost}; {record.done}")
@@ -312,40 +349,30 @@ class _Loop:
             model=seat.pool.model_name,
             epoch=self._epoch,
             time=datetime.now(UTC),
-            now=now,
+            now=time.monotonic(),
         )
         try:
             autopsy.append(self._autopsies, written)
         except OSError as error:
-            self._observer.note(f"{name}: the autopsy could not be written: {error}")
+            self._complain(f"autopsies cannot be written: {error}")
 
-    def _show(self, seat: _Seat, view: SlotView, now: float) -> None:
-        self._bulletin.show(view, now)
-        told = news(view)
-        if view.state in STARTING:
-            told += (view.phase, view.load_done, view.load_total)
-        if told != seat.told:
+    def _show(self) -> None:
+        now = time.monotonic()
+        for name, seat in self._seats.items():
+            shown = views(seat.slot, seat.pool.model_name, now)
+            self._bulletin.show(name, shown, now)
+            told = {}
+            for view in shown:
+                told[view.incarnation] = news(view)
+                if view.state in STARTING:
+                    told[view.incarnation] += (view.phase, view.load_done, view.load_total)
+                if told[view.incarnation] != seat.told.get(view.incarnation):
+                    self._observer.slot_changed(view)
             seat.told = told
-            self._observer.slot_changed(view)
 
     def _publish(self) -> None:
         now = time.monotonic()
         if now < self._bulletin.due:
             return
-        frame = codec.encode(self._bulletin.tell(now))
-        self._roster.send_multipart([ROSTER_TOPIC, frame])  # an XPUB drops, it never blocks
-        for _, process in self._processes.values():
-            process.stderr.trim()
-
-
-def _slots(pools: tuple[Pool, ...]) -> list[tuple[str, Pool]]:
-    """Names the slots after their models: short, and fit for a routing id and a file's name."""
-    taken: Counter[str] = Counter()
-    slots = []
-    for pool in pools:
-        short = re.sub(r"[^A-Za-z0-9._-]+", "-", pool.model_name.rstrip("/").rpartition("/")[2])
-        short = short.strip(".-")[:40] or "model"
-        for _ in range(pool.workers):
-            slots.append((f"{short}-{taken[short]}", pool))
-            taken[short] += 1
-    return slots
+        self._board.publish(self._bulletin.tell(now))
+        self._children.trim()

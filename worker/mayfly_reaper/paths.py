@@ -4,13 +4,15 @@
 
     <state directory>/lock               held while a reaper serves from here; holds its pid
                       incarnation        the last worker's number
-                      autopsies.jsonl
+                      workers.json       those that live, for a successor of a reaper that is killed
+                      autopsies.jsonl    and older ones, .1 the youngest of them
                       stderr/            what each worker writes, until it is gone
                       ptx/<slot>/        compiled CUDA kernels
 
     /tmp/mayfly-<uid>/<8 hex>/node.ipc   the reaper's ROUTER
                               roster.ipc its XPUB
                               w<n>.ipc   the ROUTER of the worker with this number
+                              w<n>.crumb what its forward pass is about
 
 Sockets live apart because macOS allows their paths 104 bytes. The 8 hex digits are of the state
 directory's path, so that nodes with different ones run side by side. A second bind on an ipc path
@@ -53,12 +55,17 @@ class Runtime:
         """Where one worker serves; no other ever binds it, for numbers are never given again."""
         return self.folder / f"w{incarnation}.ipc"
 
+    def breadcrumb(self, incarnation: int) -> Path:
+        """Where it says what its forward pass is about."""
+        return self.folder / f"w{incarnation}.crumb"
+
     def sweep(self) -> None:
-        """Removes every socket, as a predecessor that was killed, and killed workers, leave."""
+        """Removes every file, as a predecessor that was killed, and killed workers, leave."""
         for name in ("node.ipc", "roster.ipc"):
             (self.folder / name).unlink(missing_ok=True)
-        for path in self.folder.glob("w*.ipc"):
-            path.unlink(missing_ok=True)
+        for pattern in ("w*.ipc", "w*.crumb"):
+            for path in self.folder.glob(pattern):
+                path.unlink(missing_ok=True)
 
 
 def runtime_of(state_dir: Path) -> Runtime:
@@ -90,7 +97,8 @@ def locked(state_dir: Path) -> Iterator[None]:
                 "stop it, or name another one with --state-dir"
             ) from error
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        with suppress(OSError):  # a full disk; the pid is only for people
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield
     finally:
         os.close(descriptor)  # and with it the lock; the file stays, for unlinking it would race

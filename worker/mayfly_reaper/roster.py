@@ -7,46 +7,60 @@ only moves (load, progress, counts) at most every :data:`MOVEMENT_S`; and everyt
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 
 from mayfly_protocol.lifecycle import Beat, Loading
-from mayfly_protocol.roster import ROSTER_INTERVAL_S, Loss, Roster, SlotView
-from mayfly_reaper.actions import Record
-from mayfly_reaper.incarnation import STARTING
+from mayfly_protocol.roster import (
+    ROSTER_INTERVAL_S,
+    Done,
+    Loss,
+    Quarantine,
+    Release,
+    Roster,
+    SlotView,
+)
+from mayfly_reaper.incarnation import STARTING, Incarnation
+from mayfly_reaper.quarantine import QuarantineList
 from mayfly_reaper.slot import Slot
 
 MOVEMENT_S = 0.25
 LOSSES_KEPT_S = 60.0
 
 
-def view(slot: Slot, model: str, now: float) -> SlotView:
-    """A slot at one moment of the reaper's clock."""
-    life = slot.life
-    if life is None:
+def views(slot: Slot, model: str, now: float) -> tuple[SlotView, ...]:
+    """A slot at one moment of the reaper's clock: the view of its worker, and while that is being
+    replaced one of the successor or the predecessor beside it."""
+    if slot.life is None:
         retry_in_s = max(0.0, slot.retry_at - now) if slot.state == "backoff" else None
-        return SlotView(
+        resting = SlotView(
             slot=slot.name,
             model=model,
-            state=slot.state,
+            state=slot.rest,
             incarnation=slot.incarnation,
             retry_in_s=retry_in_s,
             detail=slot.detail,
         )
+        return (resting, *(_view(slot, life, model, now) for _, life in slot.lives))
+    return tuple(_view(slot, life, model, now) for _, life in slot.lives)
+
+
+def _view(slot: Slot, life: Incarnation, model: str, now: float) -> SlotView:
     ready, beat = life.ready, life.beat or Beat(phase="idle", progress=0)
     loading = life.loading or Loading("starting")
     detail = slot.detail
-    if slot.state == "gone" and life.verdict is not None:
+    if life.state == "gone" and life.verdict is not None:
         detail = life.verdict.text
     return SlotView(
         slot=slot.name,
         model=model,
-        state=slot.state,
+        state=life.state,
         incarnation=life.number,
         pid=life.pid,
         endpoint=ready.endpoint if ready is not None else "",
         public_key=ready.public_key if ready is not None else "",
         card=ready.card if ready is not None else None,
-        phase=loading.phase if slot.state in STARTING else beat.phase,
+        phase=loading.phase if life.state in STARTING else beat.phase,
         load_done=loading.done,
         load_total=loading.total,
         running=beat.running,
@@ -58,26 +72,21 @@ def view(slot: Slot, model: str, now: float) -> SlotView:
         memory=beat.memory,
         age_s=now - life.spawned_at,
         detail=detail,
-    )
-
-
-def loss_of(slot: str, record: Record) -> Loss:
-    """What a roster says of a worker that has just been lost."""
-    fault = record.life.fault
-    return Loss(
-        slot=slot,
-        incarnation=record.life.number,
-        kind=record.verdict.kind,
-        scope=record.verdict.scope,
-        first_cause=record.verdict.first.text,
-        age_s=0.0,
-        suspects=fault.suspects if fault is not None else (),
+        trial=life.trial,
     )
 
 
 def news(view: SlotView) -> tuple[object, ...]:
     """The part of a view whose change is told at once."""
-    return (view.state, view.incarnation, view.pid, view.endpoint, view.card, view.detail)
+    return (
+        view.state,
+        view.incarnation,
+        view.pid,
+        view.endpoint,
+        view.card,
+        view.detail,
+        view.trial,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +105,9 @@ class Bulletin:
         self._revision = 0
         self._told_at = now
         self._due = now
-        self._views: dict[str, SlotView] = {}
+        self._views: dict[str, tuple[SlotView, ...]] = {}
         self._lost: list[_Lost] = []
+        self._refused = QuarantineList()
 
     @property
     def due(self) -> float:
@@ -111,13 +121,22 @@ class Bulletin:
         self._lost.append(_Lost(now, loss))
         self._change(now)
 
-    def show(self, view: SlotView, now: float) -> None:
+    def refuse(self, asked: Quarantine | Release, now: float) -> Done:
+        """Has every front end refuse a request, or no longer."""
+        self._change(now)
+        match asked:
+            case Quarantine():
+                return self._refused.add(asked, now)
+            case Release():
+                return self._refused.release(asked, now)
+
+    def show(self, name: str, views: tuple[SlotView, ...], now: float) -> None:
         """Takes in how a slot is now."""
-        last = self._views.get(view.slot)
-        self._views[view.slot] = view
-        if last is None or news(last) != news(view):
+        last = self._views.get(name, ())
+        self._views[name] = views
+        if list(map(news, last)) != list(map(news, views)):
             self._change(now)
-        elif _moved(last, view):
+        elif any(_moved(*pair) for pair in zip(last, views, strict=True)):
             self._revision += 1
             self._due = min(self._due, max(now, self._told_at + MOVEMENT_S))
 
@@ -135,8 +154,9 @@ class Bulletin:
             epoch=self._epoch,
             revision=self._revision,
             pid=self._pid,
-            slots=tuple(self._views.values()),
+            slots=tuple(itertools.chain.from_iterable(self._views.values())),
             losses=tuple(replace(lost.loss, age_s=now - lost.at) for lost in self._lost),
+            quarantined=self._refused.entries(now),
         )
 
     def _change(self, now: float) -> None:

@@ -1,5 +1,5 @@
-"""How a node is configured: which models, how many workers each, how patient the reaper is, and
-whether a front end goes with it."""
+"""How a node is configured: which models, how many workers each and how long those live, how
+patient the reaper is, and whether a front end goes with it."""
 
 from __future__ import annotations
 
@@ -55,6 +55,35 @@ class Budgets:
     """A worker that was READY so long clears its slot's record."""
     spacing_s: float = 1.0
     """Between two spawns of a slot, whatever the reason."""
+    trial_losses: int = 2
+    """After so many losses in a row the next worker is on trial: one request at a time ..."""
+    trial_s: float = 60.0
+    """... until it has served for so long ..."""
+    trial_inferences: int = 20
+    """... or finished so many choices."""
+
+    batch_faults: int = 2
+    """A worker that threw its batch away so often ..."""
+    batch_window_s: float = 60.0
+    """... within this time is recycled."""
+
+    memory_return_s: float = 30.0
+    """How long the memory of a process that is gone may take to be free again."""
+    orphans_s: float = 45.0
+    """How long the workers of a reaper before this one may take to finish and leave."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """When a healthy worker is replaced, before what wears out in it makes it fail. 0: never."""
+
+    max_inferences: int = 10_000
+    """Finished choices; drawn for each worker from a tenth less to a tenth more, so that workers
+    that started together do not go together."""
+    max_age_s: float = 0.0
+    """Seconds since the spawn, drawn likewise."""
+    max_footprint: int = 0
+    """Bytes of memory of the process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +97,7 @@ class Pool:
     workers: int = 1
     options: dict[str, object] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
+    lifetime: Lifetime = field(default_factory=Lifetime)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +119,8 @@ class NodeSettings:
     front_end: FrontEnd | None = None
     preload_blas: bool = True
     """On Linux without a GPU, preload a shared OpenBLAS into workers if there is one."""
+    caffeinate: bool = True
+    """On macOS, keep the machine from falling asleep while the node runs."""
     budgets: Budgets = field(default_factory=Budgets)
     worker_command: tuple[str, ...] = WORKER_COMMAND
     """What ``--settings JSON`` is appended to."""

@@ -1,26 +1,23 @@
-"""The life of a slot: every decision of the reaper about one worker and its successors.
+"""The life of a slot: every decision of the reaper about one worker and those that follow it.
 
 ::
 
-              Spawn            Hello              canary             Ready
-    BACKOFF --------> SPAWNING -----> LOADING ------------> CANARY --------> READY
-       ^  ^               |              |                    |                |
-       |  |               |  silent, no progress, Fault, Bye, exit             |  recycle,
-       |  |               +--------------+----------+---------+----------------+  stop
-       |  |                                         |                          v
-       |  |                                         v     likewise, or late    |
-       |  |                                       GONE <-------------------- DRAINING
-       |  |                                         |
-       |  +---- after a delay, or none -------------+  exited, and its last words are in
-       |                                            |
-       |                                            +--> FAILED   configuration that cannot work
-       |  recycle                                   |       |
-       +--------------------------------------------|-------+
-                                                    +--> GONE     the node stops
+              Spawn             life (mayfly_reaper.life)
+    BACKOFF --------> SPAWNING, LOADING, CANARY, READY, DRAINING, GONE
+       ^  ^                                                        | over
+       |  +---- after a delay, or none ----------------------------+
+       |  recycle                                                  |
+       +------------------ FAILED <-- configuration that cannot ---+
+                                      work                         |
+                           GONE   <-- the node stops --------------+
 
-GONE is what an incarnation is for everyone else from the verdict on, while its process may still
-have to be killed: front ends move its requests then, not at the exit. With BACKOFF's delay at
-nothing the next incarnation is spawned in the same step.
+A slot has one worker, its ``life``. While a worn one is replaced it may have two (a *surge*)::
+
+    life         READY ..................... DRAINING ... over     becomes the predecessor
+    successor    SPAWNING ... LOADING ... CANARY ... READY         becomes the life
+
+If the successor is lost the life serves on; if the life is, the successor takes its place as far
+as it has come. So there are never two that are READY, nor three.
 
 The decisions are a pure function, ``(slot, event, now) -> (slot, actions)``. What it needs from
 the world is injected: a monotonic clock as ``now``, a random draw, and a counter that never gives
@@ -32,28 +29,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Literal
 
-from mayfly_protocol.lifecycle import (
-    Beat,
-    Bye,
-    Cause,
-    Drain,
-    Exit,
-    Fault,
-    Hello,
-    Loading,
-    Ready,
-    ToReaper,
-)
 from mayfly_protocol.roster import SlotState
-from mayfly_reaper import incarnation as life_of
-from mayfly_reaper import ladder as ladders
-from mayfly_reaper import verdict as verdicts
-from mayfly_reaper.actions import Action, Record, Send, Signal, Spawn
+from mayfly_reaper import incarnation as with_
+from mayfly_reaper.actions import Action, Record, Spawn, WipeKernels
 from mayfly_reaper.backoff import delay
 from mayfly_reaper.events import (
     Event,
     Exited,
+    Hold,
     NotStarted,
     RecycleAsked,
     Said,
@@ -61,40 +46,76 @@ from mayfly_reaper.events import (
     StopAsked,
     Tick,
 )
-from mayfly_reaper.incarnation import STARTING, Incarnation
-from mayfly_reaper.ladder import SIGNALS, Ladder
+from mayfly_reaper.incarnation import Incarnation
+from mayfly_reaper.life import LifeRules
+from mayfly_reaper.precautions import NONE, Precautions
 from mayfly_reaper.settings import Budgets
-from mayfly_reaper.verdict import Verdict
+from mayfly_reaper.verdict import INNOCENT, OUT_OF_MEMORY, PAUSED, Verdict
 
 PAUSE_S = 3.0
 """The node looks at every slot at least once a second: a longer gap between two events is one in
 which the machine slept or the reaper was stopped, and no worker's fault."""
 
-LAST_WORDS_S = 0.05
-"""An exit is noticed sooner than the message that was sent before it: so long the reaper waits
-for the worker's own account before it judges by the exit status."""
-
-OVERSTAYED = Cause("Budget", "did not leave in the time that it was given")
+Role = Literal["life", "successor", "predecessor"]
+ROLES: tuple[Role, ...] = ("life", "successor", "predecessor")
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """``incarnation`` is the number of ``life``, or of the last one where there is none.
-    ``strikes`` are the losses in a row that lengthen the back-off. ``phase`` is the state that an
-    incarnation was in before it was GONE. ``late`` counts what incarnations that were over still
-    sent."""
+    """``rest`` is what a slot is while it has no life, ``incarnation`` the number of ``life``, or
+    of the last one where there is none. ``strikes`` are the losses in a row that lengthen the
+    back-off, ``last_kind`` is the last one's. ``late`` counts what incarnations that were over
+    still sent.
+
+    ``renewing`` is set from the beginning of a planned recycle to its end; ``renew_at`` is when
+    the next one may begin, after ``failed_renewals`` in a row. ``cramped``: a successor found too
+    little memory beside the worker. ``wiped``: its compiled kernels were thrown away once.
+
+    ``needs`` is the memory of a worker that has just become READY, in bytes; ``freed_at`` is when
+    the last one's should have begun to be free again."""
 
     name: str
-    state: SlotState
     seen_at: float
+    rest: SlotState = "backoff"
     life: Incarnation | None = None
+    successor: Incarnation | None = None
+    predecessor: Incarnation | None = None
     incarnation: int = 0
-    phase: SlotState = "backoff"
+    spawned_at: float = float("-inf")
     strikes: int = 0
+    last_kind: str = ""
+    precautions: Precautions = NONE
+    wiped: bool = False
     retry_at: float = 0.0
     detail: str = ""
     stopping: bool = False
+    renewing: bool = False
+    renew_at: float = 0.0
+    failed_renewals: int = 0
+    cramped: bool = False
+    needs: int = 0
+    freed_at: float = 0.0
     late: int = 0
+
+    @property
+    def state(self) -> SlotState:
+        return self.life.state if self.life is not None else self.rest
+
+    @property
+    def lives(self) -> list[tuple[Role, Incarnation]]:
+        found = (self.life, self.successor, self.predecessor)
+        return [(role, life) for role, life in zip(ROLES, found, strict=True) if life is not None]
+
+    def having(self, role: Role, life: Incarnation | None) -> Slot:
+        """The same with another one in a role."""
+        match role:
+            case "life":
+                number = life.number if life is not None else self.incarnation
+                return replace(self, life=life, incarnation=number)
+            case "successor":
+                return replace(self, successor=life)
+            case "predecessor":
+                return replace(self, predecessor=life)
 
 
 Step = tuple[Slot, list[Action]]
@@ -114,246 +135,226 @@ class SlotRules:
         self._budgets = budgets
         self._draw = draw
         self._number = number
+        self._lives = LifeRules(budgets)
 
     def begin(self, name: str, now: float) -> Slot:
         """A slot whose first worker the next tick spawns."""
-        return Slot(name=name, state="backoff", seen_at=now, retry_at=now)
+        return Slot(name=name, seen_at=now, retry_at=now)
 
     def step(self, slot: Slot, event: Event, now: float) -> Step:
         """What an event makes of a slot, and what is to be done about it, in that order."""
         slot = _without_pause(slot, now)
         match event:
-            case Tick():
-                return self._tick(slot, now)
+            case Tick(hold):
+                return self._tick(slot, hold, now)
             case RecycleAsked():
-                return self._recycle(slot, now)
-            case StopAsked(hurry):
-                return self._stop(slot, hurry, now)
-            case Started(number, pid):
-                life = _current(slot, number)
-                return (replace(slot, life=replace(life, pid=pid)) if life else slot), []
-            case NotStarted(number, reason):
-                life = _current(slot, number)
-                if life is None:
-                    return slot, []
-                cause = Verdict("not_started", "machine", Cause("OSError", reason))
-                return self._end(slot, replace(life, exited_at=now), cause, now)
-            case Exited(number):
-                life = _current(slot, number)
-                return self._exited(slot, life, event, now) if life else (slot, [])
-            case Said(number, message):
-                life = _current(slot, number)
-                if life is None:
-                    return replace(slot, late=slot.late + 1), []
-                return self._said(slot, replace(life, heard_at=now), message, now)
+                return self._recycle(slot, event, now)
+            case StopAsked():
+                return self._stop(slot, event, now)
+            case Started(number) | NotStarted(number) | Exited(number) | Said(number):
+                if all(life.number != number for _, life in slot.lives):
+                    return replace(slot, late=slot.late + isinstance(event, Said)), []
+                return self._live(slot, number, event, now)
 
     def due(self, slot: Slot) -> float:
         """When a tick will next do something, by the same clock; infinite if none will."""
-        life = slot.life
-        if life is None:
-            return slot.retry_at if slot.state == "backoff" else float("inf")
-        if life.exit is not None:
-            return life.exited_at + LAST_WORDS_S
-        times = [life.climb_at] if life.ladder else []
-        if slot.state != "gone":
-            times.append(life_of.limit(slot.state, life, self._budgets).at)
+        times = [self._lives.due(life) for _, life in slot.lives]
+        if slot.state == "backoff":
+            times.append(slot.retry_at)
         return min(times, default=float("inf"))
+
+    def wants_worker(self, slot: Slot, now: float) -> bool:
+        """Whether the next tick spawns one, unless it is held."""
+        return slot.state == "backoff" and now >= slot.retry_at
 
     # -- events ----------------------------------------------------------------------------
 
-    def _tick(self, slot: Slot, now: float) -> Step:
-        if now < self.due(slot):
-            return slot, []
-        life = slot.life
-        if life is None:
-            return self._spawn(slot, now)
-        if life.exit is not None:
-            return self._judge(slot, life, life.exit, now)
-        if slot.state != "gone":
-            limit = life_of.limit(slot.state, life, self._budgets)
-            if now >= limit.at:
-                ladder = ladders.WEDGED if limit.kind == "wedged" else ladders.AT_ONCE
-                return self._condemn(slot, life, limit.verdict(), ladder, now)
-        return self._climb(slot, life, now)
+    def _tick(self, slot: Slot, hold: Hold | None, now: float) -> Step:
+        actions: list[Action] = []
+        due = [life.number for _, life in slot.lives if now >= self._lives.due(life)]
+        for number in due:
+            slot, more = self._live(slot, number, Tick(), now)
+            actions += more
+        if not actions and self.wants_worker(slot, now):
+            if hold is not None:
+                return replace(slot, retry_at=hold.until, detail=hold.reason), []
+            return self._spawn(slot, "life", now)
+        return slot, actions
 
-    def _said(self, slot: Slot, life: Incarnation, message: ToReaper, now: float) -> Step:
-        heard = replace(slot, life=life)
-        match message:
-            case Fault() | Bye():
-                return self._last_words(heard, life, message, now)
-            case Hello() if slot.state == "spawning":
-                return replace(heard, state="loading"), []
-            case Loading() if slot.state in STARTING:
-                life = life_of.with_loading(life, message, now)
-                state: SlotState = "canary" if message.phase == "canary" else "loading"
-                return replace(heard, state=state, life=life), []
-            case Ready() if slot.state in STARTING:
-                life = replace(life, ready=message, ready_at=now, moved_at=now, beat=None)
-                return replace(heard, state="ready", life=life, detail=""), []
-            case Beat():
-                return replace(heard, life=life_of.with_beat(life, message, now)), []
-            case _:  # out of its time: it shows that the worker lives, no more
-                return heard, []
-
-    def _last_words(self, slot: Slot, life: Incarnation, message: Fault | Bye, now: float) -> Step:
-        if isinstance(message, Bye):
-            life = replace(life, bye=message)
-            leaving = None
-        elif message.scope in ("request", "batch"):
-            return slot, []  # it goes on
-        elif message.scope == "recycle":
-            return self._recycle(slot, now)
+    def _live(
+        self,
+        slot: Slot,
+        number: int,
+        event: Started | NotStarted | Said | Exited | Tick,
+        now: float,
+    ) -> Step:
+        role, life = next(each for each in slot.lives if each[1].number == number)
+        life, actions = self._lives.step(life, event, now)
+        slot = slot.having(role, life)
+        if life.over:
+            slot, more = self._ended(slot, role, life, now)
+        elif life.state == "ready":
+            slot, more = self._serves(slot, role, now)
         else:
-            life = replace(life, fault=life.fault or message)
-            leaving = verdicts.of_fault(message)
-        if life.verdict is None:
-            life = replace(life, verdict=leaving)
-        if life.exit is not None:
-            return self._judge(slot, life, life.exit, now)
-        if slot.state == "gone":
-            return replace(slot, life=life), []  # the first verdict stands, and its ladder
-        leave_by = now + ladders.time_to_leave(life.weight_bytes, self._budgets)
-        life = replace(life, ladder=ladders.LEAVING, climb_at=leave_by)
-        return _gone(slot, life), []
+            more = []
+        return slot, [*actions, *more]
 
-    def _exited(self, slot: Slot, life: Incarnation, event: Exited, now: float) -> Step:
-        life = replace(life, exit=event, exited_at=now, ladder=())
-        if life.fault is not None or life.bye is not None:
-            return self._judge(slot, life, event, now)
-        return _gone(slot, life), []
-
-    def _recycle(self, slot: Slot, now: float) -> Step:
+    def _recycle(self, slot: Slot, asked: RecycleAsked, now: float) -> Step:
         if slot.stopping:
             return slot, []
-        if slot.life is None:
-            return self._spawn(slot, now)
-        if slot.state != "ready":
-            return slot, []  # on its way out, or in: there is nothing worn to replace
-        return self._drain(slot, slot.life, self._budgets.drain_s, now)
-
-    def _stop(self, slot: Slot, hurry: bool, now: float) -> Step:
-        slot = replace(slot, stopping=True)
         life = slot.life
         if life is None:
-            return replace(slot, state="gone", detail="stopped"), []
-        if life.exit is not None:
-            return slot, []
-        if hurry:
-            life = replace(life, asked=True, hurried=True, ladder=ladders.AT_ONCE)
-            return self._climb(_gone(slot, life), life, now)
-        if slot.state == "gone":
-            return slot, []
-        if slot.state in STARTING:
-            life = replace(life, asked=True, hurried=True, ladder=ladders.STARTING)
-            return self._climb(_gone(slot, life), life, now)
-        return self._drain(slot, life, self._budgets.stop_s, now)
+            return self._spawn(slot, "life", now)
+        if life.state != "ready" or len(slot.lives) > 1:
+            return slot, []  # on its way out, or in: there is nothing worn to replace
+        slot = replace(slot, renewing=True, detail=asked.reason)
+        if asked.surge:
+            return self._spawn(slot, "successor", now)
+        life, actions = self._lives.drain(life, self._budgets.drain_s, now)
+        return slot.having("life", life), actions
+
+    def _stop(self, slot: Slot, asked: StopAsked, now: float) -> Step:
+        slot = replace(slot, stopping=True)
+        if slot.life is None:
+            slot = replace(slot, rest="gone", detail="stopped")
+        grace_s = asked.grace_s if asked.grace_s is not None else self._budgets.stop_s
+        actions: list[Action] = []
+        for role, life in slot.lives:
+            stopped, more = self._lives.stop(life, grace_s, asked.hurry, now)
+            slot = slot.having(role, stopped)
+            actions += more
+        return slot, actions
 
     # -- what follows ----------------------------------------------------------------------
 
-    def _spawn(self, slot: Slot, now: float) -> Step:
-        number = self._number()
-        life = life_of.spawned(number, now)
-        slot = replace(slot, state="spawning", phase="spawning", life=life, incarnation=number)
-        return slot, [Spawn(number)]
+    def _spawn(self, slot: Slot, role: Role, now: float) -> Step:
+        life = Incarnation(
+            number=self._number(),
+            spawned_at=now,
+            heard_at=now,
+            moved_at=now,
+            share=self._draw(),
+            trial=slot.strikes >= self._budgets.trial_losses,
+        )
+        slot = replace(slot.having(role, life), spawned_at=now)
+        return slot, [Spawn(life.number, slot.precautions)]
 
-    def _drain(self, slot: Slot, life: Incarnation, grace_s: float, now: float) -> Step:
-        life = replace(life, asked=True, grace_s=grace_s, ladder=ladders.ORDERLY)
-        return self._climb(replace(slot, state="draining"), life, now)
+    def _serves(self, slot: Slot, role: Role, now: float) -> Step:
+        """One that is READY: a successor takes over."""
+        if role == "predecessor":
+            return slot, []
+        if role == "life":
+            if slot.successor is None and slot.predecessor is None:
+                return replace(slot, renewing=False, detail=""), []
+            return slot, []
+        former, successor = slot.life, slot.successor
+        if former is None:
+            return slot, []  # the node stops
+        actions: list[Action] = []
+        if former.state == "ready":  # and not on its way out already
+            former, actions = self._lives.drain(former, self._budgets.drain_s, now)
+        slot = replace(slot, successor=None, predecessor=former, failed_renewals=0)
+        return slot.having("life", successor), actions
 
-    def _condemn(
-        self, slot: Slot, life: Incarnation, verdict: Verdict, ladder: Ladder, now: float
-    ) -> Step:
-        life = replace(life, verdict=verdict, ladder=ladder)
-        return self._climb(_gone(slot, life), life, now)
-
-    def _climb(self, slot: Slot, life: Incarnation, now: float) -> Step:
-        rung, *rest = life.ladder
-        wait = ladders.patience(rung, life.grace_s, life.weight_bytes, self._budgets)
-        life = replace(life, ladder=tuple(rest), climb_at=now + wait)
-        if rung == "kill" and life.verdict is None and not life.hurried:
-            life = replace(life, verdict=Verdict("wedged", "worker", OVERSTAYED))
-        if rung == "drain":
-            action: Action = Send(life.number, Drain(life.grace_s))
-        else:
-            action = Signal(life.number, SIGNALS[rung])
-        return replace(slot, life=life), [action]
-
-    def _judge(self, slot: Slot, life: Incarnation, exited: Exited, now: float) -> Step:
-        return self._end(slot, life, _verdict(life, exited), now)
-
-    def _end(self, slot: Slot, life: Incarnation, verdict: Verdict | None, now: float) -> Step:
-        """The process is no more. ``verdict`` is None where it went as it was told to."""
-        slot = replace(slot, life=None, incarnation=life.number)
+    def _ended(self, slot: Slot, role: Role, life: Incarnation, now: float) -> Step:
+        """A process is no more; its verdict is None where it went as it was told to."""
+        verdict = life.verdict
+        slot = replace(slot.having(role, None), needs=life.needs or slot.needs)
         if slot.stopping:
-            slot = replace(slot, state="gone", detail="stopped")
-            done = "nothing: the node stops"
-            return slot, _records(slot, life, verdict, done)
+            slot = replace(slot, rest="gone", detail="stopped")
+            return slot, _records(life, "nothing: the node stops")
+        if role == "predecessor":
+            slot = replace(slot, renewing=False)
+            return slot, _records(life, "nothing: its successor serves")
+        if verdict is not None:
+            slot = self._learned(slot, life, verdict)
+        if role == "successor":
+            return self._without_successor(slot, life, now)
+        renewing = slot.renewing and verdict is None
+        slot = replace(slot, renewing=renewing, freed_at=life.exited_at)
+        if slot.successor is not None:
+            slot = replace(slot, successor=None, renewing=False).having("life", slot.successor)
+            return slot, _records(life, "its successor, already on its way, takes its place")
+        return self._respawn(slot, life, verdict, now)
+
+    def _without_successor(self, slot: Slot, life: Incarnation, now: float) -> Step:
+        """A surge came to nothing, and the worn worker serves on."""
+        budgets = self._budgets
+        failures = slot.failed_renewals + 1
+        wait = delay(failures, budgets.retry_s, budgets.retry_max_s, self._draw())
+        slot = replace(
+            slot,
+            renewing=False,
+            failed_renewals=failures,
+            renew_at=now + wait,
+            cramped=life.verdict is not None and life.verdict.kind in OUT_OF_MEMORY,
+            detail="",
+        )
+        return slot, _records(life, f"the worker before it serves on; again in {wait:.1f} s")
+
+    def _respawn(self, slot: Slot, life: Incarnation, verdict: Verdict | None, now: float) -> Step:
         if verdict is not None and verdict.scope == "model":
-            slot = replace(slot, state="failed", detail=verdict.first.text)
-            done = "nothing: this configuration cannot work"
-            return slot, _records(slot, life, verdict, done)
+            if verdict.kind != "cuda_compile" or slot.wiped:
+                slot = replace(slot, rest="failed", detail=verdict.first.text)
+                return slot, _records(life, "nothing: this configuration cannot work")
+            # A kill in the middle of writing one leaves a broken file. Where kernels that were
+            # compiled anew are no better, no file was to blame.
+            slot = replace(slot, wiped=True)
+            slot = self._with_retry(slot, life, verdict, now)
+            done = f"its compiled kernels are removed; {self._plan(slot, now)}"
+            return slot, [*_records(life, done), WipeKernels()]
         slot = self._with_retry(slot, life, verdict, now)
-        if slot.retry_at <= now:
-            records = _records(slot, life, verdict, "respawned at once")
-            slot, actions = self._spawn(slot, now)
-            return slot, [*records, *actions]
-        done = f"back-off of {slot.retry_at - now:.1f} s"
-        return slot, _records(slot, life, verdict, done)
+        return slot, _records(life, self._plan(slot, now))
+
+    def _plan(self, slot: Slot, now: float) -> str:
+        wait = slot.retry_at - now
+        when = f"back-off of {wait:.1f} s" if wait > 0 else "respawned at once"
+        return f"{when}, with {slot.precautions}" if slot.precautions != NONE else when
 
     def _with_retry(
         self, slot: Slot, life: Incarnation, verdict: Verdict | None, now: float
     ) -> Slot:
         budgets = self._budgets
-        served_s = life.exited_at - life.ready_at if life.ready_at is not None else 0.0
-        strikes = 0 if served_s >= budgets.steady_s else slot.strikes
+        held = life.served_s >= budgets.steady_s
+        strikes = 0 if held else slot.strikes
         served = life.ready_at is not None
-        # Somebody's hand, or its own good order, is not held against a slot whose workers serve.
-        innocent = verdict is None or verdict.kind in ("killed", "left")
+        innocent = verdict is None or verdict.kind in INNOCENT
+        hurts = verdict is not None and (verdict.scope == "machine" or verdict.kind in PAUSED)
         if served and innocent:
             wait = 0.0
-        elif served and strikes == 0 and verdict is not None and verdict.scope != "machine":
+        elif served and strikes == 0 and not hurts:
             wait = 0.0
             strikes = 1
         else:
             strikes += 1
             wait = delay(strikes, budgets.retry_s, budgets.retry_max_s, self._draw())
-        retry_at = max(now + wait, life.spawned_at + budgets.spacing_s)
-        detail = verdict.text if verdict is not None else "recycled"
-        return replace(slot, state="backoff", strikes=strikes, retry_at=retry_at, detail=detail)
+        return replace(
+            slot,
+            rest="backoff",
+            strikes=strikes,
+            retry_at=max(now + wait, slot.spawned_at + budgets.spacing_s),
+            detail=verdict.text if verdict is not None else "recycled",
+            wiped=slot.wiped and not held,
+        )
 
-
-def _current(slot: Slot, number: int) -> Incarnation | None:
-    return slot.life if slot.life is not None and slot.life.number == number else None
+    def _learned(self, slot: Slot, life: Incarnation, verdict: Verdict) -> Slot:
+        precautions = slot.precautions.after(
+            verdict.kind,
+            slot.last_kind,
+            footprint=life.footprint,
+            weight_bytes=life.weight_bytes,
+        )
+        return replace(slot, precautions=precautions, last_kind=verdict.kind)
 
 
 def _without_pause(slot: Slot, now: float) -> Slot:
     gap = now - slot.seen_at
     slot = replace(slot, seen_at=now)
-    if gap <= PAUSE_S or slot.life is None:
-        return slot
-    return replace(slot, life=life_of.with_pause(slot.life, gap))
+    if gap > PAUSE_S:
+        for role, life in slot.lives:
+            slot = slot.having(role, with_.with_pause(life, gap))
+    return slot
 
 
-def _gone(slot: Slot, life: Incarnation) -> Slot:
-    """GONE, with the state that it was in kept for the autopsy."""
-    phase = slot.state if slot.state != "gone" else slot.phase
-    return replace(slot, state="gone", phase=phase, life=life)
-
-
-def _verdict(life: Incarnation, exited: Exited) -> Verdict | None:
-    """What to make of an exit: None if the worker went as it was told to, or recycled itself."""
-    fault = life.fault
-    if life.verdict is not None:
-        verdict = life.verdict
-        if fault is not None and fault.first != verdict.first:
-            verdict = replace(verdict, later=(*verdict.later, fault.first, *fault.later))
-        # The worker itself knows best whether another one could do better.
-        return replace(verdict, scope="model") if exited.status == Exit.CONFIGURATION else verdict
-    obeyed = life.hurried or (life.asked and exited.status == Exit.BYE)
-    if obeyed or exited.status == Exit.RECYCLED:
-        return None
-    return verdicts.of_exit(exited.status, exited.stderr, life.bye)
-
-
-def _records(slot: Slot, life: Incarnation, verdict: Verdict | None, done: str) -> list[Action]:
-    return [] if verdict is None else [Record(life, verdict, slot.phase, done)]
+def _records(life: Incarnation, done: str) -> list[Action]:
+    return [Record(life, life.verdict, done)] if life.verdict is not None else []

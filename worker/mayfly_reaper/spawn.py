@@ -9,6 +9,7 @@ in the terminal reaches the reaper alone.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import fields
@@ -24,19 +25,29 @@ from mayfly_reaper.environment import (
 )
 from mayfly_reaper.errors import StartError
 from mayfly_reaper.paths import Runtime
+from mayfly_reaper.precautions import NONE, Precautions
 from mayfly_reaper.settings import NodeSettings, Pool
 from mayfly_reaper.stderr_file import StderrFile
+from mayfly_reaper.telling import Once
 
 
 class WorkerProcess:
-    """One incarnation's process, with what it leaves behind."""
+    """One incarnation's process, with what it leaves behind. ``told`` is its settings as they
+    stand on its command line; ``crumb`` the file that it writes before each forward pass."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], stderr: StderrFile, endpoint: Path
+        self,
+        process: subprocess.Popen[bytes],
+        told: str,
+        stderr: StderrFile,
+        endpoint: Path,
+        crumb: Path,
     ) -> None:
         self._process = process
         self._endpoint = endpoint
+        self.told = told
         self.stderr = stderr
+        self.crumb = crumb
 
     @property
     def pid(self) -> int:
@@ -61,6 +72,7 @@ class WorkerProcess:
             self._process.stdin.close()
         self.stderr.close()
         self._endpoint.unlink(missing_ok=True)
+        self.crumb.unlink(missing_ok=True)
 
 
 class Spawner:
@@ -79,44 +91,76 @@ class Spawner:
         self._command = settings.worker_command
         self._state_dir = settings.state_dir
         self._runtime = runtime
+        self._memory_share = 1 / max(1, sum(pool.workers for pool in settings.pools))
         for pool in settings.pools:
             _check_options(pool)
         for name in removed(os.environ):
             note(f"{name} is set and not passed on to workers: it can leave the GPU locked")
+        self._complain = Once(note)
         self._blas = _blas(note) if settings.preload_blas and wants_blas() else None
         self._stderr_dir = self._state_dir / "stderr"
-        self._stderr_dir.mkdir(exist_ok=True)
+        try:
+            self._stderr_dir.mkdir(exist_ok=True)
+        except OSError as error:
+            raise StartError(f"cannot make {self._stderr_dir}: {error.strerror}") from error
         for left in self._stderr_dir.glob("*.log"):
-            left.unlink()
+            left.unlink(missing_ok=True)
 
-    def spawn(self, slot: str, pool: Pool, incarnation: int) -> WorkerProcess:
+    def spawn(
+        self, slot: str, pool: Pool, incarnation: int, precautions: Precautions = NONE
+    ) -> WorkerProcess:
         """Starts a process. Raises OSError if the system does not let us."""
         endpoint = self._runtime.worker(incarnation)
-        told = WorkerSettings(
+        crumb = self._runtime.breadcrumb(incarnation)
+        settings = WorkerSettings(
             slot=slot,
             incarnation=incarnation,
             control=self._runtime.control,
             listen=f"ipc://{endpoint}",
             model_path=str(pool.model_path.resolve()),
             model_name=pool.model_name,
-            **pool.options,  # type: ignore[arg-type]  # checked when the node started
+            breadcrumb=str(crumb),
+            canary_dir=str(self._state_dir / "canary"),
+            memory_share=self._memory_share,
+            **precautions.options(pool.options),  # type: ignore[arg-type]  # checked at the start
         )
-        ptx_folder = self._state_dir / "ptx" / slot
-        ptx_folder.mkdir(parents=True, exist_ok=True)
-        stderr = StderrFile(self._stderr_dir / f"{slot}-{incarnation}.log")
+        told = worker_settings.dump_json(settings).decode()
+        environment = worker_environment(
+            os.environ, pool.environment, self._kernels(slot), self._blas, precautions
+        )
+        stderr = self._stderr(f"{slot}-{incarnation}.log")
         try:
             process = subprocess.Popen(
-                [*self._command, "--settings", worker_settings.dump_json(told).decode()],
+                [*self._command, "--settings", told],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=stderr.fileno(),
-                env=worker_environment(os.environ, pool.environment, ptx_folder, self._blas),
+                env=environment,
                 start_new_session=True,
             )
         except OSError:
             stderr.close()
             raise
-        return WorkerProcess(process, stderr, endpoint)
+        return WorkerProcess(process, told, stderr, endpoint, crumb)
+
+    def wipe_kernels(self, slot: str) -> None:
+        """Removes the slot's compiled kernels; there must be no process that uses them."""
+        shutil.rmtree(self._kernels(slot), ignore_errors=True)
+
+    def _kernels(self, slot: str) -> Path:
+        folder = self._state_dir / "ptx" / slot
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:  # a full disk: MLX does without
+            self._complain(f"compiled kernels cannot be kept: {error.strerror}")
+        return folder
+
+    def _stderr(self, name: str) -> StderrFile:
+        try:
+            return StderrFile(self._stderr_dir / name)
+        except OSError as error:
+            self._complain(f"what workers write to stderr cannot be kept: {error.strerror}")
+            return StderrFile(None)
 
 
 def _check_options(pool: Pool) -> None:

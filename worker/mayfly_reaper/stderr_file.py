@@ -7,6 +7,7 @@ that has something to say.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 KEPT_BYTES = 64 << 10
@@ -14,12 +15,17 @@ MOST_BYTES = 4 << 20
 
 
 class StderrFile:
-    """Open for appending; ``fileno()`` is for the process that writes."""
+    """Open for appending; ``fileno()`` is for the process that writes. Without a path nothing is
+    kept.
 
-    def __init__(self, path: Path) -> None:
+    Raises:
+        OSError: it cannot be made.
+    """
+
+    def __init__(self, path: Path | None) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
         self._path = path
-        self._descriptor = os.open(path, flags, 0o600)
+        self._descriptor = os.open(path if path is not None else os.devnull, flags, 0o600)
 
     def fileno(self) -> int:
         return self._descriptor
@@ -39,9 +45,11 @@ class StderrFile:
         if os.fstat(self._descriptor).st_size > MOST_BYTES:
             tail = self.tail()
             os.ftruncate(self._descriptor, 0)
-            os.write(self._descriptor, tail.encode())
+            with suppress(OSError):  # a full disk: then there is no tail
+                os.write(self._descriptor, tail.encode())
 
     def close(self) -> None:
         """Closes and removes it."""
         os.close(self._descriptor)
-        self._path.unlink(missing_ok=True)
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)

@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from mayfly_protocol.roster import SlotView
 from mayfly_reaper.settings import Observer
 
 _log = logging.getLogger(__name__)
+
+
+class Once:
+    """Says each thing once: what fails again and again is no news."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._said: set[str] = set()
+
+    def __call__(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self._say(text)
 
 
 class Teller:

@@ -2,23 +2,8 @@
 
 A worker that can still speak names its fault itself, and the reaper names what it saw from outside
 (``wedged``, ``silent``); both come before the process is gone and are not overruled by how it then
-died. For all others the exit status is the truth, and the end of stderr only explains it.
-
-=================  =======  =================================================
-kind               scope    ended by
-=================  =======  =================================================
-left               worker   exit 0 that nobody here asked for
-configuration      model    exit 3
-load_failed        worker   exit 4
-orphaned           worker   exit 71: it saw the end of its stdin
-killed             worker   a SIGKILL that the reaper did not send
-aborted            worker   SIGABRT
-crashed            worker   SIGSEGV, SIGBUS, SIGILL, SIGTRAP
-wedged             worker   faulthandler's watchdog, or the reaper's budgets
-silent             worker   the reaper's budgets
-not_started        machine  the system would not start the process
-unknown            worker   anything else
-=================  =======  =================================================
+died. For all others the exit status is the truth, and the end of stderr only explains it:
+:func:`mayfly_protocol.faults.classify_exit` says of which kind that is.
 """
 
 from __future__ import annotations
@@ -26,11 +11,22 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 
+from mayfly_protocol.faults import KINDS, classify_exit
 from mayfly_protocol.lifecycle import Bye, Cause, Exit, Fault, Scope
 
-CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGTRAP})
-# The first line that says what happened, where the end of stderr would be somebody's stack.
 TELLING = ("Fatal Python error: ", "Timeout (", "libc++abi: terminating", "  what():")
+"""How the line begins that says what happened, where the end of stderr is somebody's stack."""
+
+INNOCENT = frozenset({"killed", "left"})
+"""Somebody's hand, or a worker's own good order: not held against a slot whose workers serve."""
+
+PAUSED = frozenset({"metal_timeout", "metal_out_of_memory"})
+"""The GPU, or its memory, is busy: even after a first loss the next worker is not started at
+once."""
+
+OUT_OF_MEMORY = frozenset(
+    {"allocation_failed", "cuda_out_of_memory", "metal_out_of_memory", "killed_by_system"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,24 +41,40 @@ class Verdict:
         """In one line, for people."""
         return f"{self.kind}: {self.first.text}"
 
+    @property
+    def blames_requests(self) -> bool:
+        """Whether those in the forward pass that died may have done it."""
+        return self.kind not in KINDS or KINDS[self.kind].strike == "suspects"
+
 
 def of_fault(fault: Fault) -> Verdict:
     """What a worker says of itself, taken at its word."""
     return Verdict(fault.kind, fault.scope, fault.first, fault.later)
 
 
-def of_exit(status: int, stderr: str, bye: Bye | None) -> Verdict:
+def of_exit(
+    status: int, stderr: str, bye: Bye | None, *, sent_by_us: bool = False, starved: str = ""
+) -> Verdict:
     """What an exit means by itself.
 
     Args:
         status: as ``subprocess.Popen.returncode`` has it, a signal's number negated.
         stderr: the last lines that the process wrote.
         bye: what it said of its leaving, if it did.
+        sent_by_us: whether the signal may have been the reaper's.
+        starved: what shows that the system was short of memory.
     """
-    kind, scope = _kind_of_signal(-status) if status < 0 else _kind_of_code(status, stderr)
-    told = bye.reason if bye is not None and bye.reason else telling_line(stderr)
-    how = describe_status(status) if kind != "killed" else "SIGKILL from outside"
-    return Verdict(kind, scope, Cause("Exit", f"{how}: {told}" if told else how))
+    found = classify_exit(status, stderr, sent_by_us=sent_by_us, memory_pressure=bool(starved))
+    how = describe_status(status)
+    if found.kind in ("killed", "killed_by_system"):
+        how = f"{describe_status(status).removeprefix('killed by ')} from outside"
+    if found.kind == "killed_by_system":
+        told = starved
+    elif bye is not None and bye.reason:
+        told = bye.reason
+    else:
+        told = telling_line(stderr, found.signature)
+    return Verdict(found.kind, found.scope, Cause("Exit", f"{how}: {told}" if told else how))
 
 
 def describe_status(status: int) -> str:
@@ -78,34 +90,15 @@ def describe_status(status: int) -> str:
         return f"exit status {status}"
 
 
-def telling_line(stderr: str) -> str:
-    """The line of a dying process's stderr that most likely says why."""
-    lines = [line for line in stderr.splitlines() if line.strip()]
-    for line in lines:
+def telling_line(stderr: str, signature: str = "") -> str:
+    """The line of a dying process's stderr that most likely says why: the one that gave its kind
+    away, if there is such a one."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    if signature:
+        for line in lines:
+            if signature in line:
+                return line
+    for line in stderr.splitlines():
         if line.startswith(TELLING):
             return line.strip()
-    return lines[-1].strip() if lines else ""
-
-
-def _kind_of_signal(number: int) -> tuple[str, Scope]:
-    if number == signal.SIGKILL:
-        return "killed", "worker"
-    if number == signal.SIGABRT:
-        return "aborted", "worker"
-    return ("crashed" if number in CRASHES else "unknown"), "worker"
-
-
-def _kind_of_code(code: int, stderr: str) -> tuple[str, Scope]:
-    match code:
-        case Exit.BYE:
-            return "left", "worker"
-        case Exit.CONFIGURATION:
-            return "configuration", "model"
-        case Exit.LOAD_FAILED:
-            return "load_failed", "worker"
-        case Exit.ORPHANED:
-            return "orphaned", "worker"
-        case 1 if "Timeout (" in stderr:
-            return "wedged", "worker"
-        case _:
-            return "unknown", "worker"
+    return lines[-1] if lines else ""

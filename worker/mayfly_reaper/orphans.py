@@ -1,0 +1,107 @@
+"""The workers that a reaper leaves behind when it is killed, and that its successor waits for.
+
+They finish what they run within their own bound and leave by themselves. Until then their memory
+is not free, so the slots that they were in stay empty; those that overstay are killed. Each worker
+is written down with its pid and with what it was told on its command line, which names the
+incarnation's number and is no other process's. A pid alone may be a stranger's by now.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from mayfly_reaper.telling import Once
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    slot: str
+    incarnation: int
+    pid: int
+    told: str
+
+
+class Ledger:
+    """Those of this reaper that live, in a file. One that can't be written costs its successor the
+    knowledge of them, and this reaper nothing: ``note`` is told once."""
+
+    def __init__(self, path: Path, note: Callable[[str], None]) -> None:
+        self._path = path
+        self._complain = Once(note)
+        self._entries: dict[int, Entry] = {}
+
+    def left_behind(self) -> list[Entry]:
+        """Those that the reaper before this one has written down last."""
+        try:
+            return [
+                Entry(each["slot"], each["incarnation"], each["pid"], each["told"])
+                for each in json.loads(self._path.read_text())
+            ]
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            _log.warning("cannot read %s: %s", self._path, error)
+            return []
+
+    def add(self, entry: Entry) -> None:
+        self._entries[entry.incarnation] = entry
+        self._write()
+
+    def remove(self, incarnation: int) -> None:
+        if self._entries.pop(incarnation, None) is not None:
+            self._write()
+
+    def _write(self) -> None:
+        text = json.dumps([asdict(entry) for entry in self._entries.values()])
+        new = self._path.with_suffix(".new")
+        try:
+            new.write_text(text)
+            new.replace(self._path)
+        except OSError as error:
+            self._complain(f"the list of workers cannot be written: {error}")
+
+
+class Orphans:
+    """Those left behind that still live. ``overdue_at`` is when they are killed, on the clock of
+    whoever asks."""
+
+    def __init__(self, left_behind: Sequence[Entry], overdue_at: float) -> None:
+        self._overdue_at = overdue_at
+        self._living = [
+            (entry, process) for entry in left_behind if (process := _same(entry)) is not None
+        ]
+
+    def look(self, now: float) -> list[Entry]:
+        """Those that still live. Overdue ones are killed."""
+        self._living = [(entry, process) for entry, process in self._living if _runs(process)]
+        if now >= self._overdue_at:
+            for entry, process in self._living:
+                try:
+                    process.kill()  # psutil's: not if the pid has become another's
+                except psutil.Error as error:
+                    _log.warning("cannot kill the orphan %d: %s", entry.pid, error)
+        return [entry for entry, _ in self._living]
+
+
+def _same(entry: Entry) -> psutil.Process | None:
+    """The process of an entry, if it is still that."""
+    try:
+        process = psutil.Process(entry.pid)
+        return process if entry.told in process.cmdline() else None
+    except psutil.Error:
+        return None
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
