@@ -1,0 +1,184 @@
+"""Loading a folder: what it takes, what it refuses, and what makes it another model."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+from mlx_lm.tuner.utils import linear_to_lora_layers
+from mlx_lm.utils import load_model
+
+from mayfly_protocol.faults import classify_exception
+from mayfly_protocol.settings import WorkerSettings
+from mayfly_worker.loading import CannotLoad, context_length, digest, load
+from models.scripted import Play
+
+
+def settings(folder: Path, **options: Any) -> WorkerSettings:
+    return WorkerSettings("s", 1, "", "", str(folder), "model", **options)
+
+
+def quiet(*_: object) -> None:
+    pass
+
+
+@pytest.fixture
+def copied(tiny_model: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny_model, tmp_path / "model"))
+
+
+@pytest.fixture(scope="module")
+def adapter(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A LoRA adapter with random weights, as mlx-lm saves them."""
+    folder = tmp_path_factory.mktemp("adapter")
+    parameters = {"rank": 4, "dropout": 0.0, "scale": 10.0}
+    model, _ = load_model(tiny_model)
+    linear_to_lora_layers(model, 2, parameters)
+    mx.random.seed(3)
+    weights = {
+        name: mx.random.normal(p.shape)
+        for name, p in tree_flatten(model.parameters())
+        if name.rsplit(".", 1)[-1] in ("lora_a", "lora_b")
+    }
+    assert weights
+    mx.save_safetensors(str(folder / "adapters.safetensors"), weights)
+    config = {"fine_tune_type": "lora", "num_layers": 2, "lora_parameters": parameters}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def logits(model: Any) -> mx.array:
+    out: mx.array = model(mx.array([[5, 6, 7]]))
+    return out
+
+
+def test_progress_is_told_in_bytes(tiny_model: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+    loaded = load(settings(tiny_model), lambda *what: told.append(what))
+    for phase in ("warming", "loading"):
+        steps = [(done, total) for p, done, total in told if p == phase and total]
+        assert [d for d, _ in steps] == sorted(d for d, _ in steps)
+        assert steps[0][0] == 0
+        assert steps[-1][0] == steps[-1][1] > 0
+    assert loaded.card.weight_bytes == sum(
+        p.nbytes for _, p in tree_flatten(loaded.model.parameters())
+    )
+
+
+def test_an_adapter_changes_the_answer_and_the_digest(tiny_model: Path, adapter: Path) -> None:
+    plain = load(settings(tiny_model), quiet)
+    tuned = load(settings(tiny_model, adapter=str(adapter)), quiet)
+    assert not mx.allclose(logits(plain.model), logits(tuned.model))
+    assert plain.card.digest != tuned.card.digest
+
+
+def test_an_adapter_of_another_model_is_refused(copied: Path, adapter: Path) -> None:
+    wrong = copied.parent / "wrong"
+    shutil.copytree(adapter, wrong)
+    weights = {"model.layers.0.self_attn.q_proj.lora_a": mx.zeros((3, 4))}
+    mx.save_safetensors(str(wrong / "adapters.safetensors"), weights)
+    with pytest.raises(CannotLoad, match="incompatible"):
+        load(settings(copied, adapter=str(wrong)), quiet)
+    with pytest.raises(CannotLoad, match="adapter"):
+        load(settings(copied, adapter=str(copied.parent / "nowhere")), quiet)
+
+
+def _without(name: str) -> Callable[[Path], None]:
+    def work(folder: Path) -> None:
+        (folder / name).unlink()
+
+    return work
+
+
+def _with_text(name: str, text: str) -> Callable[[Path], None]:
+    def work(folder: Path) -> None:
+        (folder / name).write_text(text)
+
+    return work
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (_without("config.json"), "no config.json"),
+        (_with_text("config.json", "{"), "config.json is no JSON"),
+        (_with_text("config.json", '{"model_type": "nonsense"}'), "nonsense"),
+        (_without("model.safetensors"), "no weights"),
+    ],
+)
+def test_a_folder_that_is_no_model_is_refused(
+    copied: Path, spoil: Callable[[Path], None], says: str
+) -> None:
+    spoil(copied)
+    with pytest.raises(CannotLoad, match=says):
+        load(settings(copied), quiet)
+
+
+def test_corrupt_weights_are_a_fault_of_the_model(copied: Path) -> None:
+    (copied / "model.safetensors").write_text("not at all")
+    with pytest.raises(RuntimeError) as caught:
+        load(settings(copied), quiet)
+    verdict = classify_exception(caught.value)
+    assert (verdict.kind, verdict.scope) == ("model_load", "model")
+
+
+def test_R124_code_that_comes_with_a_model_is_not_run_unasked(
+    scripted_model: Callable[..., Path], copied: Path
+) -> None:
+    with pytest.raises(CannotLoad, match="--trust-remote-code"):
+        load(settings(scripted_model([Play("a", "b")])), quiet)
+
+    marker = copied.parent / "marker"
+    code = f"from pathlib import Path\nPath({str(marker)!r}).touch()\n"
+    (copied / "tokenization_own.py").write_text(code)
+    path = copied / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    config["auto_map"] = {"AutoTokenizer": ["tokenization_own.Own", None]}
+    path.write_text(json.dumps(config))
+    with pytest.raises(CannotLoad, match="a tokenizer that is Python code"):
+        load(settings(copied), quiet)
+    assert not marker.exists()
+
+
+def test_the_digest_knows_what_decides_the_answers(copied: Path) -> None:
+    plain = settings(copied)
+    seen = {digest(copied, plain)}
+    assert digest(copied, dataclasses.replace(plain, slot="other", incarnation=9)) in seen
+    seen.add(digest(copied, dataclasses.replace(plain, kv_bits=8)))
+    seen.add(digest(copied, dataclasses.replace(plain, max_kv_size=128)))
+    assert len(seen) == 3
+
+    template = copied / "chat_template.jinja"
+    before = template.read_text() if template.exists() else ""
+    template.write_text(before + " ")
+    seen.add(digest(copied, plain))
+    content = bytearray((copied / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (copied / "model.safetensors").write_bytes(bytes(content))
+    seen.add(digest(copied, plain))
+    assert len(seen) == 5
+
+
+@pytest.mark.parametrize(
+    ("config", "limit", "context"),
+    [
+        ({"max_position_embeddings": 128}, 64, 128),
+        ({"text_config": {"max_position_embeddings": 256}}, 64, 256),
+        ({}, 512, 512),
+        ({}, int(1e30), 0),
+    ],
+)
+def test_the_context_is_what_the_model_was_made_for(
+    config: dict[str, Any], limit: int, context: int
+) -> None:
+    class Tokenizer:
+        model_max_length = limit
+
+    assert context_length(config, Tokenizer()) == context
