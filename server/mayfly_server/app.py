@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Response
@@ -14,23 +15,35 @@ from mayfly_server.api.body import BodyLimit
 from mayfly_server.api.front import Front, FrontDep
 from mayfly_server.api.request_id import RequestId
 from mayfly_server.config import FrontSettings
+from mayfly_server.edge.gate import Gate
+from mayfly_server.edge.hosts import HostPolicy, Hosts, own_names
+from mayfly_server.edge.keyring import Keyring
+from mayfly_server.edge.keys import Key
+from mayfly_server.edge.origins import Origins, with_cors
 from mayfly_server.metrics import Metrics
 from mayfly_server.pool.fleet import Fleet
 
 
-def create_app(settings: FrontSettings) -> FastAPI:
+def create_app(settings: FrontSettings, keys: Sequence[Key] = ()) -> FastAPI:
     """Listens to its nodes for as long as its lifespan lasts; ``app.state.front`` is what it knows
-    meanwhile."""
+    meanwhile. ``keys`` open it beside those of the settings' file.
+
+    Raises:
+        KeysError: the file cannot be used.
+    """
+    keyring = Keyring(tuple(keys), settings.api_keys_file)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         metrics = Metrics()
         fleet = Fleet(settings, metrics)
         fleet.start()
+        watching = asyncio.create_task(keyring.watch(), name="watch the keys file")
         app.state.front = Front(settings, metrics, fleet, int(time.time()))
         try:
             yield
         finally:
+            watching.cancel()
             await fleet.close()
 
     app = FastAPI(
@@ -43,8 +56,16 @@ def create_app(settings: FrontSettings) -> FastAPI:
     errors.install(app)
     for routes in (chat, completions, models, health, status):
         app.include_router(routes.router)
-    app.add_api_route("/metrics", metrics_page, include_in_schema=False)
+    if settings.metrics != "off":
+        app.add_api_route("/metrics", metrics_page, include_in_schema=False)
+    # The one that is added last sees a request first: see the drawing in edge.
     app.add_middleware(BodyLimit, limit=settings.max_body_bytes)
+    app.add_middleware(Gate, keyring=keyring, metrics=settings.metrics)
+    app.add_middleware(Origins, allowed=settings.cors_origins)
+    if settings.cors_origins:
+        app.add_middleware(with_cors, origins=settings.cors_origins)
+    if settings.allowed_hosts or not keyring.locked:
+        app.add_middleware(Hosts, policy=HostPolicy(settings.allowed_hosts, own_names()))
     app.add_middleware(RequestId)
     return app
 

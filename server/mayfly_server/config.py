@@ -2,10 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from pydantic import TypeAdapter
 
 from mayfly_protocol.roster import ROSTER_INTERVAL_S
 from mayfly_protocol.serving import PEER_TIMEOUT_S
+
+MetricsAccess = Literal["admin", "open", "off"]
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """What a client's connection may cost before anything is known of who it is."""
+
+    max_connections: int = 4096
+    max_head_bytes: int = 32 << 10
+    """Of a request's address and headers together."""
+    max_headers: int = 128
+    max_address_bytes: int = 8 << 10
+    head_wait_s: float = 10.0
+    """How long the head of a request may take to arrive ..."""
+    body_wait_s: float = 30.0
+    """... and its body ..."""
+    body_bytes_per_s: float = 10_000.0
+    """... to which a second is added for so many bytes that came."""
+    slow_reader_s: float = 60.0
+    """How long a client may leave unread what it was sent, beyond what fits on the way."""
+    linger_s: float = 2.0
+    """How long a connection that is being closed waits for its client to read the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +52,10 @@ class FrontSettings:
     the longest that a reaper lets one step take."""
     max_attempts: int = 5
     """Workers that a request may outlive."""
+    verdict_wait_s: float = 1.0
+    """How long a request waits for a reaper to say whether its lost worker died of it."""
+    quarantine_ttl_s: float = 3600.0
+    """How long a request that workers die of is refused; 0: never."""
     pong_wait_s: float = PEER_TIMEOUT_S
     """A worker silent for this long, though pinged, is lost."""
     roster_silence_s: float = 5 * ROSTER_INTERVAL_S
@@ -34,7 +65,17 @@ class FrontSettings:
     grace_s: float = 10.0
     """How long streams may go on after SIGTERM."""
     max_body_bytes: int = 32 << 20
-    verdict_wait_s: float = 1.0
-    """How long a request waits for a reaper to say whether its lost worker died of it."""
-    quarantine_ttl_s: float = 3600.0
-    """How long a request that workers die of is refused; 0: never."""
+    connections: ConnectionLimits = field(default_factory=ConnectionLimits)
+    api_keys_file: Path | None = None
+    allowed_hosts: tuple[str, ...] = ()
+    """Names that requests may be for, beside this machine's own: see
+    :mod:`mayfly_server.edge.hosts`."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins whose pages may use this server: see :mod:`mayfly_server.edge.origins`."""
+    metrics: MetricsAccess = "admin"
+    """Who may read ``/metrics`` once there are keys; ``off``: there is none."""
+    insecure: bool = False
+    """Whether others may reach a server without keys."""
+
+
+front_settings: TypeAdapter[FrontSettings] = TypeAdapter(FrontSettings)

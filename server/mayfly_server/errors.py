@@ -4,12 +4,21 @@
 
     RequestError                     status  type                   retryable
     ├── InvalidRequest                  400  invalid_request_error  no
+    │   ├── Unauthorized                401
+    │   ├── Forbidden                   403
     │   ├── ModelNotFound               404
+    │   ├── NotServed                   404
+    │   ├── RequestTimeout              408                         yes
     │   ├── BodyTooLarge                413
-    │   └── UnsupportedMediaType        415
+    │   ├── AddressTooLong              414
+    │   ├── UnsupportedMediaType        415
+    │   ├── Misdirected                 421
+    │   └── HeadersTooLarge             431
+    ├── RateLimited                     429  rate_limit_error       yes, Retry-After
     ├── Overloaded                      429  rate_limit_error       yes, Retry-After
     ├── Unavailable                     503  server_error           yes, Retry-After
     │   ├── WorkersLost                 503                         yes
+    │   ├── TooManyConnections          503                         yes
     │   └── ShuttingDown                503                         yes
     └── RequestFailed                   500  server_error           no, x-should-retry: false
 
@@ -61,7 +70,7 @@ class RequestError(Exception):
     def headers(self) -> dict[str, str]:
         """OpenAI's SDKs obey both: they retry 408, 409, 429 and 5xx unless told not to."""
         headers: dict[str, str] = {}
-        if self.status == 429 or self.status >= 500:
+        if self.status in (408, 429) or self.status >= 500:
             headers["x-should-retry"] = "true" if self.retryable else "false"
         if self.retry_after_s is not None:
             headers["retry-after"] = str(max(1, math.ceil(self.retry_after_s)))
@@ -75,9 +84,41 @@ class InvalidRequest(RequestError):
     type = "invalid_request_error"
 
 
+class Unauthorized(InvalidRequest):
+    """No key, or none that is known."""
+
+    status = 401
+    default_code = "invalid_api_key"
+
+    def headers(self) -> dict[str, str]:
+        return super().headers() | {"www-authenticate": "Bearer"}
+
+
+class Forbidden(InvalidRequest):
+    """A key that does not open this, or a page of another site."""
+
+    status = 403
+    default_code = "permission_denied"
+
+
 class ModelNotFound(InvalidRequest):
     status = 404
     default_code = "model_not_found"
+
+
+class NotServed(InvalidRequest):
+    """An API that no model here answers."""
+
+    status = 404
+    default_code = "not_served"
+
+
+class RequestTimeout(InvalidRequest):
+    """The request took too long to arrive."""
+
+    status = 408
+    default_code = "request_timeout"
+    retryable = True
 
 
 class BodyTooLarge(InvalidRequest):
@@ -85,9 +126,35 @@ class BodyTooLarge(InvalidRequest):
     default_code = "request_too_large"
 
 
+class AddressTooLong(InvalidRequest):
+    status = 414
+    default_code = "uri_too_long"
+
+
 class UnsupportedMediaType(InvalidRequest):
     status = 415
     default_code = "unsupported_media_type"
+
+
+class Misdirected(InvalidRequest):
+    """For a host that this server does not answer for."""
+
+    status = 421
+    default_code = "host_not_allowed"
+
+
+class HeadersTooLarge(InvalidRequest):
+    status = 431
+    default_code = "headers_too_large"
+
+
+class RateLimited(RequestError):
+    """This key has sent more than it may."""
+
+    status = 429
+    type = "rate_limit_error"
+    default_code = "rate_limit_exceeded"
+    retryable = True
 
 
 class Overloaded(RequestError):
@@ -111,6 +178,10 @@ class WorkersLost(Unavailable):
     """The request outlived as many workers as it may."""
 
     default_code = "workers_lost"
+
+
+class TooManyConnections(Unavailable):
+    default_code = "too_many_connections"
 
 
 class ShuttingDown(Unavailable):

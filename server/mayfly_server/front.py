@@ -13,13 +13,17 @@ import socket
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 
 import structlog
+from pydantic_core import from_json
 
 from mayfly_protocol.lifecycle import Exit
 from mayfly_server import logs
 from mayfly_server.app import create_app
-from mayfly_server.config import FrontSettings
+from mayfly_server.config import FrontSettings, front_settings
+from mayfly_server.edge.exposure import exposed, refusal
+from mayfly_server.edge.keys import KeysError, from_environment
 from mayfly_server.serving import FrontServer
 
 _BACKLOG = 2048
@@ -29,15 +33,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
     logs.configure()
     log = structlog.get_logger(__name__)
-    settings = FrontSettings(nodes=tuple(options.node), grace_s=options.grace)
+    settings = _settings(options)
     if options.fd is None:
         listener = _bind(options.host, options.port)
         log.info("front end starts", address=listener.getsockname()[:2], nodes=settings.nodes)
     else:
         listener = socket.socket(fileno=options.fd)
         threading.Thread(target=_leave_with_parent, name="death pipe", daemon=True).start()
-    server = FrontServer(create_app(settings), settings.grace_s)
+    try:
+        keys = from_environment(os.environ)
+        app = create_app(settings, keys)
+    except KeysError as error:
+        sys.exit(str(error))
+    address = exposed(listener)
+    if address is not None and not (settings.insecure or keys or settings.api_keys_file):
+        sys.exit(refusal(address))
+    server = FrontServer(app, settings)
     server.run(sockets=[listener])
+
+
+def _settings(options: argparse.Namespace) -> FrontSettings:
+    given = from_json(options.settings)
+    settings = front_settings.validate_python({**given, "nodes": options.node})
+    return settings if options.grace is None else replace(settings, grace_s=options.grace)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -46,7 +64,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--fd", type=int, help="an inherited listening socket")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--grace", type=float, default=10.0, help="seconds for streams at SIGTERM")
+    parser.add_argument("--grace", type=float, help="seconds for streams at SIGTERM")
+    parser.add_argument(
+        "--settings", default="{}", help="all that differs from FrontSettings' defaults, as JSON"
+    )
     return parser
 
 

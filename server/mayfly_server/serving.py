@@ -17,12 +17,16 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
+from functools import partial
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 
 from mayfly_server.api.front import Front
+from mayfly_server.config import FrontSettings
+from mayfly_server.edge.protocol import EdgeProtocol
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _FAREWELL_S = 2.0
@@ -30,12 +34,14 @@ _FAREWELL_S = 2.0
 
 
 class FrontServer(uvicorn.Server):
-    def __init__(self, app: FastAPI, grace_s: float) -> None:
+    def __init__(self, app: FastAPI, settings: FrontSettings) -> None:
+        grace_s = settings.grace_s
+        protocol: Any = partial(EdgeProtocol, settings.connections)
         super().__init__(
             uvicorn.Config(
                 app,
                 loop="uvloop",
-                http="httptools",
+                http=protocol,
                 ws="none",
                 lifespan="on",
                 log_config=None,

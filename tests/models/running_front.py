@@ -6,6 +6,7 @@ import asyncio
 import socket
 import threading
 import time
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import httpx
@@ -14,6 +15,7 @@ import uvloop
 from mayfly_server.api.front import Front
 from mayfly_server.app import create_app
 from mayfly_server.config import FrontSettings
+from mayfly_server.edge.keys import Key
 from mayfly_server.serving import FrontServer
 
 PATIENCE_S = 10.0
@@ -22,10 +24,12 @@ PATIENCE_S = 10.0
 class RunningFront:
     """To be entered; ready when it is, or as soon as it listens where ``ready`` is false."""
 
-    def __init__(self, *nodes: str, ready: bool = True, **settings: Any) -> None:
+    def __init__(
+        self, *nodes: str, ready: bool = True, keys: Sequence[Key] = (), **settings: Any
+    ) -> None:
         self._settings = FrontSettings(nodes=nodes, **({"grace_s": 1.0} | settings))
-        self._app = create_app(self._settings)
-        self._server = FrontServer(self._app, self._settings.grace_s)
+        self.app = create_app(self._settings, keys)
+        self._server = FrontServer(self.app, self._settings)
         self._socket = socket.create_server(("127.0.0.1", 0))
         self._wait_ready = ready
         self.port: int = self._socket.getsockname()[1]
@@ -35,8 +39,13 @@ class RunningFront:
 
     @property
     def front(self) -> Front:
-        front: Front = self._app.state.front
+        front: Front = self.app.state.front
         return front
+
+    @property
+    def connections(self) -> Collection[Any]:
+        """Those that are open."""
+        return self._server.server_state.connections
 
     def __enter__(self) -> RunningFront:
         self._thread.start()

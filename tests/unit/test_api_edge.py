@@ -94,7 +94,7 @@ def test_R64_chunked_bodies(front: RunningFront) -> None:
 def test_R64_expect_100_continue(front: RunningFront) -> None:
     body = json.dumps(HELLO).encode()
     head = (
-        f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\nExpect: 100-continue\r\n\r\n"
     )
     with socket.create_connection(("127.0.0.1", front.port), timeout=5) as connection:
@@ -136,7 +136,7 @@ def test_R133_bodies_beyond_the_limit(front: RunningFront) -> None:
     response = front.client.post(CHAT, content=chunks, headers=JSON)
     assert response.status_code == 413
     with socket.create_connection(("127.0.0.1", front.port), timeout=5) as connection:
-        head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {10 << 30}\r\n\r\n"
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {10 << 30}\r\n\r\n"
         connection.sendall(head.encode())
         assert connection.recv(100).startswith(b"HTTP/1.1 413")
 
@@ -156,7 +156,7 @@ def test_R48_a_connection_is_reusable_after_a_stream(front: RunningFront) -> Non
 def test_R48_the_terminating_chunk(front: RunningFront) -> None:
     body = json.dumps(HELLO | {"stream": True}).encode()
     head = (
-        f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     with socket.create_connection(("127.0.0.1", front.port), timeout=5) as connection:

@@ -28,6 +28,8 @@ TEMPLATE_KWARGS = frozenset(
 """What published chat templates ask their caller for. Everything else is refused: a template's
 other names are the server's own (``messages``, ``tools``, ``tokenize``, ``chat_template`` ...)."""
 
+MAX_MESSAGES = 16_384
+
 ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
 
 
@@ -89,7 +91,7 @@ def _known_kwargs(value: dict[str, Any]) -> dict[str, Any]:
 class ChatRequest(CommonFields):
     """See the module. Messages are looked at by :mod:`mayfly_server.api.messages`."""
 
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Count | None = None
     max_tokens: Annotated[Count | None, Field(description="As max_completion_tokens.")] = None
     logprobs: bool | None = None

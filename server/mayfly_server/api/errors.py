@@ -11,7 +11,9 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.types import Scope
 
+from mayfly_server.api.anthropic.errors import anthropic_answer, speaks_anthropic
 from mayfly_server.errors import InvalidRequest, RequestError
 
 FIELD_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -24,12 +26,16 @@ _CODES = {
 }
 
 
-def answer(error: RequestError, *, close: bool = False) -> JSONResponse:
-    """``close`` where the rest of the request is not going to be read."""
-    headers = error.headers()
+def answer(error: RequestError, scope: Scope, *, close: bool = False) -> JSONResponse:
+    """An error in the shape of the API that the request is for. ``close`` where the rest of the
+    request is not going to be read."""
+    if speaks_anthropic(scope):
+        response = anthropic_answer(error, scope)
+    else:
+        response = JSONResponse(error.envelope(), error.status, error.headers())
     if close:
-        headers["connection"] = "close"
-    return JSONResponse(error.envelope(), error.status, headers)
+        response.headers["connection"] = "close"
+    return response
 
 
 def install(app: FastAPI) -> None:
@@ -37,15 +43,15 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestError)
     async def known(request: Request, error: RequestError) -> JSONResponse:
-        return answer(error, close=error.status == 413)
+        return answer(error, request.scope, close=error.status == 413)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        return answer(refusal(error.errors()))
+        return answer(refusal(error.errors()), request.scope)
 
     @app.exception_handler(HTTPException)
     async def routing(request: Request, error: HTTPException) -> JSONResponse:
-        response = answer(_of_status(error))
+        response = answer(_of_status(error), request.scope)
         response.headers.update(error.headers or {})
         return response
 
@@ -56,7 +62,7 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def unknown(request: Request, error: Exception) -> JSONResponse:
         # Starlette raises it again after this answer; Uvicorn logs it and closes the connection.
-        return answer(internal_error(), close=True)
+        return answer(internal_error(), request.scope, close=True)
 
 
 def internal_error() -> RequestError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
 from mayfly_server.api.front import FrontDep
@@ -21,8 +21,9 @@ async def alive() -> dict[str, Any]:
 
 @router.get("/health")
 @router.get("/readyz")
-async def ready(front: FrontDep) -> JSONResponse:
-    """Whether a request would be taken now: 200, or 503 with the reason."""
+async def ready(request: Request, front: FrontDep) -> JSONResponse:
+    """Whether a request would be taken now: 200, or 503 with the reason, unless the caller lacks a
+    key that others need."""
     if front.fleet.closing:
         reason, ready_in_s = "the server is shutting down", 1.0
     elif front.fleet.ready_workers():
@@ -30,5 +31,7 @@ async def ready(front: FrontDep) -> JSONResponse:
     else:
         outlook = front.fleet.outlook()
         reason, ready_in_s = outlook.reason, outlook.ready_in_s
+    if getattr(request.state, "guest", False):
+        return JSONResponse({"status": "unavailable"}, 503)
     headers = Unavailable(reason, retry_after_s=ready_in_s).headers()
     return JSONResponse({"status": "unavailable", "reason": reason}, 503, headers)

@@ -1,5 +1,5 @@
 """Every request has an id: the client's own where it sent a harmless one. It comes back with the
-answer, and stands in every line that is logged on the way."""
+answer, stands in every line that is logged on the way, and in ``scope["state"]``."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ class RequestId:
             return
         sent = dict(scope["headers"]).get(b"x-request-id", b"")
         request_id = sent.decode() if _HARMLESS.fullmatch(sent) else f"req_{secrets.token_hex(12)}"
+
+        scope.setdefault("state", {})["request_id"] = request_id
 
         async def with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import typer
 
-from mayfly_server.cli import chat, faults, serve, status, version
+from mayfly_server.cli import chat, faults, keys, serve, status, version
 
 app = typer.Typer(
     name="mayfly",
@@ -25,6 +25,7 @@ app.command()(serve.serve)
 app.command()(status.status)
 app.command()(chat.chat)
 app.add_typer(faults.app)
+app.add_typer(keys.app)
 app.command()(version.version)
 
 

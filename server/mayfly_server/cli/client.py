@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mayfly_protocol.secrets import ADMIN_KEY_VARIABLE, API_KEY_VARIABLE
 from mayfly_server.cli.failure import fail
 
 if TYPE_CHECKING:
     import httpx
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+KEY_VARIABLES = (API_KEY_VARIABLE, ADMIN_KEY_VARIABLE)
 
 Url = Annotated[str, typer.Option("--url", help="The server's address.")]
 
 
 def connect(url: str) -> httpx.Client:
-    """A client for the server at ``url``. Reads may take as long as the server holds them: only
-    connecting has a time limit."""
+    """A client for the server at ``url``, with the key in the environment if there is one. Reads
+    may take as long as the server holds them: only connecting has a time limit."""
     import httpx
 
+    key = next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), None)
+    headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
-        return httpx.Client(base_url=url, timeout=httpx.Timeout(None, connect=5.0))
+        return httpx.Client(base_url=url, headers=headers, timeout=httpx.Timeout(None, connect=5.0))
     except (httpx.InvalidURL, ValueError) as error:
         raise typer.BadParameter(f"{url!r} is no address: {error}", param_hint="--url") from error
 
@@ -39,6 +44,11 @@ def get_json(client: httpx.Client, path: str) -> Any:
         response.raise_for_status()
         return response.json()
     except httpx.HTTPStatusError as error:
+        if error.response.status_code in (401, 403):
+            fail(
+                f"{client.base_url} wants another key for {path} than it got: "
+                f"set {' or '.join(KEY_VARIABLES)}"
+            )
         fail(
             f"{client.base_url} answers {path} with HTTP {error.response.status_code}: "
             f"is that a Mayfly server?"

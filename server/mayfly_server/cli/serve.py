@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -84,6 +85,18 @@ def serve(
     max_rows: Annotated[
         int | None, typer.Option(help="Sequences that a worker decodes together.", min=1)
     ] = None,
+    api_keys_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="A file of API keys that requests need; `mayfly keys new` adds to it. Keys can "
+            "also stand in the environment, as MAYFLY_API_KEYS and MAYFLY_ADMIN_KEY.",
+            exists=True,
+            dir_okay=False,
+        ),
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Let others use this server without a key.")
+    ] = False,
 ) -> None:
     """Serve a model over an OpenAI-compatible HTTP API.
 
@@ -93,7 +106,12 @@ def serve(
     try:
         _require_mlx()
         state = (state_dir or _default_state_dir()).resolve()
-        _require_free(host, port, state)
+        front = {
+            "api_keys_file": str(api_keys_file.resolve()) if api_keys_file else None,
+            "insecure": insecure or None,
+        }
+        locked = _locked(api_keys_file)
+        _require_free(host, port, state, open_to_others=locked or insecure)
         options = {
             "adapter": str(adapter.resolve()) if adapter else None,
             "trust_remote_code": trust_remote_code or None,
@@ -108,8 +126,8 @@ def serve(
                 fetched,
                 name=name,
                 workers=workers,
-                options={key: value for key, value in options.items() if value is not None},
-                front_end=_front_end(host, port),
+                options=_given(options),
+                front_end=_front_end(host, port, _given(front)),
                 state_dir=state,
                 preload_blas=preload_blas,
             )
@@ -146,16 +164,35 @@ def _default_state_dir() -> Path:
     return platformdirs.user_state_path("mayfly")
 
 
-def _require_free(host: str, port: int, state_dir: Path) -> None:
+def _given(values: Mapping[str, object]) -> dict[str, object]:
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _locked(api_keys_file: Path | None) -> bool:
+    """Whether the server will ask for keys. That they can't be used is better known at once."""
+    import os
+
+    from mayfly_server.edge.keys import KeysError, from_environment, read
+
+    try:
+        return bool(from_environment(os.environ)) or bool(api_keys_file and read(api_keys_file))
+    except KeysError as error:
+        fail(str(error))
+
+
+def _require_free(host: str, port: int, state_dir: Path, *, open_to_others: bool) -> None:
     """The node takes both for itself when it starts; that it can't is better known before a
     download than after it."""
     from mayfly_reaper.errors import StartError
     from mayfly_reaper.front_end import listen
     from mayfly_reaper.paths import locked
+    from mayfly_server.edge.exposure import exposed, refusal
 
     try:
-        with locked(state_dir), listen(host, port):
-            pass
+        with locked(state_dir), listen(host, port) as listener:
+            address = exposed(listener)
+            if address is not None and not open_to_others:
+                fail(refusal(address))
     except StartError as error:
         fail(str(error))
 
@@ -190,10 +227,14 @@ def _fetch(model: str | None, reporter: Reporter) -> Fetched:
     return fetched
 
 
-def _front_end(host: str, port: int) -> FrontEnd:
+def _front_end(host: str, port: int, settings: dict[str, object]) -> FrontEnd:
+    """``settings`` are fields of :class:`mayfly_server.config.FrontSettings`."""
+    import json
+
     from mayfly_reaper.settings import FrontEnd
 
-    return FrontEnd(command=FRONT_END, host=host, port=port)
+    command = (*FRONT_END, "--settings", json.dumps(settings))
+    return FrontEnd(command=command, host=host, port=port)
 
 
 def _settings(

@@ -1,0 +1,14 @@
+"""What stands between a network and the API: who may come in, from where, and how much of whom.
+
+::
+
+    connection   protocol   bounds on bytes, time and number; transport: closing
+        |
+    request id   (api.request_id)
+    hosts        the name that a request is for: DNS rebinding
+    origins      the site that a browser's request comes from
+    gate         keys, and what each may do how often
+    body limit   (api.body)
+        v
+    the routes
+"""

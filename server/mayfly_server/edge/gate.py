@@ -1,0 +1,105 @@
+"""Which requests need a key, and which key.
+
+================================  ============================================================
+path                              with any key configured
+================================  ============================================================
+``/livez`` ``/readyz`` ``/health``  open; a caller without a key is told "ok" or "unavailable" only
+``/metrics``                      an admin's key, or open if the operator says so
+``/mayfly/...`` ``/openapi.json``   an admin's key
+every other, existing or not      any key
+================================  ============================================================
+
+The table goes by path alone, so that a route that is added is closed until somebody opens it.
+Without any key configured everything is open, and the server listens on the loopback interface
+only (:mod:`mayfly_server.edge.exposure`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from enum import Enum
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+from structlog.contextvars import bound_contextvars
+
+from mayfly_server.api.errors import answer
+from mayfly_server.config import MetricsAccess
+from mayfly_server.edge.keyring import Keyring
+from mayfly_server.edge.keys import Key
+from mayfly_server.edge.quotas import Quotas
+from mayfly_server.errors import Forbidden, RateLimited, Unauthorized
+
+PROBES = frozenset({"/livez", "/readyz", "/health"})
+
+
+class Access(Enum):
+    OPEN = "open"
+    KEY = "key"
+    ADMIN = "admin"
+
+
+def access_to(path: str, metrics: MetricsAccess) -> Access:
+    """What a request for this path needs once there are keys."""
+    if path in PROBES or (path == "/metrics" and metrics == "open"):
+        return Access.OPEN
+    if path in ("/metrics", "/openapi.json") or path.startswith("/mayfly/"):
+        return Access.ADMIN
+    return Access.KEY
+
+
+def presented(scope: Scope) -> Iterator[str]:
+    """The keys that a request carries, as OpenAI's clients send them (``Authorization: Bearer``)
+    or as Anthropic's do (``x-api-key``). A key in the address would end up in logs: it is none."""
+    for name, value in scope["headers"]:
+        if name == b"x-api-key":
+            yield value.decode("latin-1").strip()
+        elif name == b"authorization":
+            scheme, _, credentials = value.decode("latin-1").partition(" ")
+            if scheme.lower() == "bearer":
+                yield credentials.strip()
+
+
+class Gate:
+    """Middleware. ``scope["state"]["guest"]`` says to the probes that the caller has no key."""
+
+    def __init__(self, app: ASGIApp, keyring: Keyring, metrics: MetricsAccess) -> None:
+        self._app = app
+        self._keyring = keyring
+        self._metrics = metrics
+        self._quotas = Quotas()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not self._keyring.locked:
+            await self._app(scope, receive, send)
+            return
+        given = [key for key in presented(scope) if key]
+        key = self._keyring.find(given)
+        access = access_to(scope["path"], self._metrics)
+        if access is Access.OPEN:
+            scope.setdefault("state", {})["guest"] = key is None
+            await self._app(scope, receive, send)
+            return
+        try:
+            self._admit(key, access, given=bool(given))
+        except (Unauthorized, Forbidden, RateLimited) as refused:
+            # What is left of the body is not worth reading.
+            await answer(refused, scope, close=True)(scope, receive, send)
+            return
+        assert key is not None
+        try:
+            with bound_contextvars(key=key.name):
+                await self._app(scope, receive, send)
+        finally:
+            self._quotas.leave(key)
+
+    def _admit(self, key: Key | None, access: Access, *, given: bool) -> None:
+        if key is None:
+            raise Unauthorized(
+                "This API key is not known here."
+                if given
+                else "An API key is needed, as in Authorization: Bearer KEY."
+            )
+        if access is Access.ADMIN and not key.admin:
+            raise Forbidden("This needs an admin's key.")
+        self._quotas.enter(key, time.monotonic())
