@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
+from mayfly_protocol.secrets import SECRET_VARIABLES
 from mayfly_reaper.precautions import NONE, Precautions
 
 DEFAULTS = {
@@ -51,7 +52,8 @@ def worker_environment(
         blas: a shared BLAS to preload.
         precautions: what its predecessors died of.
     """
-    environment = {name: value for name, value in inherited.items() if name not in REMOVED}
+    left_out = (*REMOVED, *SECRET_VARIABLES)
+    environment = {name: value for name, value in inherited.items() if name not in left_out}
     for name, value in (DEFAULTS | precautions.environment()).items():
         environment.setdefault(name, value)
     environment.setdefault("MLX_PTX_CACHE_DIR", str(ptx_folder))
