@@ -40,6 +40,12 @@ def test_the_user_has_the_last_word_but_for_what_locks_the_gpu() -> None:
     assert worker_environment(inherited, own, PTX, None)["MLX_METAL_FAST_SYNCH"] == "1"
 
 
+def test_no_worker_learns_a_key() -> None:
+    keys = dict.fromkeys(("MAYFLY_API_KEYS", "MAYFLY_ADMIN_KEY", "MAYFLY_API_KEY"), "secret")
+    assert "secret" not in worker_environment(keys, {}, PTX, None).values()
+    assert removed(keys) == []
+
+
 def test_a_preload_joins_those_that_are_there() -> None:
     assert worker_environment({}, {}, PTX, "b.so")["LD_PRELOAD"] == "b.so"
     assert worker_environment({"LD_PRELOAD": "a.so"}, {}, PTX, "b.so")["LD_PRELOAD"] == "b.so:a.so"

@@ -1,7 +1,7 @@
 """The environment of a worker.
 
 MLX reads its variables when it is imported, and numbers with ``atoi``: ``true`` means 0. What the
-user has set stays as it is, but for :data:`REMOVED`.
+user has set stays as it is, but for :data:`REMOVED` and the keys of clients.
 """
 
 from __future__ import annotations
