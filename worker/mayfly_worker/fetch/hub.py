@@ -56,12 +56,35 @@ def fetch(repository: str, report: Report) -> Path:
     return path
 
 
+def find(repository: str) -> Path:
+    """The folder of a repository in the cache; nothing is downloaded.
+
+    Raises:
+        FetchError: it is not there, or not all of it.
+    """
+    try:
+        path = _snapshot(repository)
+    except errors.LocalEntryNotFoundError as error:
+        raise FetchError(
+            f"There is no folder {repository} here, and no such model in the cache at "
+            f"{constants.HF_HUB_CACHE}. If the Hub has it, `mayfly serve {repository}` will "
+            "download it."
+        ) from error
+    except errors.HFValidationError as error:
+        raise FetchError(explain(repository, error)) from error
+    folder.check(path)
+    return path
+
+
+def _snapshot(repository: str) -> Path:
+    """What the cache has, whole or not."""
+    return Path(hub.snapshot_download(repository, allow_patterns=PATTERNS, local_files_only=True))
+
+
 def _cached(repository: str) -> Path | None:
     """What the cache has, if it is whole."""
     try:
-        path = Path(
-            hub.snapshot_download(repository, allow_patterns=PATTERNS, local_files_only=True)
-        )
+        path = _snapshot(repository)
         folder.check(path)
     except (errors.LocalEntryNotFoundError, FetchError):
         if constants.HF_HUB_OFFLINE:

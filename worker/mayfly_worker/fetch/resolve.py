@@ -11,6 +11,8 @@ from mayfly_worker.fetch import demo, folder
 from mayfly_worker.fetch.errors import FetchError
 from mayfly_worker.fetch.events import Report
 
+_DEMO = ("", "demo")
+
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
@@ -25,13 +27,49 @@ def resolve(model: str, cache: Path, *, float32: bool, report: Report) -> Fetche
     Raises:
         FetchError: it cannot be had.
     """
+    _require_mlx()
+    if model in _DEMO:
+        return Fetched(demo.fetch(cache, float32=float32 or _on_cpu(), report=report), demo.NAME)
+    found = _in_folder(model)
+    if found is not None:
+        return found
+    from mayfly_worker.fetch import hub
+
+    return Fetched(hub.fetch(model, report), model)
+
+
+def find(model: str, cache: Path) -> Fetched:
+    """A model that is on this machine already. As :func:`resolve`, but nothing is fetched.
+
+    Raises:
+        FetchError: it is not here, or not all of it.
+    """
+    _require_mlx()
+    if model in _DEMO:
+        path = demo.folder(cache, float32=_on_cpu())
+        if not demo.is_current(path):
+            raise FetchError(
+                "The demo model is not on this machine yet: `mayfly serve` fetches it."
+            )
+        return Fetched(path, demo.NAME)
+    found = _in_folder(model)
+    if found is not None:
+        return found
+    from mayfly_worker.fetch import hub
+
+    return Fetched(hub.find(model), model)
+
+
+def _require_mlx() -> None:
     if importlib.util.find_spec("mlx_lm") is None:
         raise FetchError(
             "MLX is not installed here. On Linux it comes with an extra: "
             "pip install 'mlx-mayfly[cpu]' (or cuda12, cuda13)."
         )
-    if model in ("", "demo"):
-        return Fetched(demo.fetch(cache, float32=float32 or _on_cpu(), report=report), demo.NAME)
+
+
+def _in_folder(model: str) -> Fetched | None:
+    """The model if its name is a folder's, None if it may be a repository's."""
     path = Path(model).expanduser()
     if path.is_dir():
         folder.check(path)
@@ -40,9 +78,7 @@ def resolve(model: str, cache: Path, *, float32: bool, report: Report) -> Fetche
         raise FetchError(f"{model} is a file. A model is a folder with config.json and weights.")
     if model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise FetchError(f"There is no folder {model}.")
-    from mayfly_worker.fetch import hub
-
-    return Fetched(hub.fetch(model, report), model)
+    return None
 
 
 def _on_cpu() -> bool:
