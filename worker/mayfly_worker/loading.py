@@ -62,26 +62,12 @@ def load(settings: WorkerSettings, report: Report) -> Loaded:
             option does not fit the model.
     """
     folder = Path(settings.model_path)
-    config = _checked_config(folder, settings)
-    files = sorted(folder.glob("model*.safetensors"))
-    warm(files, report)
-    trust = settings.trust_remote_code
+    _check(folder, settings)
+    warm(weight_files(folder), report)
     report("loading", 0, 0)
-    try:
-        model, config = load_model(folder, lazy=True, trust_remote_code=trust)
-        if settings.adapter:
-            model = load_adapters(model, settings.adapter)
-            model.eval()
-        # The tokenizer would ask on stdin whether to run remote code if it were not told.
-        tokenizer = load_tokenizer(
-            folder,
-            {"trust_remote_code": trust},
-            eos_token_ids=config.get("eos_token_id"),
-        )
-    except (ValueError, KeyError, TypeError, FileNotFoundError, ImportError) as error:
-        raise CannotLoad(f"{folder.name} cannot be loaded: {error}") from error
+    model, tokenizer, config = assemble(settings)
     weight_bytes = materialize(model, report)
-    new_cache = _cache_factory(model, str(config.get("model_type")), settings)
+    new_cache = cache_factory(model, config, settings)
     found = _probed(model, new_cache, settings)
     card = ModelCard(
         digest=digest(folder, settings),
@@ -98,17 +84,47 @@ def load(settings: WorkerSettings, report: Report) -> Loaded:
     return Loaded(model, tokenizer, card, found, new_cache)
 
 
-def _checked_config(folder: Path, settings: WorkerSettings) -> dict[str, Any]:
+def assemble(settings: WorkerSettings) -> tuple[Any, Any, dict[str, Any]]:
+    """A model whose weights are still on the disk, its tokenizer and its configuration.
+
+    Raises:
+        CannotLoad: as :func:`load`.
+    """
+    folder = Path(settings.model_path)
+    _check(folder, settings)
+    trust = settings.trust_remote_code
+    try:
+        model, config = load_model(folder, lazy=True, trust_remote_code=trust)
+        if settings.adapter:
+            model = load_adapters(model, settings.adapter)
+            model.eval()
+        # The tokenizer would ask on stdin whether to run remote code if it were not told.
+        tokenizer = load_tokenizer(
+            folder,
+            {"trust_remote_code": trust},
+            eos_token_ids=config.get("eos_token_id"),
+        )
+    except (ValueError, KeyError, TypeError, FileNotFoundError, ImportError) as error:
+        raise CannotLoad(f"{folder.name} cannot be loaded: {error}") from error
+    return model, tokenizer, config
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that mlx-lm reads weights from."""
+    return sorted(folder.glob("model*.safetensors"))
+
+
+def _check(folder: Path, settings: WorkerSettings) -> None:
     try:
         config: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
     except FileNotFoundError:
         raise CannotLoad(f"{folder.name} is no model folder: it has no config.json") from None
     except ValueError as error:
         raise CannotLoad(f"{folder.name}: config.json is no JSON: {error}") from error
-    if not any(folder.glob("model*.safetensors")):
+    if not weight_files(folder):
         raise CannotLoad(f"{folder.name} holds no weights (model*.safetensors)")
     if settings.trust_remote_code:
-        return config
+        return
     tokenizer_config = folder / "tokenizer_config.json"
     tokenizer: dict[str, Any] = (
         json.loads(tokenizer_config.read_text("utf-8")) if tokenizer_config.exists() else {}
@@ -118,14 +134,16 @@ def _checked_config(folder: Path, settings: WorkerSettings) -> dict[str, Any]:
     elif tokenizer.get("auto_map"):
         brings = "a tokenizer"
     else:
-        return config
+        return
     raise CannotLoad(
         f"{folder.name} brings {brings} that is Python code of its own. It is not run unless you "
         "trust it: start with --trust-remote-code"
     )
 
 
-def _cache_factory(model: Any, kind: str, settings: WorkerSettings) -> caches.Factory:
+def cache_factory(model: Any, config: dict[str, Any], settings: WorkerSettings) -> caches.Factory:
+    """How this model's empty caches are made. Raises CannotLoad where an option has no effect."""
+    kind = config.get("model_type")
     if settings.max_kv_size is not None and hasattr(model, "make_cache"):
         raise CannotLoad(
             f"max_kv_size has no effect on a {kind} model, which makes its own cache; "

@@ -42,21 +42,33 @@ def free_bytes() -> int:
     return device_bytes() if mx.metal.is_available() else psutil.virtual_memory().available
 
 
+def limit_bytes(settings: WorkerSettings, *, held: int = 0) -> int:
+    """What a worker may use in all, of which it has ``held`` already."""
+    return settings.memory_limit or min(_share(settings), free_bytes() + held)
+
+
+def kv_bytes(settings: WorkerSettings, limit: int, weight_bytes: int) -> int:
+    """What the caches of running rows may use; 0 or less where the weights do not fit."""
+    return settings.kv_budget or int((limit - weight_bytes) * (1 - _HEADROOM) / 1.25)
+
+
+def _share(settings: WorkerSettings) -> int:
+    return int(device_bytes() * settings.memory_share)
+
+
 def plan(settings: WorkerSettings, loaded: Loaded) -> Budget:
     """The admission budget of a loaded model, and MLX's own limits set to match it."""
     weights = loaded.card.weight_bytes
-    share = int(device_bytes() * settings.memory_share)
-    limit = settings.memory_limit or min(share, free_bytes() + weights)
-    kv = settings.kv_budget or int((limit - weights) * (1 - _HEADROOM) / 1.25)
+    limit = limit_bytes(settings, held=weights)
     if settings.memory_limit:
         mx.set_memory_limit(settings.memory_limit)
     if mx.metal.is_available():
         # Several workers must not each wire all that is recommended.
-        mx.set_wired_limit(min(limit, share))
+        mx.set_wired_limit(min(limit, _share(settings)))
     mx.set_cache_limit(max(_LEAST, limit // 10))
     return Budget(
         max_rows=loaded.card.rows,
-        kv_bytes=max(_LEAST, kv),
+        kv_bytes=max(_LEAST, kv_bytes(settings, limit, weights)),
         bytes_per_token=loaded.probe.cost.per_token,
         bytes_per_row=loaded.probe.cost.per_row,
     )

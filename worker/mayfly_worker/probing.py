@@ -46,13 +46,26 @@ def probe(model: Any, new_cache: caches.Factory) -> Probe:
     cache = new_cache()
     logits = model(mx.array([_SHORT]), cache=cache)
     mx.eval(logits)
-    batchable = all(hasattr(layer, "merge") for layer in cache)
+    batchable = can_batch(cache)
     return Probe(
         width=logits.shape[-1],
         cost=_cost(cache),
         batchable=batchable,
         padding_safe=batchable and _padding_safe(model, new_cache),
     )
+
+
+def can_batch(cache: caches.Cache) -> bool:
+    """Whether rows with such caches may decode together."""
+    return all(hasattr(layer, "merge") for layer in cache)
+
+
+def kv_cost(model: Any, new_cache: caches.Factory) -> KVCost:
+    """What :func:`probe` measures, of a model that is not loaded: the forward pass is put together
+    but not computed, which is enough to know every array's shape and type."""
+    cache = new_cache()
+    model(mx.array([_SHORT]), cache=cache)
+    return _cost(cache)
 
 
 def _cost(cache: caches.Cache) -> KVCost:

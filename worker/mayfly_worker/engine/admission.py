@@ -37,6 +37,13 @@ class Budget:
             return False
         return self.need(len(rows), max(r.longest for r in rows)) <= self.kv_bytes
 
+    def rows_at(self, longest: int) -> int:
+        """How many rows of so many tokens fit beside each other; 0 where not even one does."""
+        if self.need(1, longest) > self.kv_bytes:
+            return 0
+        pair = self.need(2, longest)
+        return max(1, min(self.max_rows, 2 * self.kv_bytes // pair if pair else self.max_rows))
+
     def longest_alone(self, rows: int = 1) -> int:
         """The most tokens (prompt and answer) that each of a request's rows can have."""
         if self.bytes_per_token <= 0:
