@@ -29,7 +29,8 @@ KV_BITS = (2, 3, 4, 5, 6, 8)
 """The widths that MLX quantizes to."""
 
 
-def _kv_bits(bits: int | None) -> int | None:
+def kv_bits_checked(bits: int | None) -> int | None:
+    """The option's value, refused where it is none of these."""
     if bits is not None and bits not in KV_BITS:
         raise typer.BadParameter(f"{bits} is not one of {', '.join(map(str, KV_BITS))}")
     return bits
@@ -76,7 +77,8 @@ def serve(
     kv_bits: Annotated[
         int | None,
         typer.Option(
-            help="Quantize the KV cache to so many bits: 2, 3, 4, 5, 6 or 8.", callback=_kv_bits
+            help="Quantize the KV cache to so many bits: 2, 3, 4, 5, 6 or 8.",
+            callback=kv_bits_checked,
         ),
     ] = None,
     max_kv_size: Annotated[

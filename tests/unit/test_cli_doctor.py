@@ -1,0 +1,88 @@
+"""``mayfly doctor``: a real examination of a tiny model, and how others are shown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from mayfly_server.cli import app
+from mayfly_server.cli.doctor import size
+
+DIAGNOSIS: dict[str, Any] = {
+    "model": "big",
+    "path": "/models/big",
+    "architecture": "qwen3_next",
+    "device": "Apple M4 Max",
+    "context": 262144,
+    "file_bytes": 45_000_000_000,
+    "weight_bytes": 44_900_000_000,
+    "memory_bytes": 96_000_000_000,
+    "kv_budget": 36_800_000_000,
+    "kv_bytes_per_token": 24_576,
+    "kv_bytes_per_row": 77_000_000,
+    "max_rows": 32,
+    "fits": True,
+    "rows": [{"context": 2048, "rows": 32}, {"context": 262144, "rows": 2}],
+}
+
+
+def shown(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> tuple[int, list[list[str]]]:
+    monkeypatch.setattr(
+        "mayfly_server.cli.doctor.examine", lambda command: {**DIAGNOSIS, **changes}
+    )
+    result = CliRunner().invoke(app, ["doctor"])
+    return result.exit_code, [line.split() for line in result.stdout.splitlines()]
+
+
+def test_a_model_is_examined(tiny_model: Path) -> None:
+    result = CliRunner().invoke(app, ["doctor", str(tiny_model), "--json", "--max-rows", "5"])
+    assert result.exit_code == 0
+    told = json.loads(result.stdout)
+    assert told.keys() == DIAGNOSIS.keys()
+    assert told["rows"] == [{"context": 2048, "rows": 5}]
+
+
+def test_why_there_is_nothing_to_examine_is_said() -> None:
+    result = CliRunner().invoke(app, ["doctor", "./nothing"])
+    assert result.exit_code == 1
+    assert "There is no folder ./nothing" in result.stderr
+
+
+def test_sizes_and_rows_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    code, lines = shown(monkeypatch)
+    assert code == 0
+    assert lines[0] == ["big", "(qwen3_next)", "on", "Apple", "M4", "Max"]
+    assert ["weights", "44.9", "GB"] in lines
+    assert [
+        "KV",
+        "cache",
+        "24.6",
+        "kB",
+        "a",
+        "token",
+        "and",
+        "77.0",
+        "MB",
+        "a",
+        "sequence",
+    ] in lines
+    assert ["2,048", "32", "(--max-rows)"] in lines
+    assert ["262,144", "2"] in lines
+
+
+def test_what_does_not_fit_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    code, lines = shown(monkeypatch, fits=False, rows=[{"context": 2048, "rows": 0}])
+    assert code == 1
+    assert lines[-1] == ["It", "does", "not", "fit."]
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 bytes"), (999, "999 bytes"), (46_080, "46.1 kB"), (1_200_000_000, "1.2 GB")],
+)
+def test_sizes_are_for_people(count: int, text: str) -> None:
+    assert size(count) == text

@@ -1,0 +1,157 @@
+"""Whether a model fits this machine, told before anything of it is loaded::
+
+    python -m mayfly_worker.doctor [MODEL] --cache DIR [--options JSON]
+
+The model is put together as for serving, its weights still on the disk, and one forward pass
+through it is put together without being computed: then every array's shape and type is known, the
+caches' too. What may run at once follows by the arithmetic that a worker admits requests with.
+
+On stdout comes one JSON object: a :class:`Diagnosis` and exit code 0, or
+``{"error": sentences}`` and exit code 3. Nothing is fetched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from mayfly_protocol.lifecycle import Exit
+from mayfly_protocol.settings import WorkerSettings
+from mayfly_worker import memory
+from mayfly_worker.engine.admission import Budget
+from mayfly_worker.fetch.errors import FetchError
+from mayfly_worker.fetch.resolve import find
+from mayfly_worker.loading import (
+    CannotLoad,
+    assemble,
+    cache_factory,
+    context_length,
+    weight_files,
+)
+from mayfly_worker.probing import can_batch, kv_cost
+
+CONTEXTS = (2048, 8192, 32768)
+"""Lengths to tell the rows of, besides the longest that the model was made for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """``rows`` sequences of ``context`` tokens, prompt and answer, may run at once."""
+
+    context: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """Sizes are bytes. ``file_bytes`` are on the disk and ``weight_bytes`` in memory;
+    ``memory_bytes`` is what a worker would use of what is free now, ``kv_budget`` the part of it
+    for the caches of what runs. A sequence takes ``kv_bytes_per_row`` whatever its length, and
+    ``kv_bytes_per_token``. ``context`` is 0 where the model has no limit."""
+
+    model: str
+    path: str
+    architecture: str
+    device: str
+    context: int
+    file_bytes: int
+    weight_bytes: int
+    memory_bytes: int
+    kv_budget: int
+    kv_bytes_per_token: int
+    kv_bytes_per_row: int
+    max_rows: int
+    fits: bool
+    rows: list[Fit]
+
+
+def diagnose(settings: WorkerSettings) -> Diagnosis:
+    """How a worker with these settings would get on.
+
+    Raises:
+        CannotLoad: it cannot be served at all.
+    """
+    model, tokenizer, config = assemble(settings)
+    new_cache = cache_factory(model, config, settings)
+    cost = kv_cost(model, new_cache)
+    weight_bytes = _weight_bytes(model)
+    limit = memory.limit_bytes(settings)
+    budget = Budget(
+        max_rows=settings.max_rows if can_batch(new_cache()) else 1,
+        kv_bytes=memory.kv_bytes(settings, limit, weight_bytes),
+        bytes_per_token=cost.per_token,
+        bytes_per_row=cost.per_row,
+    )
+    context = context_length(config, tokenizer)
+    rows = fits(budget, context)
+    return Diagnosis(
+        model=settings.model_name,
+        path=settings.model_path,
+        architecture=str(config.get("model_type", "")),
+        device=str(mx.device_info().get("device_name", mx.default_device())),
+        context=context,
+        file_bytes=sum(file.stat().st_size for file in weight_files(Path(settings.model_path))),
+        weight_bytes=weight_bytes,
+        memory_bytes=limit,
+        kv_budget=max(0, budget.kv_bytes),
+        kv_bytes_per_token=cost.per_token,
+        kv_bytes_per_row=cost.per_row,
+        max_rows=budget.max_rows,
+        fits=rows[0].rows > 0,
+        rows=rows,
+    )
+
+
+def fits(budget: Budget, context: int) -> list[Fit]:
+    """The rows at each context up to the model's own, which is 0 if it has none; never empty."""
+    lengths = [length for length in CONTEXTS if not context or length < context]
+    if context:
+        lengths.append(context)
+    return [Fit(length, budget.rows_at(length)) for length in lengths]
+
+
+def _weight_bytes(model: Any) -> int:
+    arrays: list[mx.array] = [array for _, array in tree_flatten(model.parameters())]  # type: ignore[misc, str-unpack]
+    return sum(array.nbytes for array in arrays)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m mayfly_worker.doctor")
+    parser.add_argument("model", nargs="?", default="", metavar="MODEL")
+    parser.add_argument("--cache", type=Path, required=True, metavar="DIR")
+    parser.add_argument(
+        "--options", type=json.loads, default={}, help="fields of WorkerSettings, as JSON"
+    )
+    arguments = parser.parse_args()
+    # Whatever a library or a model's own code prints goes to stderr.
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    with out:
+        try:
+            found = find(arguments.model, arguments.cache)
+            settings = WorkerSettings(
+                slot="doctor",
+                incarnation=0,
+                control="",
+                listen="",
+                model_path=str(found.path),
+                model_name=found.name,
+                **arguments.options,
+            )
+            json.dump(asdict(diagnose(settings)), out)
+        except (FetchError, CannotLoad) as error:
+            json.dump({"error": str(error)}, out)
+            return Exit.CONFIGURATION
+    return Exit.BYE
+
+
+if __name__ == "__main__":
+    sys.exit(main())
