@@ -20,14 +20,18 @@ Url = Annotated[str, typer.Option("--url", help="The server's address.")]
 
 
 def connect(url: str) -> httpx.Client:
-    """A client for the server at ``url``, with the key in the environment if there is one. Reads
-    may take as long as the server holds them: only connecting has a time limit."""
+    """A client for the server at ``url``, which may leave ``http://`` out, with the key in the
+    environment if there is one. Reads may take as long as the server holds them: only connecting
+    has a time limit."""
     import httpx
 
     key = next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), None)
     headers = {"authorization": f"Bearer {key}"} if key else {}
+    full = url if "://" in url else f"http://{url}"
     try:
-        return httpx.Client(base_url=url, headers=headers, timeout=httpx.Timeout(None, connect=5.0))
+        return httpx.Client(
+            base_url=full, headers=headers, timeout=httpx.Timeout(None, connect=5.0)
+        )
     except (httpx.InvalidURL, ValueError) as error:
         raise typer.BadParameter(f"{url!r} is no address: {error}", param_hint="--url") from error
 
