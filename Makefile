@@ -74,7 +74,7 @@ $(MADE):
 
 $(RUNTIME): $(MADE) pyproject.toml $(LOCK)
 	@extra="$$(test -n '$(EXTRA)' && echo '$(EXTRA)' || scripts/choose-extra)" \
-		&& echo "Installing Mayfly$${extra:+ with the extra $$extra}" \
+		&& echo "Installing Mayfly$${extra:+ with the extra $$extra} (a minute or so the first time)" \
 		&& $(PIP) install --quiet --constraint $(LOCK) --editable ".$${extra:+[$$extra]}"
 	@touch $@
 
