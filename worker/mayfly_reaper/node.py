@@ -264,7 +264,8 @@ class _Loop:
             self._board.reply(identity, self._answer(codec.to_node.decode(frames[0])))
             return
         message = codec.to_reaper.decode(frames[0])
-        if isinstance(message, Fault):
+        # Of a fault that its process does not outlive, the note about the loss will tell.
+        if isinstance(message, Fault) and message.scope in ("request", "batch", "recycle"):
             text = f"{name}: {message.scope} fault {message.kind}: {message.first.text}"
             self._observer.note(text)
         self._apply(name, Said(int(number), message))

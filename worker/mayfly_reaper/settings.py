@@ -104,7 +104,8 @@ class Pool:
 class FrontEnd:
     """A front end that the reaper supervises. ``command`` is its argument list; the string
     ``{fd}`` in it stands for the number of the listening socket that it inherits, ``{node}`` for
-    the node's control address. Port 0 takes a free one."""
+    the node's control address, ``{grace}`` for the seconds that streams may go on in when the node
+    stops. Port 0 takes a free one."""
 
     command: tuple[str, ...]
     host: str = "127.0.0.1"
