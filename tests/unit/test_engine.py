@@ -18,7 +18,7 @@ from engine_harness import GREEDY, Ask, Bench, FixedChunks
 from mayfly_protocol.requests import Sampling
 from mayfly_worker.engine.chunks import SMALLEST, ChunkSizer, bucket
 from mayfly_worker.engine.decode import NonFiniteLogits
-from mayfly_worker.engine.types import Stop
+from mayfly_worker.engine.types import Prefilled, Stop
 
 SMALL = FixedChunks(32, 32)
 
@@ -217,6 +217,26 @@ def test_logits_that_are_not_finite_are_a_fault(model: Any, width: int) -> None:
     with pytest.raises(NonFiniteLogits) as caught:
         bench.finish()
     assert caught.value.rows == [1]
+
+
+@pytest.mark.parametrize("gone", [0, 1, 2])
+def test_R74_a_row_leaves_a_group_in_the_middle_of_its_prompt(
+    model: Any, width: int, gone: int
+) -> None:
+    rng = random.Random(13)
+    # The boundaries end the first chunk, which all three are in.
+    asks = [Ask(prompt(rng, width, n), boundaries=(n // 2,)) for n in (90, 60, 75)]
+    bench = Bench(model, width)
+    keys = [bench.submit(ask) for ask in asks]
+    bench.engine.turn()
+    assert [e.done for e in bench.events if isinstance(e, Prefilled)] == [45, 30, 37]
+    bench.cancel(keys[gone])
+    bench.turn()
+    assert bench.engine.gauges.running == 2
+    bench.finish()
+    for i, (key, ask) in enumerate(zip(keys, asks, strict=True)):
+        expected = [] if i == gone else alone(model, width, ask)[0]
+        assert bench.answers[key].ids() == expected
 
 
 @pytest.mark.parametrize("length", [15, 16, 17, 31, 32, 33, 64, 65, 200])

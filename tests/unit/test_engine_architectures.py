@@ -141,9 +141,9 @@ def test_what_is_found_out(served: Served) -> None:
     assert found.batchable is case.batchable
     assert found.padding_safe is case.padding_safe
     layers = {type(layer).__name__ for layer in served.new_cache()}
-    grows = layers - {"ArraysCache"}
-    assert (found.cost.per_token > 0) is bool(grows)
-    assert (found.cost.per_row > 0) is ("ArraysCache" in layers)
+    bounded = {"ArraysCache", "RotatingKVCache"}
+    assert (found.cost.per_token > 0) is bool(layers - bounded)
+    assert (found.cost.per_row > 0) is bool(layers & bounded)
 
 
 def test_a_row_says_what_the_model_says(served: Served) -> None:
@@ -155,9 +155,10 @@ def test_a_row_says_what_the_model_says(served: Served) -> None:
         assert len(set(told)) > 3, "the text must wander for the comparison to mean something"
 
 
-def test_together_equals_alone(served: Served) -> None:
+@pytest.mark.parametrize("bucketed", [False, True])
+def test_together_equals_alone(served: Served, bucketed: bool) -> None:
     rng = random.Random(2)
-    bench = served.bench(chunks=FixedChunks(2048, 64))
+    bench = served.bench(chunks=FixedChunks(2048, 64), bucketed=bucketed)
     wanted = asks(rng, 7)
     keys = []
     for ask in wanted:

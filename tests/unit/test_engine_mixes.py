@@ -249,11 +249,17 @@ any_mix = given(
     rows=st.sampled_from([32, 8, 3, 1]),
     chunks=st.builds(FixedChunks, st.sampled_from([2048, 256, 32]), st.sampled_from([512, 32])),
     prefix_tokens=st.sampled_from([300, 800, 100_000, 0]),
+    bucketed=st.booleans(),
 )
 
 
 def assert_alone_is_together(
-    oracle: Oracle, visits: list[Visit], rows: int, chunks: FixedChunks, prefix_tokens: int
+    oracle: Oracle,
+    visits: list[Visit],
+    rows: int,
+    chunks: FixedChunks,
+    prefix_tokens: int,
+    bucketed: bool,
 ) -> Bench:
     bench = Bench(
         oracle.model,
@@ -261,6 +267,7 @@ def assert_alone_is_together(
         chunks=chunks,
         max_rows=rows,
         prefix_bytes=prefix_tokens * TOKEN_BYTES,
+        bucketed=bucketed,
     )
     mix = Mix(oracle, bench)
     mix.run(visits)
