@@ -10,9 +10,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import mlx.core as mx
 import psutil
 
+from mayfly_protocol.lifecycle import ModelCard
 from mayfly_protocol.settings import WorkerSettings
 from mayfly_worker.engine.admission import Budget
 from mayfly_worker.loading import Loaded
@@ -72,3 +75,12 @@ def plan(settings: WorkerSettings, loaded: Loaded) -> Budget:
         bytes_per_token=loaded.probe.cost.per_token,
         bytes_per_row=loaded.probe.cost.per_row,
     )
+
+
+def within(card: ModelCard, budget: Budget) -> ModelCard:
+    """The card with the context that memory can hold for one row, where that is less than what the
+    model was made for: an answer that ends there has filled the context that clients were told."""
+    if budget.bytes_per_token <= 0:
+        return card
+    room = max(1, budget.longest_alone())
+    return replace(card, context=min(card.context or room, room))

@@ -23,7 +23,7 @@ where a model honours the mask, and by several standard deviations where it does
 @dataclass(frozen=True, slots=True)
 class KVCost:
     """What a row's cache takes: bytes a token where layers grow, and bytes a row where they do
-    not (state-space layers)."""
+    not (state-space layers) or only up to a window, which is counted whole."""
 
     per_token: int
     per_row: int
@@ -72,9 +72,12 @@ def _cost(cache: caches.Cache) -> KVCost:
     per_token = per_row = 0
     for layer in cache:
         grows = getattr(layer, "keys", None) is not None
+        window = getattr(layer, "max_size", None)
         for array in _flat(layer.state):
             if grows and array.ndim == 4:
-                per_token += array.nbytes // array.shape[2]
+                bytes_a_token = array.nbytes // array.shape[2]
+                per_token += 0 if window else bytes_a_token
+                per_row += bytes_a_token * (window or 0)
             else:
                 per_row += array.nbytes
     return KVCost(per_token, per_row)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mayfly_protocol.breadcrumb import BreadcrumbWriter
@@ -28,7 +28,7 @@ from mayfly_worker.engine.chunks import ChunkSizer
 from mayfly_worker.engine.loop import Engine, Gauges
 from mayfly_worker.engine.types import Event, Leave
 from mayfly_worker.loading import CannotLoad, Loaded, load
-from mayfly_worker.memory import plan
+from mayfly_worker.memory import plan, within
 from mayfly_worker.prefix_cache import PrefixCache
 
 
@@ -147,7 +147,8 @@ class EngineThread:
             self._post(LoadProgress(phase, done, total))
 
         loaded = load(self._settings, report)
-        return loaded, plan(self._settings, loaded)
+        budget = plan(self._settings, loaded)
+        return replace(loaded, card=within(loaded.card, budget)), budget
 
     def _build(self, loaded: Loaded, budget: Budget, canary: Canary) -> Engine:
         settings = self._settings

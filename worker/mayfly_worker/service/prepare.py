@@ -22,7 +22,6 @@ from mayfly_protocol.serving import Submit
 from mayfly_worker.engine.admission import Budget
 from mayfly_worker.engine.sampler import RowSampling
 from mayfly_worker.engine.types import Row
-from mayfly_worker.errors import InvalidRequest
 from mayfly_worker.grammar import Compiled, Grammars
 from mayfly_worker.loading import Loaded
 from mayfly_worker.text.choice import ChoiceText
@@ -45,9 +44,9 @@ class Choice:
 
 @dataclass(slots=True)
 class Prepared:
-    """``shared`` says that all rows start from the same tokens, so that one prefill serves all.
-    ``echo`` is the prompt's text, which comes before a choice's first token where it was asked
-    for."""
+    """``shared`` says that all rows start from the same tokens and can run together, so that one
+    prefill serves all. ``echo`` is the prompt's text, which comes before a choice's first token
+    where it was asked for."""
 
     submit: Submit
     prompt_tokens: int
@@ -80,7 +79,6 @@ class Preparer:
             self._loaded.card.context or UNLIMITED,
             param_of(generation.prompt),
         )
-        budget = self._fit(len(rendered.ids), budget, generation)
         grammar = self._grammar(generation, rendered)
         choices = [
             self._choice(submit, index, rendered, budget, grammar)
@@ -92,28 +90,15 @@ class Preparer:
             len(rendered.ids),
             (rendered.system_tokens,) if rendered.system_tokens else (),
             choices,
-            shared=self._budget.max_rows > 1 and all(c.row.generated == 0 for c in choices),
+            shared=self._together(generation, len(rendered.ids) + budget)
+            and all(c.row.generated == 0 for c in choices),
             echo=self._echo(generation.prompt) if generation.output.echo else "",
         )
 
-    def _fit(self, prompt: int, max_tokens: int, generation: Generation) -> int:
-        """The token budget, cut to what the KV cache can ever hold.
-
-        A request that asked for more than that explicitly is told; one that left it open gets
-        what is there.
-        """
-        room = self._budget.longest_alone(generation.n) - prompt
-        if room >= max_tokens:
-            return max_tokens
-        if room < 1 or generation.ending.max_tokens is not None:
-            raise InvalidRequest(
-                f"this request may need {prompt + max_tokens} tokens of KV cache in each of "
-                f"{generation.n} choices, and this server has memory for {room + prompt}; "
-                "ask for fewer tokens or choices",
-                param="max_tokens",
-                code="context_length_exceeded",
-            )
-        return room
+    def _together(self, generation: Generation, longest: int) -> bool:
+        """Whether all choices, of up to ``longest`` tokens each, fit into memory at once; each
+        always fits alone."""
+        return self._budget.max_rows > 1 and self._budget.longest_alone(generation.n) >= longest
 
     def _echo(self, prompt: Prompt) -> str:
         match prompt:

@@ -116,7 +116,7 @@ def token_budget(
     room = context - prompt_tokens
     if room < (0 if max_tokens == 0 else 1):
         raise InvalidRequest(
-            f"the prompt has {prompt_tokens} tokens, and this model's context of {context} tokens "
+            f"the prompt has {prompt_tokens} tokens, and the context of {context} tokens "
             "has to hold the prompt and the answer; shorten the prompt",
             param,
             code="context_length_exceeded",
