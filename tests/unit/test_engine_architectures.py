@@ -155,9 +155,10 @@ def test_a_row_says_what_the_model_says(served: Served) -> None:
         assert len(set(told)) > 3, "the text must wander for the comparison to mean something"
 
 
-def test_together_equals_alone(served: Served) -> None:
+@pytest.mark.parametrize("bucketed", [False, True])
+def test_together_equals_alone(served: Served, bucketed: bool) -> None:
     rng = random.Random(2)
-    bench = served.bench(chunks=FixedChunks(2048, 64))
+    bench = served.bench(chunks=FixedChunks(2048, 64), bucketed=bucketed)
     wanted = asks(rng, 7)
     keys = []
     for ask in wanted:
