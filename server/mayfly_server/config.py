@@ -56,14 +56,21 @@ class FrontSettings:
     """How long a request waits for a reaper to say whether its lost worker died of it."""
     quarantine_ttl_s: float = 3600.0
     """How long a request that workers die of is refused; 0: never."""
+    request_timeout_s: float = 3600.0
+    """How long a request may take in all; 0: as long as it likes."""
+    max_unread_bytes: int = 4 << 20
+    """What may wait for a client that does not read its stream, beyond what is on its way."""
     pong_wait_s: float = PEER_TIMEOUT_S
     """A worker silent for this long, though pinged, is lost."""
     roster_silence_s: float = 5 * ROSTER_INTERVAL_S
     """A node silent for this long gets no new work."""
     keep_alive_s: float = 10.0
     """A stream silent for this long gets a comment."""
+    notice_s: float = 0.5
+    """How long new connections are still taken after SIGTERM, while ``/readyz`` says no: as long as
+    a load balancer may take to notice."""
     grace_s: float = 10.0
-    """How long streams may go on after SIGTERM."""
+    """How long streams may go on after that."""
     max_body_bytes: int = 32 << 20
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
     api_keys_file: Path | None = None

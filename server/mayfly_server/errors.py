@@ -20,6 +20,7 @@
     │   ├── WorkersLost                 503                         yes
     │   ├── TooManyConnections          503                         yes
     │   └── ShuttingDown                503                         yes
+    ├── DeadlineExceeded                504  server_error           no, x-should-retry: false
     └── RequestFailed                   500  server_error           no, x-should-retry: false
 
 Whatever raises one of these decides what the client reads, so a message never holds a path, a
@@ -190,3 +191,10 @@ class ShuttingDown(Unavailable):
 
 class RequestFailed(RequestError):
     """The request met a fault of its own, named by ``code``; another try would meet it again."""
+
+
+class DeadlineExceeded(RequestError):
+    """The request took longer than any may; another try would take as long."""
+
+    status = 504
+    default_code = "deadline_exceeded"

@@ -2,11 +2,15 @@
 
 ::
 
-    listening --> announced to the nodes --SIGTERM, SIGINT, SIGHUP--> no new connections
-                                                                          | streams go on
-                                     all ended, or grace_s over: the rest end with an error
-                                                                          v
-                                                                        exit 0
+    listening --> announced to the nodes --SIGTERM, SIGINT, SIGHUP--> not ready
+                                                                         | notice_s: whoever sends
+                                                                         | requests here hears of it
+                                                                         v
+                                                                      no new connections
+                                                                         | streams go on
+                                    all ended, or grace_s over: the rest end with an error
+                                                                         v
+                                                                       exit 0
 """
 
 from __future__ import annotations
@@ -54,6 +58,7 @@ class FrontServer(uvicorn.Server):
         )
         self._app = app
         self._grace_s = grace_s
+        self._notice_s = settings.notice_s
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -61,6 +66,8 @@ class FrontServer(uvicorn.Server):
             self._front.fleet.announce()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._front.fleet.leaving = True
+        await asyncio.sleep(self._notice_s)
         last_call = asyncio.get_running_loop().call_later(self._grace_s, self._front.fleet.shut)
         try:
             await super().shutdown(sockets)

@@ -12,7 +12,7 @@
     usage chunk if asked for, [DONE]
 
 Not streamed, nothing is sent before the end, so that every error keeps its status. Whatever
-happens, a client that goes away included, the run is closed.
+happens, a client that goes away or does not read included, the run is closed.
 """
 
 from __future__ import annotations
@@ -62,6 +62,10 @@ class _Gone(Exception):
     """The client has closed its connection."""
 
 
+class _TooSlow(Exception):
+    """The client does not read what it asked for."""
+
+
 class _Answer(Response):
     """Runs to its end, unless the client goes away."""
 
@@ -74,12 +78,15 @@ class _Answer(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._metrics.running.inc()
         try:
-            await _while_connected(receive, self._work(send))
+            await _while_connected(receive, self._run.overfull, self._work(send))
         except RequestError as error:
             self._outcome = str(error.status)
             raise
         except _Gone:
             self._outcome = "cancelled"
+        except _TooSlow:
+            self._outcome = "slow"
+            _log.warning("cut a client that does not read its answer", rid=self._run.id)
         except asyncio.CancelledError:
             self._outcome = "cancelled"
             raise
@@ -168,19 +175,27 @@ def _part(body: bytes, *, more: bool = True) -> Message:
     return {"type": "http.response.body", "body": body, "more_body": more}
 
 
-async def _while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Runs ``work`` to its end; cancels it and raises _Gone when the client goes away."""
+async def _while_connected(
+    receive: Receive, overfull: asyncio.Event, work: Coroutine[Any, Any, None]
+) -> None:
+    """Runs ``work`` to its end; cancels it and raises _Gone when the client goes away, _TooSlow
+    when too much waits to be read by it."""
     working = asyncio.create_task(work)
     watching = asyncio.create_task(_disconnected(receive))
+    waiting = asyncio.create_task(overfull.wait())
+    tasks = (working, watching, waiting)
     try:
-        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+        elif watching.done():
             raise _Gone
-        working.result()
+        else:
+            raise _TooSlow
     finally:
-        working.cancel()
-        watching.cancel()
-        await asyncio.gather(working, watching, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _disconnected(receive: Receive) -> None:

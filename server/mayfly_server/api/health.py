@@ -24,7 +24,7 @@ async def alive() -> dict[str, Any]:
 async def ready(request: Request, front: FrontDep) -> JSONResponse:
     """Whether a request would be taken now: 200, or 503 with the reason, unless the caller lacks a
     key that others need."""
-    if front.fleet.closing:
+    if front.fleet.leaving:
         reason, ready_in_s = "the server is shutting down", 1.0
     elif front.fleet.ready_workers():
         return JSONResponse({"status": "ok"})

@@ -32,7 +32,8 @@ class Head:
 
 
 class Run:
-    """:meth:`start`, then :meth:`events` to the end, and :meth:`close` in any case."""
+    """:meth:`start`, then :meth:`events` to the end, and :meth:`close` in any case. ``overfull`` is
+    set when more has happened than may wait for :meth:`events` to be asked for it."""
 
     def __init__(
         self, front: Front, generations: Sequence[Generation], *, prefix: str, key: bytes
@@ -44,6 +45,7 @@ class Run:
         self._first_token_seen = False
         self._created = int(time.time())
         several = len(generations) > 1
+        self.overfull = asyncio.Event()
         self._relays = [
             Relay(
                 front.fleet,
@@ -52,6 +54,7 @@ class Run:
                 rid=f"{self.id}-{i}" if several else self.id,
                 generation=generation,
                 key=key,
+                overfull=self.overfull,
             )
             for i, generation in enumerate(generations)
         ]
@@ -108,6 +111,7 @@ class Run:
             try:
                 async for events in relay.events():
                     arrived.put((prompt, events))
+                    await arrived.taken()  # or what a slow reader leaves would pile up here
             finally:
                 arrived.put((prompt, []))  # wakes the reader below
 

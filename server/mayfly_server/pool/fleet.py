@@ -46,9 +46,11 @@ class ServedModel:
 
 
 class Fleet:
-    """Listens to the nodes from :meth:`start` to :meth:`close`, both on one running event loop."""
+    """Listens to the nodes from :meth:`start` to :meth:`close`, both on one running event loop.
+    ``leaving`` says that no request should come here any more, ``closing`` that none may stay."""
 
     def __init__(self, settings: FrontSettings, metrics: Metrics) -> None:
+        self.leaving = False
         self.closing = False
         self._settings = settings
         self._metrics = metrics
@@ -79,7 +81,7 @@ class Fleet:
 
     def shut(self) -> None:
         """Every request that has not ended yet ends with an error, at once."""
-        self.closing = True
+        self.leaving = self.closing = True
         for link in list(self._links.values()):
             link.close("this front end is leaving")
         self._changed()

@@ -129,19 +129,17 @@ class Link:
         """Our own requests that have not ended on this worker."""
         return len(self._mailboxes)
 
-    def submit(self, submit: Submit) -> Mailbox[Message]:
+    def submit(self, submit: Submit, mailbox: Mailbox[Message]) -> None:
         """Hands a request to the worker; everything about it will be in the mailbox, and the last
         thing there is a terminal message or :class:`Lost`."""
         frame = encode(submit)
         key = (submit.rid, submit.attempt)
-        mailbox: Mailbox[Message] = Mailbox()
         if self.state is not State.OPEN:
             mailbox.put(Lost("not connected", reached=False))
-            return mailbox
+            return
         self._mailboxes[key] = mailbox
         self._submitted_at[key] = self._loop.time()
         self._send(frame)
-        return mailbox
 
     def abandon(self, rid: str, attempt: int) -> None:
         """Nobody waits for this attempt any more: the worker is told to stop."""

@@ -10,6 +10,7 @@ signs of life afterwards, and never without a bound.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ from mayfly_protocol.requests import Generation
 from mayfly_protocol.serving import Delta, Progress, Usage
 from mayfly_server.config import FrontSettings
 from mayfly_server.errors import (
+    DeadlineExceeded,
     Overloaded,
     RequestError,
     RequestFailed,
@@ -29,6 +31,7 @@ from mayfly_server.errors import (
 )
 from mayfly_server.metrics import Metrics
 from mayfly_server.pool.attempted import Again, Attempted, Ended
+from mayfly_server.pool.coalescing import join, weigh
 from mayfly_server.pool.fleet import Fleet
 from mayfly_server.pool.link import Link, Message
 from mayfly_server.pool.mailbox import Mailbox
@@ -67,7 +70,8 @@ class _Inquest:
 
 
 class Relay:
-    """One prompt's way through the fleet. ``key`` is the conversation that it belongs to.
+    """One prompt's way through the fleet. ``key`` is the conversation that it belongs to;
+    ``overfull`` is set when more waits to be read than may.
 
     :meth:`start`, then :meth:`events` to its end, and :meth:`close` in any case.
     """
@@ -81,6 +85,7 @@ class Relay:
         rid: str,
         generation: Generation,
         key: bytes | None,
+        overfull: asyncio.Event,
     ) -> None:
         self._fleet = fleet
         self._settings = settings
@@ -88,6 +93,7 @@ class Relay:
         self._generation = generation
         self._model = generation.model
         self._key = key
+        self._overfull = overfull
         self._loop = asyncio.get_running_loop()
         self._attempted = Attempted(rid, generation)
         self._run: _Run | None = None
@@ -96,7 +102,9 @@ class Relay:
         self._tried = ""
         self._unfit: set[Incarnation] = set()
         self._full: dict[Incarnation, float] = {}
-        self._hold_until = self._loop.time() + settings.queue_wait_s
+        now = self._loop.time()
+        self._hold_until = now + settings.queue_wait_s
+        self._deadline = now + (settings.request_timeout_s or math.inf)
         self._first: list[Event] = []
         self._usage: Usage | None = None
         self._failure: RequestError | None = None
@@ -119,6 +127,7 @@ class Relay:
         Raises:
             InvalidRequest: no worker could ever run it.
             Overloaded, Unavailable: none can now.
+            DeadlineExceeded: it has taken longer than any request may.
             RequestFailed: it met a fault of its own.
         """
         while self._attempted.accepted is None:
@@ -145,9 +154,15 @@ class Relay:
             raise self._failure
         if self._fleet.closing:
             raise ShuttingDown("The server is shutting down.", retry_after_s=_RETRY_FULL_S)
+        patience_s = min(self._settings.keep_alive_s, self._deadline - self._loop.time())
+        if patience_s <= 0:
+            self.close()
+            raise DeadlineExceeded(
+                f"The answer took longer than {self._settings.request_timeout_s:g} seconds."
+            )
         if self._run is None:
-            return await self._place()
-        messages = await self._run.mailbox.take(self._settings.keep_alive_s)
+            return await self._place(patience_s)
+        messages = await self._run.mailbox.take(patience_s)
         if not messages:
             return self._quiet(self._run)
         self._run.heard_at = self._loop.time()
@@ -247,7 +262,7 @@ class Relay:
 
     # No worker runs it
 
-    async def _place(self) -> list[Event]:
+    async def _place(self, patience_s: float) -> list[Event]:
         if self._inquest is not None:
             await self._await_verdict(self._inquest)
             return [Waiting()]
@@ -261,16 +276,22 @@ class Relay:
         if left <= 0 or not self._worth_holding(held, left):
             raise self._no_worker()
         if self._full:
-            await asyncio.sleep(min(left, _RETRY_FULL_S))
+            await asyncio.sleep(min(left, patience_s, _RETRY_FULL_S))
             self._full.clear()
         else:
-            await self._fleet.changed(min(left, self._settings.keep_alive_s))
+            await self._fleet.changed(min(left, patience_s))
         return [Waiting()]
 
     def _submit(self, link: Link) -> None:
         self._tried = _digest(link)
         self._refuse_condemned()
-        mailbox = link.submit(self._attempted.submit())
+        mailbox: Mailbox[Message] = Mailbox(
+            join=join,
+            weigh=weigh,
+            limit=self._settings.max_unread_bytes,
+            overfull=self._overfull.set,
+        )
+        link.submit(self._attempted.submit(), mailbox)
         self._run = _Run(link, mailbox, self._loop.time())
 
     def _worth_holding(self, held: bool, left: float) -> bool:

@@ -1,0 +1,144 @@
+"""What ends a request that takes too long, or whose client does not read; and a front end that
+leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from mayfly_protocol.serving import Delta, Submit, Tokens
+from models.fake_engine import WORDS, Act, FakeNode, accept, finish, say, step, until
+from models.running_front import RunningFront
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+HELLO = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.fixture
+def node() -> Iterator[FakeNode]:
+    with FakeNode() as node:
+        yield node
+
+
+def forever(submit: Submit) -> Iterator[Act]:
+    yield 60.0
+
+
+@pytest.mark.parametrize("said", [0, 2])
+def test_a_request_that_takes_too_long(node: FakeNode, said: int) -> None:
+    worker = node.worker(until(said, forever))
+    with RunningFront(node.control, request_timeout_s=0.5, keep_alive_s=0.1) as front:
+        response = front.client.post(CHAT, json=HELLO)
+        assert (response.status_code, response.headers["x-should-retry"]) == (504, "false")
+        assert response.json()["error"]["code"] == "deadline_exceeded"
+        streamed = front.client.post(CHAT, json=HELLO | {"stream": True}).text
+        last = json.loads(streamed.rstrip().rpartition("data: ")[2])
+        assert last["error"]["code"] == "deadline_exceeded"
+        assert streamed.count('"content":"') == said + (said > 0)
+        front.wait(lambda: len(worker.cancels) == 2)
+
+
+def test_it_takes_too_long_while_it_is_held(node: FakeNode) -> None:
+    node.worker(say(), state="loading")
+    with RunningFront(node.control, ready=False, request_timeout_s=0.3) as front:
+        began = time.monotonic()
+        assert front.client.post(CHAT, json=HELLO).status_code == 504
+        assert time.monotonic() - began < 3
+
+
+def babbling(size: int, tokens: int) -> Any:
+    def script(submit: Submit) -> Iterator[Act]:
+        yield accept(submit)
+        for position in range(tokens):
+            yield step(submit, position, "x" * size)
+            if position % 50 == 0:
+                yield 0.001
+        yield Tokens((Delta(submit.rid, submit.attempt, 0, tokens, finish="length"),))
+        yield finish(submit, tokens)
+
+    return script
+
+
+@contextlib.contextmanager
+def unread(front: RunningFront, path: str, body: Any) -> Iterator[socket.socket]:
+    """A connection whose client has asked and does not read."""
+    content = json.dumps(body).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(content)}\r\n\r\n"
+    )
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", front.port))
+        client.sendall(head.encode() + content)
+        yield client
+
+
+def read(client: socket.socket, deadline_s: float = 10.0) -> bytes:
+    """To the end of the connection."""
+    client.settimeout(deadline_s)
+    content = b""
+    with contextlib.suppress(ConnectionResetError):
+        while piece := client.recv(1 << 16):
+            content += piece
+    return content
+
+
+@pytest.mark.parametrize("prompts", [1, 3])
+def test_a_client_that_does_not_read_is_cut(node: FakeNode, prompts: int) -> None:
+    worker = node.worker(babbling(1000, 10_000))
+    with RunningFront(node.control, max_unread_bytes=100_000) as front:
+        body = {"prompt": ["a", "b", "c"][:prompts], "stream": True}
+        with unread(front, TEXT, body) as client:
+            front.wait(lambda: len(worker.cancels) == prompts)
+            assert b"[DONE]" not in read(client)
+        front.wait(lambda: front.metric("mayfly_requests_running") == 0)
+        assert front.metric('mayfly_requests_total{model="tiny",outcome="slow"}') == 1
+
+
+def test_a_client_that_catches_up_in_time_misses_nothing(node: FakeNode) -> None:
+    tokens = 20_000
+    node.worker(babbling(10, tokens))
+    with RunningFront(node.control) as front:
+        with unread(front, CHAT, HELLO | {"stream": True}) as client:
+            front.wait(lambda: front.metric("mayfly_time_to_first_token_seconds_count") == 1)
+            time.sleep(1.0)
+            text = b""
+            client.settimeout(10)
+            while b"[DONE]" not in text[-200:]:
+                text += client.recv(1 << 16)
+        assert text.count(b"x" * 10) >= tokens
+        assert text.count(b"data: ") < tokens / 2, "what waited was joined"
+
+
+def test_a_leaving_front_end_says_so_before_it_takes_no_more(node: FakeNode) -> None:
+    worker = node.worker(say(pause_s=0.2))
+    with RunningFront(node.control, notice_s=1.0, grace_s=5.0) as front:
+        answers: list[httpx.Response] = []
+        ask = lambda: answers.append(httpx.post(front.url + CHAT, json=HELLO))  # noqa: E731
+        before = threading.Thread(target=ask)
+        before.start()
+        front.wait(lambda: worker.submits)
+        front.stop()
+        front.wait(lambda: front.client.get("/readyz").status_code == 503)
+        assert "shutting down" in front.client.get("/readyz").json()["reason"]
+        late = threading.Thread(target=ask)
+        late.start()
+        before.join()
+        late.join()
+        assert [answer.status_code for answer in answers] == [200, 200]
+        assert [a.json()["choices"][0]["message"]["content"] for a in answers] == [
+            "".join(WORDS)
+        ] * 2
+        with pytest.raises(httpx.ConnectError):
+            while True:
+                httpx.get(front.url + "/livez")
+                time.sleep(0.05)
