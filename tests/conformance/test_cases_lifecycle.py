@@ -22,6 +22,7 @@ import pytest
 from api_harness import CHAT, Json, answer, body, choice, post, together, user, whole_stream
 from conformance.conftest import SLOW_PREFILL_TOKEN_S, SLOW_STEP_S
 from conformance.plays import CHARACTERS, NEVER_ENDING
+from models.scripted import Fault, Play
 from server_harness import Server, serving, wait_for
 
 SOON_S = 3.0
@@ -237,3 +238,36 @@ def test_R99_a_storm_of_retries_leaves_nothing_behind(slow: Server, seconds: int
     assert len(beats) >= seconds
     assert_answers_at_once(slow)
     assert_idle_soon(slow)
+
+
+SHAPES = "[broadcast_shapes] Shapes (1,2) and (3,4) cannot be broadcast."
+
+
+def test_R84_a_request_that_breaks_its_prefill_breaks_no_other(
+    scripted_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    fine = "fine " * 30
+    broken = Play("[broken]", "never", faults=[Fault("prefill", "raise", SHAPES)])
+    model = scripted_model([broken, Play("[fine]", fine)], step_s=0.01)
+    with serving(model, tmp_path, "--trust-remote-code") as server:
+
+        def break_it() -> httpx.Response:
+            return post(server, CHAT, messages=[user("[broken]")], max_tokens=80)
+
+        def good() -> str:
+            found: str = choice(server, CHAT, messages=[user("[fine]")], max_tokens=80)["text"]
+            return found
+
+        begin = time.monotonic()
+        failed = [break_it()]
+        assert time.monotonic() - begin < 10.0
+        for _ in range(3):
+            text, response = together(good, break_it)
+            assert text == fine
+            failed.append(response)
+        for response in failed:
+            assert response.status_code == 500
+            assert response.headers["x-should-retry"] == "false"
+            assert response.json()["error"]["code"] == "shape"
+        assert_idle_soon(server)
+        assert good() == fine
