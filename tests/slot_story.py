@@ -15,7 +15,7 @@ from mayfly_protocol.lifecycle import (
     ToReaper,
 )
 from mayfly_reaper.actions import Action, Lose, Record, Spawn
-from mayfly_reaper.events import Event, Exited, Said, Started, Tick
+from mayfly_reaper.events import Event, Exited, Granted, Said, Started, Tick
 from mayfly_reaper.life import LAST_WORDS_S
 from mayfly_reaper.settings import Budgets
 from mayfly_reaper.slot import Slot, SlotRules
@@ -40,7 +40,7 @@ class Story:
         that it wants at once is granted, as the node does."""
         self.slot, actions = self.rules.step(self.slot, event, self.now)
         if self.rules.wants_worker(self.slot, self.now):
-            self.slot, more = self.rules.step(self.slot, Tick(), self.now)
+            self.slot, more = self.rules.step(self.slot, Granted(), self.now)
             actions += more
         self.lost += [action for action in actions if isinstance(action, Lose)]
         return [action for action in actions if not isinstance(action, Lose)]

@@ -19,7 +19,7 @@ from mayfly_protocol.lifecycle import (
 )
 from mayfly_protocol.roster import ROSTER_INTERVAL_S, Loss, SlotView
 from mayfly_reaper.actions import Lose
-from mayfly_reaper.events import RecycleAsked, Said, Started, Tick
+from mayfly_reaper.events import Granted, RecycleAsked, Said, Started
 from mayfly_reaper.losses import loss_of
 from mayfly_reaper.roster import LOSSES_KEPT_S, MOVEMENT_S, Bulletin, views
 from mayfly_reaper.settings import Budgets
@@ -32,7 +32,7 @@ VIEW = SlotView(slot="s", model="m", state="ready", incarnation=1)
 def slot_after(*messages: ToReaper) -> Slot:
     """A slot at time 10 whose first worker was spawned at 0 and said these things."""
     rules = SlotRules(Budgets(), lambda: 0.0, itertools.count(1).__next__)
-    slot, _ = rules.step(rules.begin("s", 0.0), Tick(), 0.0)
+    slot, _ = rules.step(rules.begin("s", 0.0), Granted(), 0.0)
     slot, _ = rules.step(slot, Started(1, 4711), 0.0)
     for message in messages:
         slot, _ = rules.step(slot, Said(1, message), 10.0)

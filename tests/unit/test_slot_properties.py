@@ -25,7 +25,8 @@ from mayfly_reaper.actions import Action, Lose, Record, Send, Signal, Spawn, Wip
 from mayfly_reaper.events import (
     Event,
     Exited,
-    Hold,
+    Granted,
+    Held,
     NotStarted,
     RecycleAsked,
     Said,
@@ -127,12 +128,24 @@ class SlotMachine(RuleBasedStateMachine):
     def time_passes(self, wait: float) -> None:
         self.now += wait
         self.tell(Tick())
+        if self.rules.wants_worker(self.slot, self.now):
+            self.tell(Granted())
+            assert not self.rules.wants_worker(self.slot, self.now)
+
+    @rule()
+    def the_machine_grants_what_nobody_wants(self) -> None:
+        if not self.rules.wants_worker(self.slot, self.now):
+            before = self.slot
+            self.tell(Granted())
+            assert self.slot == before
 
     @rule(wait=waits)
     def time_passes_while_the_machine_has_no_room(self, wait: float) -> None:
         self.now += wait
         self.held = True
-        self.tell(Tick(Hold(self.now + 0.5, "no room")))
+        self.tell(Tick())
+        self.tell(Held(self.now + 0.5, "no room"))
+        assert not self.rules.wants_worker(self.slot, self.now)
         self.held = False
 
     @rule(message=messages, pick=st.integers(0, 1))
@@ -222,7 +235,7 @@ class SlotMachine(RuleBasedStateMachine):
             ):
                 return
             self.now += min(1.0, max(0.001, self.rules.due(self.slot) - self.now))
-            self.tell(Tick())
+            self.time_passes(0.0)
             for number in self.alive & self.killed:
                 self.alive.remove(number)
                 self.tell(Exited(number, -signal.SIGKILL))
@@ -246,6 +259,9 @@ class LosingMachine(RuleBasedStateMachine):
 
     def step(self, event: Event) -> None:
         self.slot, actions = self.rules.step(self.slot, event, self.now)
+        if self.rules.wants_worker(self.slot, self.now):
+            self.slot, more = self.rules.step(self.slot, Granted(), self.now)
+            actions += more
         self.spawns += [self.now for action in actions if isinstance(action, Spawn)]
 
     @rule(served=st.booleans(), seconds=st.integers(0, 50), status=st.sampled_from([1, 4, 70, -11]))
@@ -258,7 +274,6 @@ class LosingMachine(RuleBasedStateMachine):
             self.step(Said(number, Beat("idle", 0)))
         self.step(Exited(number, status))
         self.now += 0.05
-        self.step(Tick())
         self.step(Tick())
         self.now = max(self.now, self.rules.due(self.slot))
         if self.slot.state == "backoff":

@@ -9,7 +9,7 @@ import pytest
 from mayfly_protocol.faults import KINDS
 from mayfly_protocol.lifecycle import Beat, Drain, Memory, ModelCard, Ready
 from mayfly_reaper.actions import Record, Send, Spawn, WipeKernels
-from mayfly_reaper.events import Exited, Hold, RecycleAsked, Tick
+from mayfly_reaper.events import Exited, Held, RecycleAsked, Tick
 from mayfly_reaper.precautions import NONE, Precautions
 from slot_story import BUDGETS, IDLE, Story, fault, losses
 
@@ -122,11 +122,11 @@ def test_nothing_is_spawned_while_the_machine_is_held_and_the_slot_says_why() ->
     story.slot, _ = story.rules.step(story.slot, Tick(), story.now)
     for _ in range(5):
         assert story.rules.wants_worker(story.slot, story.now)
-        hold = Hold(story.now + 0.5, "waits for the last worker's memory")
-        story.slot, actions = story.rules.step(story.slot, Tick(hold), story.now)
+        held = Held(story.now + 0.5, "waits for the last worker's memory")
+        story.slot, actions = story.rules.step(story.slot, held, story.now)
         assert actions == []
-        assert story.slot.detail == hold.reason
-        assert story.rules.due(story.slot) == hold.until
+        assert story.slot.detail == held.reason
+        assert story.rules.due(story.slot) == held.until
         assert not story.rules.wants_worker(story.slot, story.now)
         story.now += 0.5
     assert story.tell(Tick()) == [Spawn(2)]
@@ -134,7 +134,7 @@ def test_nothing_is_spawned_while_the_machine_is_held_and_the_slot_says_why() ->
 
 def test_an_operator_overrules_a_hold() -> None:
     story = Story()
-    story.slot, _ = story.rules.step(story.slot, Tick(Hold(1e9, "no room")), story.now)
+    story.slot, _ = story.rules.step(story.slot, Held(1e9, "no room"), story.now)
     assert story.tell(RecycleAsked()) == [Spawn(1)]
 
 

@@ -42,18 +42,21 @@ class Exited:
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class Tick:
+    """Time has passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """The machine has room for the worker that the slot wants."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
     """The machine is in no state to start a worker. ``reason`` is for people."""
 
     until: float
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed. ``hold`` is what keeps a worker that is due from being started."""
-
-    hold: Hold | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,4 +78,4 @@ class StopAsked:
     grace_s: float | None = None
 
 
-Event = Started | NotStarted | Said | Exited | Tick | RecycleAsked | StopAsked
+Event = Started | NotStarted | Said | Exited | Tick | Granted | Held | RecycleAsked | StopAsked

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mayfly_reaper.backoff import delay
-from mayfly_reaper.events import Hold
+from mayfly_reaper.events import Held
 from mayfly_reaper.memory import Room
 from mayfly_reaper.settings import Budgets
 from mayfly_reaper.slot import Slot
@@ -63,7 +63,7 @@ class Host:
         self._why = why
         return self._until
 
-    def hold(self, slot: Slot, now: float, *, living: int, promised: int) -> Hold | None:
+    def hold(self, slot: Slot, now: float, *, living: int, promised: int) -> Held | None:
         """What keeps a worker of a slot from being started now; None if nothing does.
 
         Args:
@@ -72,7 +72,7 @@ class Host:
             promised: what those among them that are still loading will take beyond that.
         """
         if now < self._until:
-            return Hold(self._until, f"the machine is given a pause: {self._why}")
+            return Held(self._until, f"the machine is given a pause: {self._why}")
         room = self.room(now)
         free = max(0, room.available - promised)
         expected = min(slot.needs, self._had.get(slot.name, slot.needs))
@@ -82,13 +82,13 @@ class Host:
         lacks = f"{free / 1e9:.1f} GB are free, {expected / 1e9:.1f} GB are needed"
         waited = now - slot.freed_at
         if waited < self._budgets.memory_return_s:
-            return Hold(now + LOOK_AGAIN_S, f"waits for the last worker's memory: {lacks}")
+            return Held(now + LOOK_AGAIN_S, f"waits for the last worker's memory: {lacks}")
         stranded = (room.wired or 0) - self._wired_before - living
         is_wired = stranded >= (expected - free) / 2
         if waited >= self._budgets.retry_max_s and not is_wired:
             self._had[slot.name] = free
             return None
-        return Hold(
+        return Held(
             now + OPEN_LOOK_AGAIN_S,
             f"the last worker's memory did not return: {lacks}; a reboot may be needed",
         )

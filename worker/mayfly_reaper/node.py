@@ -37,7 +37,7 @@ from mayfly_reaper.actions import Action, Lose, Record, Send, Signal, Spawn, Wip
 from mayfly_reaper.awake import awake
 from mayfly_reaper.children import Children
 from mayfly_reaper.errors import StartError
-from mayfly_reaper.events import Event, Hold, RecycleAsked, Said, StopAsked, Tick
+from mayfly_reaper.events import Event, Granted, Held, RecycleAsked, Said, StopAsked, Tick
 from mayfly_reaper.front_end import FrontEndProcess, listen
 from mayfly_reaper.host import LOOK_AGAIN_S, Host
 from mayfly_reaper.incarnation import STARTING
@@ -190,14 +190,14 @@ class _Loop:
             self._apply(name, Tick())
             now = time.monotonic()
             if self._rules.wants_worker(seat.slot, now):
-                self._apply(name, Tick(self._hold(seat, now)))
+                self._apply(name, self._held(seat, now) or Granted())
         front_end = self._front_end
         if front_end is not None:
             if self._stopping and not self._lives and not front_end.stopping:
                 front_end.stop(time.monotonic(), hurry=False)
             front_end.tick(time.monotonic())
 
-    def _hold(self, seat: Seat, now: float) -> Hold | None:
+    def _held(self, seat: Seat, now: float) -> Held | None:
         """What keeps a slot from getting its next worker now."""
         living = self._orphans.look(now)
         own = [each for each in living if each.slot not in self._seats]
@@ -205,7 +205,7 @@ class _Loop:
         if own:
             pids = ", ".join(str(each.pid) for each in own)
             reason = f"waits for the worker of a reaper before this one to leave (pid {pids})"
-            return Hold(now + LOOK_AGAIN_S / 2, reason)
+            return Held(now + LOOK_AGAIN_S / 2, reason)
         everyone = self._seats.values()
         return self._host.hold(
             seat.slot, now, living=seats.living(everyone), promised=seats.promised(everyone)

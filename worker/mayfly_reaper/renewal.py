@@ -60,7 +60,9 @@ def next_renewal(
             candidates.append((slot, life, Worn("somebody asked for it", overdue=True)))
         elif now >= rested and (wear := worn(life, lifetime, now)) is not None:
             candidates.append((slot, life, wear))
-    candidates.sort(key=lambda each: (each[0].name not in asked, not each[2].overdue))
+    candidates.sort(
+        key=lambda each: (each[0].name not in asked, not each[2].overdue, each[1].spawned_at)
+    )
     for slot, life, wear in candidates:
         surge = not slot.cramped and has_room(life.beat, room)
         if surge or wear.overdue or idle(life.beat):

@@ -2,7 +2,7 @@
 
 ::
 
-              Spawn             life (mayfly_reaper.life)
+              granted           life (mayfly_reaper.life)
     BACKOFF --------> SPAWNING, LOADING, CANARY, READY, DRAINING, GONE
        ^  ^                                                        | over
        |  +---- after a delay, or none ----------------------------+
@@ -15,6 +15,9 @@ A slot has one worker, its ``life``. While a worn one is replaced it may have tw
 
     life         READY ..................... DRAINING ... over     becomes the predecessor
     successor    SPAWNING ... LOADING ... CANARY ... READY         becomes the life
+
+A slot in BACKOFF whose time has come wants a worker, and is granted one or held, by what else goes
+on in the machine: see :mod:`mayfly_reaper.host`.
 
 If the successor is lost the life serves on; if the life is, the successor takes its place as far
 as it has come. So there are never two that are READY, nor three.
@@ -38,7 +41,8 @@ from mayfly_reaper.backoff import delay
 from mayfly_reaper.events import (
     Event,
     Exited,
-    Hold,
+    Granted,
+    Held,
     NotStarted,
     RecycleAsked,
     Said,
@@ -138,15 +142,21 @@ class SlotRules:
         self._lives = LifeRules(budgets)
 
     def begin(self, name: str, now: float) -> Slot:
-        """A slot whose first worker the next tick spawns."""
+        """A slot that wants its first worker."""
         return Slot(name=name, seen_at=now, retry_at=now)
 
     def step(self, slot: Slot, event: Event, now: float) -> Step:
         """What an event makes of a slot, and what is to be done about it, in that order."""
         slot = _without_pause(slot, now)
         match event:
-            case Tick(hold):
-                return self._tick(slot, hold, now)
+            case Tick():
+                return self._tick(slot, now)
+            case Granted():
+                wanted = self.wants_worker(slot, now)
+                return self._spawn(slot, "life", now) if wanted else (slot, [])
+            case Held(until, reason):
+                wanted = self.wants_worker(slot, now)
+                return (replace(slot, retry_at=until, detail=reason) if wanted else slot), []
             case RecycleAsked():
                 return self._recycle(slot, event, now)
             case StopAsked():
@@ -157,28 +167,25 @@ class SlotRules:
                 return self._live(slot, number, event, now)
 
     def due(self, slot: Slot) -> float:
-        """When a tick will next do something, by the same clock; infinite if none will."""
+        """When a tick will next do something or a worker will be wanted, by the same clock;
+        infinite if neither will be."""
         times = [self._lives.due(life) for _, life in slot.lives]
         if slot.state == "backoff":
             times.append(slot.retry_at)
         return min(times, default=float("inf"))
 
     def wants_worker(self, slot: Slot, now: float) -> bool:
-        """Whether the next tick spawns one, unless it is held."""
+        """Whether it has to be ``Granted`` one now, or ``Held``."""
         return slot.state == "backoff" and now >= slot.retry_at
 
     # -- events ----------------------------------------------------------------------------
 
-    def _tick(self, slot: Slot, hold: Hold | None, now: float) -> Step:
+    def _tick(self, slot: Slot, now: float) -> Step:
         actions: list[Action] = []
         due = [life.number for _, life in slot.lives if now >= self._lives.due(life)]
         for number in due:
             slot, more = self._live(slot, number, Tick(), now)
             actions += more
-        if not actions and self.wants_worker(slot, now):
-            if hold is not None:
-                return replace(slot, retry_at=hold.until, detail=hold.reason), []
-            return self._spawn(slot, "life", now)
         return slot, actions
 
     def _live(
