@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -129,9 +130,9 @@ class RunningNode:
         self._children.update({child.pid: child for child in found})
         return found
 
-    def roster(self, wanted: Callable[[Roster], bool]) -> Roster:
+    def roster(self, wanted: Callable[[Roster], bool], patience_s: float = PATIENCE_S) -> Roster:
         """The first published roster that is as wanted."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + patience_s
         last: Roster | None = None
         while (left := deadline - time.monotonic()) > 0:
             if self.subscriber.poll(int(left * 1000)):
@@ -177,9 +178,35 @@ class RunningNode:
             time.sleep(0.01)
         raise AssertionError(f"heard no {beginning}: {self.heard}")
 
+    def wait_for_note(self, part: str) -> str:
+        """The first note to the operator that has this in it."""
+        found: list[str] = []
+
+        def heard() -> bool:
+            notes = (words[1] for words in self.hear() if words[0] == "note")
+            found.extend(note for note in notes if part in note)
+            return bool(found)
+
+        wait_until(heard, f"a note with {part!r}")
+        return found[0]
+
     def autopsies(self) -> list[dict[str, Any]]:
         path = self.state_dir / "autopsies.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def runs(process: psutil.Process) -> bool:
+    """Whether a process is there and more than an entry that nobody has collected yet."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as response:
+        text: str = response.read().decode()
+    return text
 
 
 def wait_until(condition: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:

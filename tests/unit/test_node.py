@@ -9,7 +9,6 @@ import statistics
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +18,7 @@ import zmq
 
 from mayfly_protocol.roster import Ask, Done, Recycle, Roster
 from mayfly_reaper.settings import WORKER_COMMAND
-from node_harness import RunningNode, fake_front_end, fake_worker
+from node_harness import RunningNode, fake_front_end, fake_worker, get
 
 QUICK = {"retry_s": 0.1, "spacing_s": 0.0}
 
@@ -311,9 +310,3 @@ def test_nothing_of_a_reaper_imports_mlx() -> None:
     )
     subprocess.run([sys.executable, "-c", check], check=True)
     assert WORKER_COMMAND[0] == sys.executable
-
-
-def get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=10) as response:
-        text: str = response.read().decode()
-    return text

@@ -1,0 +1,214 @@
+"""A node with real processes: workers that are worn, that fault, that are left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from mayfly_protocol.roster import DrainNode, Recycle, Roster
+from node_harness import RunningNode, fake_front_end, fake_worker, get, runs
+
+QUICK = {"retry_s": 0.1, "spacing_s": 0.0}
+
+
+def rosters_until(node: RunningNode, incarnation: int) -> list[Roster]:
+    """All that are published until a worker with this number serves alone."""
+    seen: list[Roster] = []
+
+    def wanted(roster: Roster) -> bool:
+        seen.append(roster)
+        states = [(slot.state, slot.incarnation >= incarnation) for slot in roster.slots]
+        return states == [("ready", True)]
+
+    node.roster(wanted)
+    return seen
+
+
+def test_a_worn_worker_serves_until_its_successor_does(tmp_path: Path) -> None:
+    with RunningNode(tmp_path, budgets=QUICK, lifetime={"max_inferences": 3}) as node:
+        node.ready()
+        seen = rosters_until(node, 4)
+        started = [[s.state for s in roster.slots] for roster in seen]
+        assert all(states.count("ready") == 1 for states in started)
+        assert all(len({s.slot for s in roster.slots}) == 1 for roster in seen)
+        assert any(len(states) == 2 for states in started)
+        assert not any(roster.losses for roster in seen)
+        node.wait_for_note("fake-model-0: the worker is replaced (worn: ")
+    assert not (tmp_path / "autopsies.jsonl").exists()
+
+
+def test_without_room_for_two_a_worn_worker_is_replaced_in_its_place(tmp_path: Path) -> None:
+    worker = fake_worker("--footprint", str(10**15))
+    with RunningNode(tmp_path, worker, budgets=QUICK, lifetime={"max_inferences": 3}) as node:
+        node.ready()
+        seen = rosters_until(node, 3)
+        assert all(len(roster.slots) == 1 for roster in seen)
+        assert "draining" in {roster.slots[0].state for roster in seen}
+    assert not (tmp_path / "autopsies.jsonl").exists()
+
+
+def test_a_pool_is_recycled_one_by_one(tmp_path: Path) -> None:
+    worker = fake_worker("--footprint", str(10**15))
+    with RunningNode(tmp_path, worker, workers=3, budgets=QUICK) as node:
+        node.roster(lambda roster: [s.state for s in roster.slots] == ["ready"] * 3)
+        assert node.ask(Recycle()).ok
+        seen: list[Roster] = []
+
+        def wanted(roster: Roster) -> bool:
+            seen.append(roster)
+            return all(s.state == "ready" and s.incarnation > 3 for s in roster.slots)
+
+        node.roster(wanted)
+        assert min(sum(s.state == "ready" for s in r.slots) for r in seen) == 2
+
+
+def test_the_requests_of_the_pass_that_died_are_told_and_written_down(tmp_path: Path) -> None:
+    with RunningNode(tmp_path, fake_worker("--behave", "crash"), budgets=QUICK) as node:
+        (loss,) = node.roster(lambda roster: bool(roster.losses)).losses
+        assert (loss.kind, loss.suspects, loss.marked) == ("crashed", ("new",), ("old",))
+        node.ready(2)
+        (autopsy,) = node.autopsies()
+        files = {path.suffix for path in node.runtime.folder.iterdir()}
+    assert autopsy["breadcrumb"] == {
+        "phase": "decode",
+        "step": 5,
+        "requests": ["new", "old"],
+        "young": ["new"],
+    }
+    assert (autopsy["suspects"], autopsy["marked"]) == (["new"], ["old"])
+    assert files == {".ipc"}
+
+
+def test_a_loss_is_told_at_the_verdict_and_not_at_the_exit(tmp_path: Path) -> None:
+    budgets = {**QUICK, "decode_s": 0.3, "first_factor": 1.0, "stacks_s": 0.7, "terminate_s": 0.1}
+    with RunningNode(tmp_path, fake_worker("--behave", "hang"), budgets=budgets) as node:
+        first = node.ready()
+        (loss,) = node.roster(lambda roster: bool(roster.losses)).losses
+        assert loss.kind == "wedged"
+        assert runs(psutil.Process(first.pid))
+        assert not (tmp_path / "autopsies.jsonl").exists()
+        node.ready(2)
+        roster = node.roster(lambda roster: True)
+        assert len(roster.losses) == 1
+
+
+def test_a_second_batch_fault_recycles_a_worker(tmp_path: Path) -> None:
+    with RunningNode(tmp_path, fake_worker("--behave", "batch-faults"), budgets=QUICK) as node:
+        node.ready(2)
+        node.wait_for_note("fake-model-0: batch fault allocation_failed: [malloc] Unable")
+    assert not (tmp_path / "autopsies.jsonl").exists()
+
+
+def test_a_worker_after_losses_in_a_row_is_on_trial(tmp_path: Path) -> None:
+    worker = fake_worker("--behave", "fault", "--times", "2")
+    budgets = {**QUICK, "trial_inferences": 3}
+    with RunningNode(tmp_path, worker, budgets=budgets) as node:
+        assert node.ready(3).trial
+        held = node.slot(lambda view: view.incarnation == 3 and not view.trial)
+        assert (held.state, held.inferences >= 3) == ("ready", True)
+
+
+def test_a_new_reaper_waits_for_the_workers_of_the_old_one(tmp_path: Path) -> None:
+    with RunningNode(tmp_path, fake_worker("--linger", "1.5")) as old:
+        orphan = psutil.Process(old.ready().pid)
+        old.process.kill()
+        old.process.wait()
+        with RunningNode(tmp_path) as new:
+            waiting = new.slot(lambda view: view.state == "backoff")
+            assert waiting.detail == (
+                f"waits for the worker of a reaper before this one to leave (pid {orphan.pid})"
+            )
+            assert runs(orphan)
+            spawned = new.slot(lambda view: view.state in ("spawning", "loading", "ready"))
+            assert spawned.incarnation == 2
+            assert not runs(orphan)
+            new.ready(2)
+
+
+def test_an_orphan_that_overstays_is_killed(tmp_path: Path) -> None:
+    with RunningNode(tmp_path, fake_worker("--linger", "600")) as old:
+        orphan = psutil.Process(old.ready().pid)
+        old.process.kill()
+        old.process.wait()
+        with RunningNode(tmp_path, budgets={"orphans_s": 0.5}) as new:
+            new.ready(2)
+            assert not runs(orphan)
+
+
+def test_a_drain_lets_the_workers_finish_before_the_front_end_goes(tmp_path: Path) -> None:
+    worker = fake_worker("--behave", "deaf")
+    budgets = {"leave_s": 0.1, "terminate_s": 0.1, "stacks_s": 0.1}
+    with RunningNode(tmp_path, worker, front_end=fake_front_end(), budgets=budgets) as node:
+        node.ready()
+        _, host, port = node.wait_for("front")
+        assert node.ask(DrainNode(grace_s=1.0)).ok
+        node.slot(lambda view: view.state == "draining")
+        assert get(f"http://{host}:{port}")
+        assert node.process.wait(10) == 0
+        assert node.children() == []
+
+
+def test_a_front_end_that_keeps_ending_is_said_to(tmp_path: Path) -> None:
+    with RunningNode(tmp_path, front_end=["false"], budgets=QUICK) as node:
+        node.ready()
+        third = "the front end ended: exit status 1, 3 times in a row; another one in 0."
+        node.wait_for_note(third)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="sets another process's limits")
+def test_a_full_disk_costs_records_and_nothing_else(tmp_path: Path) -> None:
+    """No file of the node's can grow any more: the same as a full disk, but for the number."""
+    with RunningNode(tmp_path, budgets=QUICK) as node:
+        first = node.ready()
+        psutil.Process(node.process.pid).rlimit(psutil.RLIMIT_FSIZE, (0, 0))
+        for incarnation in (1, 2, 3):
+            os.kill(node.ready(incarnation).pid, signal.SIGKILL)
+        last = node.ready(4)
+        assert last.pid != first.pid
+        notes = [words[1] for words in node.hear() if words[0] == "note"]
+        assert sum("autopsies cannot be written" in note for note in notes) == 1
+        assert sum("the list of workers cannot be written" in note for note in notes) == 1
+        assert sum("lost worker" in note for note in notes) == 3
+        node.process.terminate()
+        assert node.process.wait(5) == 0
+
+
+@pytest.mark.parametrize(
+    "recycles", [20, pytest.param(500, marks=[pytest.mark.long, pytest.mark.timeout(900)])]
+)
+def test_forced_recycles_leave_nothing_behind(
+    tmp_path: Path, recycles: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with RunningNode(tmp_path, workers=2, budgets=QUICK, lifetime={"max_inferences": 1}) as node:
+        reaper = psutil.Process(node.process.pid)
+        seen: list[Roster] = []
+
+        def recycled(times: int) -> Callable[[Roster], bool]:
+            def wanted(roster: Roster) -> bool:
+                seen.append(roster)
+                return max(slot.incarnation for slot in roster.slots) >= 2 + times
+
+            return wanted
+
+        node.roster(recycled(recycles // 2))
+        settled, middle = len(seen), (reaper.num_fds(), reaper.memory_info().rss)
+        node.roster(recycled(recycles), patience_s=800)
+        end = (reaper.num_fds(), reaper.memory_info().rss)
+        for roster in seen[settled:]:
+            serving = {slot.slot for slot in roster.slots if slot.state == "ready"}
+            assert serving == {"fake-model-0", "fake-model-1"}
+            assert roster.losses == ()
+        assert node.ask(DrainNode(5.0)).ok
+        assert node.process.wait(10) == 0
+        assert not node.runtime.folder.exists()
+        assert not list((tmp_path / "stderr").iterdir())
+    with capsys.disabled():
+        print(f"\nreaper after {recycles // 2} and {recycles} recycles: {middle}, {end} (fds, RSS)")
+    assert end[0] <= middle[0] + 6  # the pipes of those that are being replaced just now
+    assert end[1] <= middle[1] + (4 << 20)
