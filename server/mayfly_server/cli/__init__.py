@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import typer
 
-from mayfly_server.cli import chat, doctor, faults, keys, serve, status, version
+from mayfly_server.cli import chat, doctor, drain, faults, keys, recycle, serve, status, version
 
 app = typer.Typer(
     name="mayfly",
@@ -25,6 +25,8 @@ app.command()(serve.serve)
 app.command()(status.status)
 app.command()(chat.chat)
 app.command()(doctor.doctor)
+app.command()(recycle.recycle)
+app.command()(drain.drain)
 app.add_typer(faults.app)
 app.add_typer(keys.app)
 app.command()(version.version)

@@ -1,4 +1,4 @@
-"""``mayfly faults``: what MLX dies of, and what it means."""
+"""``mayfly faults``: what workers were lost to, what MLX dies of, and what it means."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mayfly_server.cli import autopsies
+from mayfly_server.cli.control import StateDir, state_directory
 from mayfly_server.cli.failure import fail
 
 if TYPE_CHECKING:
@@ -13,7 +15,47 @@ if TYPE_CHECKING:
 
     from mayfly_protocol.faults import Explanation
 
-app = typer.Typer(name="faults", help="Explain what workers and MLX die of.", no_args_is_help=True)
+app = typer.Typer(name="faults", help="List and explain what workers die of.")
+
+
+@app.callback(invoke_without_command=True)
+def faults(
+    context: typer.Context,
+    state_dir: StateDir = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """List the workers that were lost, the last one at the end."""
+    context.obj = state_dir
+    if context.invoked_subcommand is not None:
+        return
+    records = autopsies.kept(state_directory(state_dir))
+    if json:
+        from json import dumps
+
+        listed = [autopsies.summary(record) for record in records]
+        typer.echo(dumps(listed, indent=2, ensure_ascii=False))
+    elif records:
+        autopsies.console().print(autopsies.table(records))
+    else:
+        typer.echo("No worker was lost.")
+
+
+@app.command()
+def show(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="ID", help="A record's id, or its beginning.")],
+    state_dir: StateDir = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the record as it is.")] = False,
+) -> None:
+    """Print all that is known of one lost worker."""
+    directory = state_directory(state_dir or context.obj)
+    record = autopsies.find(autopsies.kept(directory), name)
+    if json:
+        from json import dumps
+
+        typer.echo(dumps(record, indent=2, ensure_ascii=False))
+    else:
+        autopsies.console().print(autopsies.whole(record))
 
 
 @app.command()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mayfly_server.cli.control import state_directory
 from mayfly_server.cli.failure import fail
 
 if TYPE_CHECKING:
@@ -87,6 +88,26 @@ def serve(
     max_rows: Annotated[
         int | None, typer.Option(help="Sequences that a worker decodes together.", min=1)
     ] = None,
+    max_inferences: Annotated[
+        int,
+        typer.Option(
+            help="Replace a worker after so many finished answers, a tenth more or less; 0: never.",
+            min=0,
+        ),
+    ] = 10_000,
+    max_age: Annotated[
+        float, typer.Option(help="Replace a worker after so many seconds; 0: never.", min=0)
+    ] = 0.0,
+    max_footprint: Annotated[
+        float,
+        typer.Option(help="Replace a worker that takes so many GB of memory; 0: never.", min=0),
+    ] = 0.0,
+    caffeinate: Annotated[
+        bool,
+        typer.Option(
+            "--caffeinate/--no-caffeinate", help="On macOS, keep the machine awake meanwhile."
+        ),
+    ] = True,
     api_keys_file: Annotated[
         Path | None,
         typer.Option(
@@ -107,7 +128,7 @@ def serve(
     _stop_as_ctrl_c_does()
     try:
         _require_mlx()
-        state = (state_dir or _default_state_dir()).resolve()
+        state = state_directory(state_dir)
         front = {
             "api_keys_file": str(api_keys_file.resolve()) if api_keys_file else None,
             "insecure": insecure or None,
@@ -128,10 +149,12 @@ def serve(
                 fetched,
                 name=name,
                 workers=workers,
+                lifetime=(max_inferences, max_age, int(max_footprint * 1e9)),
                 options=_given(options),
                 front_end=_front_end(host, port, _given(front)),
                 state_dir=state,
                 preload_blas=preload_blas,
+                caffeinate=caffeinate,
             )
             status = _run(settings, reporter)
         finally:
@@ -158,12 +181,6 @@ def _require_mlx() -> None:
             "MLX is not installed in this Python; install the extra for this machine: "
             "pip install 'mlx-mayfly[cpu]', [cuda12] or [cuda13]"
         )
-
-
-def _default_state_dir() -> Path:
-    import platformdirs
-
-    return platformdirs.user_state_path("mayfly")
 
 
 def _given(values: Mapping[str, object]) -> dict[str, object]:
@@ -244,20 +261,23 @@ def _settings(
     *,
     name: str | None,
     workers: int,
+    lifetime: tuple[int, float, int],
     options: dict[str, object],
     front_end: FrontEnd,
     state_dir: Path,
     preload_blas: bool,
+    caffeinate: bool,
 ) -> NodeSettings:
     import socket
 
-    from mayfly_reaper.settings import NodeSettings, Pool
+    from mayfly_reaper.settings import Lifetime, NodeSettings, Pool
 
     pool = Pool(
         model_name=name or fetched.name,
         model_path=fetched.path,
         workers=workers,
         options=options,
+        lifetime=Lifetime(*lifetime),
     )
     return NodeSettings(
         node=socket.gethostname().partition(".")[0] or "localhost",
@@ -265,6 +285,7 @@ def _settings(
         pools=(pool,),
         front_end=front_end,
         preload_blas=preload_blas,
+        caffeinate=caffeinate,
     )
 
 
