@@ -12,7 +12,7 @@ import pytest
 from mlx_lm.utils import load_model
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from api_harness import TEXT, Json, answer, choice, post, refused, tokenizer_of, whole_stream
+from api_harness import CHAT, TEXT, Json, answer, choice, post, refused, tokenizer_of, whole_stream
 from server_harness import Server
 
 PROMPTS = ["Once upon a time", "def main():"]
@@ -45,6 +45,25 @@ def test_R52_each_prompt_has_its_own(tiny: Server, n: int) -> None:
             for name, values in (part["logprobs"] or {}).items():
                 joined[name] += values
         same(joined, wanted["logprobs"])
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_R52_chats_have_theirs_streamed_or_not(tiny: Server, n: int) -> None:
+    """One entry for each token, also where its text is half a character or held back."""
+    asked: Json = {
+        **{"logprobs": True, "top_logprobs": 2, "n": n, "max_tokens": 16},
+        **{"temperature": 2, "seed": 3, "stop": ["never in there"], "ignore_eos": True},
+    }
+    whole = answer(tiny, CHAT, **asked)["choices"]
+    streamed = whole_stream(tiny, CHAT, **asked)
+    for index, one in enumerate(whole):
+        parts = [part["logprobs"]["content"] for part in streamed.of(index) if part["logprobs"]]
+        joined = [token for part in parts for token in part]
+        assert len(joined) == 16
+        for found, wanted in zip(joined, one["logprobs"]["content"], strict=True):
+            assert found["bytes"] == wanted["bytes"]
+            assert found["logprob"] == pytest.approx(wanted["logprob"], abs=1e-4)
+            assert len(found["top_logprobs"]) == 2
 
 
 def test_R52_they_are_the_models_own(tiny: Server) -> None:

@@ -104,6 +104,13 @@ def test_R12_a_call_that_is_required_is_made(tiny: Server, wanted: Any, seed: in
     assert arguments in ({"yes": True}, {"yes": False})
 
 
+def test_R12_a_required_call_that_is_cut_off_is_no_call(tiny: Server) -> None:
+    found = both(tiny, "what is the time?", tools=TOOLS, tool_choice="required", max_tokens=6)
+    assert found["finish_reason"] == "length"
+    assert found["text"].startswith('[{"name":"')
+    assert "tool_calls" not in found["message"]
+
+
 @pytest.mark.parametrize(
     "fields",
     [
