@@ -11,7 +11,18 @@ from __future__ import annotations
 
 import typer
 
-from mayfly_server.cli import chat, doctor, drain, faults, keys, recycle, serve, status, version
+from mayfly_server.cli import (
+    chat,
+    doctor,
+    drain,
+    faults,
+    keys,
+    quarantine,
+    recycle,
+    serve,
+    status,
+    version,
+)
 
 app = typer.Typer(
     name="mayfly",
@@ -29,6 +40,7 @@ app.command()(recycle.recycle)
 app.command()(drain.drain)
 app.add_typer(faults.app)
 app.add_typer(keys.app)
+app.add_typer(quarantine.app)
 app.command()(version.version)
 
 

@@ -10,7 +10,7 @@ import typer
 from mayfly_server.cli.failure import fail
 
 if TYPE_CHECKING:
-    from mayfly_protocol.roster import Done, ToNode
+    from mayfly_protocol.roster import Done, FromNode, Roster, ToNode
 
 ANSWER_S = 5.0
 
@@ -33,10 +33,30 @@ def state_directory(given: Path | None) -> Path:
 
 def tell(state_dir: Path, message: ToNode) -> Done:
     """What the node says to a command. Ends this one where there is no node, or it refuses."""
+    from mayfly_protocol.roster import Done
+
+    answer = _exchange(state_dir, message)
+    if not isinstance(answer, Done):
+        fail(f"the server answers with {type(answer).__name__} to a command")
+    if not answer.ok:
+        fail(answer.message)
+    return answer
+
+
+def ask(state_dir: Path) -> Roster:
+    """The node's roster. Ends the command where there is no node."""
+    from mayfly_protocol.roster import Ask, Roster
+
+    answer = _exchange(state_dir, Ask())
+    if not isinstance(answer, Roster):
+        fail(f"the server answers with {type(answer).__name__} to a question")
+    return answer
+
+
+def _exchange(state_dir: Path, message: ToNode) -> FromNode:
     import zmq
 
     from mayfly_protocol import codec
-    from mayfly_protocol.roster import Done
     from mayfly_protocol.sockets import configure
 
     if not serves(state_dir):
@@ -47,12 +67,7 @@ def tell(state_dir: Path, message: ToNode) -> Done:
         socket.send(codec.encode(message))
         if not socket.poll(int(ANSWER_S * 1000)):
             fail(f"the server with the state directory {state_dir} does not answer")
-        answer = codec.from_node.decode(socket.recv())
-    if not isinstance(answer, Done):
-        fail(f"the server answers with {type(answer).__name__} to a command")
-    if not answer.ok:
-        fail(answer.message)
-    return answer
+        return codec.from_node.decode(socket.recv())
 
 
 def serves(state_dir: Path) -> bool:

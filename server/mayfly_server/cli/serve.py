@@ -102,6 +102,12 @@ def serve(
         float,
         typer.Option(help="Replace a worker that takes so many GB of memory; 0: never.", min=0),
     ] = 0.0,
+    quarantine_ttl: Annotated[
+        float,
+        typer.Option(
+            help="Refuse a request that workers died of for so many seconds; 0: never.", min=0
+        ),
+    ] = 3600.0,
     caffeinate: Annotated[
         bool,
         typer.Option(
@@ -132,6 +138,7 @@ def serve(
         front = {
             "api_keys_file": str(api_keys_file.resolve()) if api_keys_file else None,
             "insecure": insecure or None,
+            "quarantine_ttl_s": quarantine_ttl,
         }
         locked = _locked(api_keys_file)
         _require_free(host, port, state, open_to_others=locked or insecure)

@@ -1,0 +1,39 @@
+"""``mayfly quarantine`` against a node that has something in quarantine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from typer.testing import CliRunner, Result
+
+from mayfly_protocol.roster import Quarantine
+from mayfly_server.cli import app
+from node_harness import RunningNode
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(app, list(map(str, arguments)))
+
+
+def test_what_is_refused_is_shown_and_released(tmp_path: Path) -> None:
+    with RunningNode(tmp_path) as node:
+        node.ready()
+        shown = run("quarantine", "list", "--state-dir", tmp_path)
+        assert shown.stdout == "nothing is in quarantine\n"
+        for name in ("aa01", "aa02", "b"):
+            assert node.ask(Quarantine(name, "crashed", 90.5)).ok
+        node.roster(lambda roster: len(roster.quarantined) == 3)
+        shown = run("quarantine", "list", "--state-dir", tmp_path)
+        assert shown.stdout.splitlines()[0] == "aa01  crashed  1 min 30 s left"
+        assert len(shown.stdout.splitlines()) == 3
+        listed = json.loads(run("quarantine", "list", "--json", "--state-dir", tmp_path).stdout)
+        assert [entry["fingerprint"] for entry in listed] == ["aa01", "aa02", "b"]
+        wrong = run("quarantine", "clear", "c", "--state-dir", tmp_path)
+        assert wrong.exit_code == 1
+        assert "nothing in quarantine begins with 'c'" in wrong.stderr
+        released = run("quarantine", "clear", "aa", "--state-dir", tmp_path)
+        assert released.stdout == "released 2\n"
+        node.roster(lambda roster: [each.fingerprint for each in roster.quarantined] == ["b"])
+        assert run("quarantine", "clear", "--state-dir", tmp_path).stdout == "released 1\n"
+        node.roster(lambda roster: not roster.quarantined)
