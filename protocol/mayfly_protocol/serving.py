@@ -9,6 +9,8 @@
                          <---------------------- Tokens(deltas) ...     (a message a step)
     Cancel(rid, attempt) ---------------------->
                          <---------------------- Finish* | Failed* | Handover*
+    Tokenize, Detokenize ---------------------->
+                         <---------------------- Tokenized*, Detokenized* | Rejected*
     Ping                 ---------------------->
                          <---------------------- Pong
 
@@ -22,7 +24,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mayfly_protocol.requests import FinishReason, Generation
+from mayfly_protocol.requests import FinishReason, Generation, Prompt
 
 PING_INTERVAL_S = 1.0
 PEER_TIMEOUT_S = 10.0
@@ -53,6 +55,27 @@ class Cancel:
 
     rid: str
     attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenize:
+    """Which tokens is a prompt made of? Nothing is run. ``special`` says whether raw text gets the
+    tokenizer's own special tokens; ``count_only`` asks for their number alone."""
+
+    rid: str
+    attempt: int
+    prompt: Prompt
+    special: bool = True
+    count_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Detokenize:
+    """Which text do token ids make?"""
+
+    rid: str
+    attempt: int
+    ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +112,23 @@ class Rejected:
     param: str | None = None
     code: str | None = None
     retry_after_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenized:
+    """``ids`` is empty where only their number was asked for."""
+
+    rid: str
+    attempt: int
+    count: int
+    ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Detokenized:
+    rid: str
+    attempt: int
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +178,8 @@ class Delta:
 
     ``index`` is the position of the first of ``ids`` in the choice's output: a gap or a repeat
     means that this worker is lost to the request. Text may lag behind ids (half a character, a
-    possible stop string, an open tool call). ``finish`` ends the choice.
+    possible stop string, an open tool call). ``finish`` ends the choice, and ``stop`` is the stop
+    string that did it, if one did.
     """
 
     rid: str
@@ -151,6 +192,7 @@ class Delta:
     tool_calls: tuple[ToolCallDelta, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     finish: FinishReason | None = None
+    stop: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,5 +245,17 @@ class Handover:
     stays: bool = False
 
 
-ToWorker = Submit | Cancel | Ping
-ToFrontEnd = Accepted | Rejected | Progress | Tokens | Finish | Failed | Handover | Pong
+Inquiry = Tokenize | Detokenize
+ToWorker = Submit | Cancel | Inquiry | Ping
+ToFrontEnd = (
+    Accepted
+    | Rejected
+    | Tokenized
+    | Detokenized
+    | Progress
+    | Tokens
+    | Finish
+    | Failed
+    | Handover
+    | Pong
+)

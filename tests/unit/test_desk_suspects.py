@@ -22,6 +22,8 @@ class Words:
 
     reasoning_tokens = 0
 
+    stop = None
+
     def feed(self, token: int, *, eos: bool) -> Piece:
         return Piece(text=f"w{token}", finish="stop" if eos else None)
 
@@ -35,10 +37,12 @@ class Office:
     def __init__(self) -> None:
         self.sent: list[Any] = []
         self.ordered: list[Any] = []
+        self.inquiries: list[Any] = []
         self.desk = Desk(
             send=lambda peer, message: self.sent.append(message),
             order=self.ordered.append,
             prepare=lambda key, submit: self.prepared(key, submit),
+            inquire=lambda peer, inquiry: self.inquiries.append(inquiry),
             token_text=lambda token: (f"w{token}", b""),
             max_waiting=100,
         )

@@ -72,6 +72,14 @@ def test_a_stop_inside_another_is_completed_first() -> None:
     assert run(["abcd", "bc"], ["xab", "cd"]) == ("xa", True)
 
 
+def test_the_stop_that_ended_a_text_is_known() -> None:
+    matcher = Stops(["abc", "ab", "zz"]).matcher()
+    assert matcher.feed("xz") == ("x", False)
+    assert matcher.matched is None
+    assert matcher.feed("ab") == ("z", True)
+    assert matcher.matched == "ab"
+
+
 def test_a_stop_is_passed_over_while_unarmed() -> None:
     matcher = Stops(["ab"]).matcher()
     first, stopped = matcher.feed("xaby", armed=False)

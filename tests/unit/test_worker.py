@@ -7,15 +7,29 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mayfly_protocol.lifecycle import Beat, Bye, Drain, Exit, Fault, Hello, Loading
-from mayfly_protocol.requests import ChatPrompt, TokenPrompt
-from mayfly_protocol.serving import Accepted, Cancel, Finish, Handover, Ping, Pong, Rejected
+from mayfly_protocol.requests import ChatPrompt, TextPrompt, TokenPrompt
+from mayfly_protocol.serving import (
+    Accepted,
+    Cancel,
+    Detokenize,
+    Detokenized,
+    Finish,
+    Handover,
+    Inquiry,
+    Ping,
+    Pong,
+    Rejected,
+    Tokenize,
+    Tokenized,
+)
 from models.scripted import Fault as Trouble
 from models.scripted import Play
-from worker_harness import WorkerProcess, generation
+from worker_harness import Answer, WorkerProcess, generation
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +122,46 @@ def test_what_cannot_run_is_refused_by_name(shared: WorkerProcess) -> None:
         assert answer.end.reason == "invalid"
         assert param is None or answer.end.param == param
     assert isinstance(shared.ask(generation()).end, Finish)
+
+
+def reply(worker: WorkerProcess, inquiry: Inquiry) -> Any:
+    """The only message about a question."""
+    answer = worker.answers[inquiry.rid, inquiry.attempt] = Answer(inquiry.rid)
+    worker.send(inquiry)
+    [found] = worker.wait(lambda: answer.messages, "an answer")
+    return found
+
+
+def test_prompts_are_tokenized_and_back(shared: WorkerProcess) -> None:
+    text = "Once upon a time, naïve 😀"
+    tokenized = reply(shared, Tokenize("t1", 1, TextPrompt(text)))
+    assert tokenized.count == len(tokenized.ids) > 3
+    assert reply(shared, Detokenize("t2", 1, tokenized.ids)) == Detokenized("t2", 1, text)
+    counted = reply(shared, Tokenize("t3", 1, TextPrompt(text), count_only=True))
+    assert counted == Tokenized("t3", 1, tokenized.count)
+    chatted = reply(shared, Tokenize("t4", 1, chat("hi")))
+    assert reply(shared, Detokenize("t5", 1, chatted.ids)).text == (
+        "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    )
+    finish = shared.ask(generation(TokenPrompt(tokenized.ids))).end
+    assert isinstance(finish, Finish)
+    assert finish.usage.prompt_tokens == tokenized.count
+
+
+@pytest.mark.parametrize(
+    ("inquiry", "param"),
+    [
+        (Tokenize("q1", 1, TextPrompt("")), "prompt"),
+        (Tokenize("q2", 1, TextPrompt(""), special=False), "prompt"),
+        (Tokenize("q3", 1, ChatPrompt(({"role": "dog", "content": "wuff"},))), "messages"),
+        (Detokenize("q4", 1, (10**6,)), "tokens"),
+        (Detokenize("q5", 1, (-1,)), "tokens"),
+    ],
+)
+def test_questions_without_an_answer(shared: WorkerProcess, inquiry: Inquiry, param: str) -> None:
+    found = reply(shared, inquiry)
+    assert isinstance(found, Rejected)
+    assert (found.reason, found.param) == ("invalid", param)
 
 
 def test_ping_is_answered(shared: WorkerProcess) -> None:

@@ -26,12 +26,14 @@ from mayfly_protocol.requests import Generation
 from mayfly_protocol.serving import (
     Accepted,
     Delta,
+    Detokenized,
     Failed,
     Finish,
     Handover,
     Progress,
     Rejected,
     Submit,
+    Tokenized,
     Usage,
 )
 from mayfly_server.errors import InvalidRequest, RequestFailed
@@ -139,6 +141,8 @@ class Attempted:
                     f"The model failed on this request ({message.kind}) and would fail again.",
                     code=message.kind,
                 )
+            case Tokenized() | Detokenized():
+                return self._lost("out of turn")
             case Lost():
                 return self._lost("lost", struck=None if message.reached else False)
 

@@ -29,14 +29,17 @@ from mayfly_protocol.serving import (
     Accepted,
     Cancel,
     Delta,
+    Detokenized,
     Failed,
     Finish,
     Handover,
+    Inquiry,
     Ping,
     Pong,
     Progress,
     Rejected,
     Submit,
+    Tokenized,
     Tokens,
 )
 from mayfly_protocol.sockets import configure
@@ -59,8 +62,9 @@ class Lost:
     reached: bool = True
 
 
-Message = Accepted | Rejected | Progress | Delta | Finish | Failed | Handover | Lost
-_TERMINAL = (Rejected, Finish, Failed, Handover)
+Said = Accepted | Rejected | Progress | Delta | Finish | Failed | Handover | Tokenized | Detokenized
+Message = Said | Lost
+_TERMINAL = (Rejected, Finish, Failed, Handover, Tokenized, Detokenized)
 
 
 class State(Enum):
@@ -132,14 +136,21 @@ class Link:
     def submit(self, submit: Submit, mailbox: Mailbox[Message]) -> None:
         """Hands a request to the worker; everything about it will be in the mailbox, and the last
         thing there is a terminal message or :class:`Lost`."""
-        frame = encode(submit)
-        key = (submit.rid, submit.attempt)
+        if self._hand_over(submit, mailbox):
+            self._submitted_at[submit.rid, submit.attempt] = self._loop.time()
+
+    def ask(self, inquiry: Inquiry, mailbox: Mailbox[Message]) -> None:
+        """Asks the worker something: the answer, and nothing else, will be in the mailbox."""
+        self._hand_over(inquiry, mailbox)
+
+    def _hand_over(self, message: Submit | Inquiry, mailbox: Mailbox[Message]) -> bool:
+        frame = encode(message)
         if self.state is not State.OPEN:
             mailbox.put(Lost("not connected", reached=False))
-            return
-        self._mailboxes[key] = mailbox
-        self._submitted_at[key] = self._loop.time()
+            return False
+        self._mailboxes[message.rid, message.attempt] = mailbox
         self._send(frame)
+        return True
 
     def abandon(self, rid: str, attempt: int) -> None:
         """Nobody waits for this attempt any more: the worker is told to stop."""
@@ -210,9 +221,7 @@ class Link:
         elif not isinstance(message, Pong):
             self._deliver(message)
 
-    def _deliver(
-        self, message: Accepted | Rejected | Progress | Delta | Finish | Failed | Handover
-    ) -> None:
+    def _deliver(self, message: Said) -> None:
         key = (message.rid, message.attempt)
         ends = isinstance(message, _TERMINAL)
         mailbox = self._forget(key) if ends else self._mailboxes.get(key)

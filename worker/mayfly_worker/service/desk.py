@@ -19,14 +19,19 @@ from mayfly_protocol.serving import (
     Accepted,
     Cancel,
     Delta,
+    Detokenize,
+    Detokenized,
     Failed,
     Finish,
     Handover,
+    Inquiry,
     Ping,
     Pong,
     Rejected,
     Submit,
     ToFrontEnd,
+    Tokenize,
+    Tokenized,
     Tokens,
     ToWorker,
 )
@@ -39,6 +44,11 @@ Send = Callable[[bytes, ToFrontEnd], None]
 Order = Callable[[engine.Command], None]
 Prepare = Callable[[str, Submit], None]
 """Starts the preparation of the request with this key; its outcome comes to ``prepared``."""
+Inquire = Callable[[bytes, Inquiry], None]
+"""Starts to find out what a front end wants to know; the answer comes to ``answered``."""
+
+MAX_INQUIRIES = 256
+"""Questions that may wait for their answers."""
 
 
 class Desk:
@@ -51,12 +61,15 @@ class Desk:
         send: Send,
         order: Order,
         prepare: Prepare,
+        inquire: Inquire,
         token_text: TokenText,
         max_waiting: int,
     ) -> None:
         self._send = send
         self._order = order
         self._prepare = prepare
+        self._inquire = inquire
+        self._inquiries = 0
         self._token_text = token_text
         self._max_waiting = max_waiting
         self._sessions: dict[str, Session] = {}
@@ -99,6 +112,8 @@ class Desk:
                 self._submitted(peer, message)
             case Cancel(rid, attempt):
                 self._cancelled(_key(peer, rid, attempt))
+            case Tokenize() | Detokenize():
+                self._asked(peer, message)
             case Ping(token):
                 self._send(peer, Pong(token))
 
@@ -112,6 +127,22 @@ class Desk:
             return
         self._sessions[key] = Session(peer, submit, key)
         self._prepare(key, submit)
+
+    def _asked(self, peer: bytes, inquiry: Inquiry) -> None:
+        rid, attempt = inquiry.rid, inquiry.attempt
+        if self._leaving:
+            self._send(peer, Rejected(rid, attempt, "leaving", "this worker is being replaced"))
+        elif self._inquiries >= MAX_INQUIRIES:
+            busy = f"{self._inquiries} questions are waiting already"
+            self._send(peer, Rejected(rid, attempt, "full", busy, retry_after_s=1.0))
+        else:
+            self._inquiries += 1
+            self._inquire(peer, inquiry)
+
+    def answered(self, peer: bytes, answer: Tokenized | Detokenized | Rejected | Failed) -> None:
+        """What became of a question."""
+        self._inquiries -= 1
+        self._send(peer, answer)
 
     def _refusal(self, submit: Submit) -> Rejected | None:
         if self._leaving:

@@ -23,6 +23,7 @@ import sys
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import NoReturn
 
@@ -42,13 +43,23 @@ from mayfly_protocol.lifecycle import (
     Memory,
     Ready,
 )
-from mayfly_protocol.serving import PEER_TIMEOUT_S, Submit
+from mayfly_protocol.serving import (
+    PEER_TIMEOUT_S,
+    Detokenized,
+    Failed,
+    Inquiry,
+    Rejected,
+    Submit,
+    Tokenized,
+)
 from mayfly_protocol.settings import WorkerSettings
 from mayfly_worker.engine.loop import Engine, Gauges
 from mayfly_worker.errors import InvalidRequest
+from mayfly_worker.loading import Loaded
 from mayfly_worker.service import engine_thread as reports
 from mayfly_worker.service.desk import Desk
 from mayfly_worker.service.engine_thread import EngineThread
+from mayfly_worker.service.inquiries import reply
 from mayfly_worker.service.prepare import Prepared, Preparer
 from mayfly_worker.service.wire import Wire
 from mayfly_worker.text.detokenize import TokenTexts
@@ -59,6 +70,11 @@ GIL_LIMIT_S = 60.0
 """When this thread has not run for so long, something holds the GIL and neither a signal nor the
 reaper's word arrives any more. A watchdog in C then prints every stack and ends the process."""
 
+Outcome = (
+    tuple[str, Prepared | Exception] | tuple[bytes, Tokenized | Detokenized | Exception, Inquiry]
+)
+"""What a preparer made of a request, by its key, or of a question, by who asked."""
+
 log = structlog.get_logger()
 
 
@@ -68,7 +84,7 @@ class Worker:
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
         self._wire = Wire(settings)
-        self._inbox: deque[reports.Report | tuple[str, Prepared | Exception]] = deque()
+        self._inbox: deque[reports.Report | Outcome] = deque()
         self._waker, self._woken = socket.socketpair()
         self._waker.setblocking(False)
         self._woken.setblocking(False)
@@ -149,7 +165,7 @@ class Worker:
             for peer in outbox.lost & self._heard.keys():
                 self._drop(peer)
 
-    def _post(self, report: reports.Report | tuple[str, Prepared | Exception]) -> None:
+    def _post(self, report: reports.Report | Outcome) -> None:
         """From any thread to the main one."""
         self._inbox.append(report)
         self._wake()
@@ -160,13 +176,15 @@ class Worker:
 
     # What the other threads report
 
-    def _take(self, report: reports.Report | tuple[str, Prepared | Exception]) -> None:
+    def _take(self, report: reports.Report | Outcome) -> None:
         match report:
             case list():
                 if self._desk is not None:
                     self._desk.happened(report)
             case (str() as key, outcome):
                 self._prepared(key, outcome)
+            case (bytes() as peer, outcome, inquiry):
+                self._answered(peer, outcome, inquiry)
             case reports.LoadProgress(phase, done, total):
                 self._loading_gauges.progress += 1
                 self._wire.tell_reaper(Loading(phase, done, total))
@@ -188,6 +206,7 @@ class Worker:
             send=self._wire.send,
             order=self._order,
             prepare=self._prepare,
+            inquire=partial(self._inquire, loaded),
             token_text=TokenTexts(loaded.tokenizer),
             max_waiting=self._settings.max_waiting,
         )
@@ -217,6 +236,31 @@ class Worker:
             return
         log.error("a request could not be prepared", exc_info=outcome)
         self._desk.failed(key, "preparation", "the request could not be prepared by the worker")
+
+    def _inquire(self, loaded: Loaded, peer: bytes, inquiry: Inquiry) -> None:
+        def work() -> None:
+            try:
+                self._post((peer, reply(inquiry, loaded), inquiry))
+            except Exception as error:
+                self._post((peer, error, inquiry))
+
+        self._pool.submit(work)
+
+    def _answered(
+        self, peer: bytes, outcome: Tokenized | Detokenized | Exception, inquiry: Inquiry
+    ) -> None:
+        assert self._desk is not None
+        rid, attempt = inquiry.rid, inquiry.attempt
+        answer: Tokenized | Detokenized | Rejected | Failed
+        match outcome:
+            case InvalidRequest(message=message, param=param, code=code):
+                answer = Rejected(rid, attempt, "invalid", message, param, code)
+            case Exception():
+                log.error("a question could not be answered", exc_info=outcome)
+                answer = Failed(rid, attempt, "preparation", "the worker could not answer")
+            case _:
+                answer = outcome
+        self._desk.answered(peer, answer)
 
     def _load_failed(self, report: reports.LoadFailed) -> None:
         first, later = causes(report.error)

@@ -65,6 +65,7 @@ class Session:
                 self._completion.get(choice.index, 0),
                 text=self._echo(choice.index),
                 finish=choice.ended,
+                stop=choice.text.stop,
             )
             for choice in self.prepared.choices
             if choice.ended is not None
@@ -134,6 +135,7 @@ class Session:
             tool_calls=piece.tool_calls,
             logprobs=_logprobs(token, text_of),
             finish=finish,
+            stop=text.stop if finish is not None else None,
         )
         return delta, finish is not None and token.end is None
 

@@ -71,6 +71,11 @@ class ChoiceText:
         self.reasoning_tokens = 0
         """Those that a thought was made of, its end marker included."""
 
+    @property
+    def stop(self) -> str | None:
+        """The stop string that has ended the choice, if one has."""
+        return self._stops.matched if self._stops is not None else None
+
     def feed(self, id: int, *, eos: bool = False) -> Piece:
         """The next id. ``eos`` says that it ends the choice (an end token, or one of the
         request's own stop ids): it has no text then, unless stops are to be included."""

@@ -20,15 +20,19 @@ class Stops:
 
 class StopMatcher:
     """Follows one text. The stop that is completed first ends it; of several that are completed
-    by the same character, the longest. Only what could still become a stop is held back."""
+    by the same character, the longest. Only what could still become a stop is held back.
 
-    __slots__ = ("_automaton", "_held", "_include", "_node")
+    ``matched`` is the stop that has ended it.
+    """
+
+    __slots__ = ("_automaton", "_held", "_include", "_node", "matched")
 
     def __init__(self, automaton: Automaton, include_stop: bool) -> None:
         self._automaton = automaton
         self._include = include_stop
         self._node = ROOT
         self._held = ""
+        self.matched: str | None = None
 
     def feed(self, text: str, *, armed: bool = True) -> tuple[str, bool]:
         """The text that is certain now, and whether a stop has ended it.
@@ -47,7 +51,7 @@ class StopMatcher:
                 break
             if armed:
                 self._held = ""
-                stop = self._automaton.strings[match]
+                stop = self.matched = self._automaton.strings[match]
                 return buffer[: read if self._include else read - len(stop)], True
         self._node = node
         certain = len(buffer) - self._automaton.depth[node]
