@@ -9,7 +9,7 @@
     200, headers (streamed)          ---- error ----> error event, end of the stream
       | chunk ... comment ... chunk
       v
-    usage chunk if asked for, [DONE]
+    end of the stream, in the API's own way
 
 Not streamed, nothing is sent before the end, so that every error keeps its status. Whatever
 happens, a client that goes away or does not read included, the run is closed.
@@ -43,11 +43,17 @@ _COMMENT_INTERVAL_S = 1.0
 class Chunks(Protocol):
     """Turns a run into events. ``prompt`` is the number of the prompt that a delta belongs to."""
 
+    def begin(self) -> str:
+        """The events before the first delta, if there are any."""
+
     def chunk(self, prompt: int, delta: Delta) -> str:
         """The events that say what is new; none where there is nothing to say yet."""
 
     def end(self, usage: Usage) -> str:
-        """The events between the last delta and the end."""
+        """The events after the last delta."""
+
+    def failure(self, error: RequestError) -> str:
+        """The last events of a run that could not go on."""
 
 
 class Body(Protocol):
@@ -134,15 +140,17 @@ class StreamedAnswer(_Answer):
         chunks = self._chunks(await self._run.start())
         await send(_head(sse.HEADERS))
         try:
+            if begun := chunks.begin():
+                await send(_part(begun.encode()))
             await self._relay(chunks, send)
-            last = chunks.end(self._run.usage) + sse.DONE
+            last = chunks.end(self._run.usage)
         except RequestError as error:
             self._outcome = str(error.status)
-            last = sse.event(error.envelope())
+            last = chunks.failure(error)
         except Exception:
             _log.exception("an error nobody foresaw, in a stream", rid=self._run.id)
             self._outcome = "500"
-            last = sse.event(internal_error().envelope())
+            last = chunks.failure(internal_error())
         await send(_part(last.encode(), more=False))
 
     async def _relay(self, chunks: Chunks, send: Send) -> None:

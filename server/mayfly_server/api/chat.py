@@ -44,7 +44,7 @@ async def chat_completions(request: ChatRequest, front: FrontDep) -> Response:
     )
     cache_key = request.prompt_cache_key
     key = chat_key(prompt.messages) if cache_key is None else named_key(cache_key)
-    run = Run(front, [generation], prefix="chatcmpl", key=key)
+    run = Run(front, [generation], prefix="chatcmpl-", key=key)
     logprobs = bool(request.logprobs)
     if request.stream:
         return StreamedAnswer(

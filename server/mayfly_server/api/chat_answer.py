@@ -12,7 +12,7 @@ from mayfly_server.api.run import Head
 from mayfly_server.api.usage import usage_object
 
 
-class ChatChunks:
+class ChatChunks(sse.OpenAIEnds):
     """A choice's first chunk carries its role, its last one the finish reason and nothing else.
 
     Made by hand where a model would be clean: this is what every token of every stream passes.
@@ -50,8 +50,9 @@ class ChatChunks:
 
     def end(self, usage: Usage) -> str:
         if not self._include_usage:
-            return ""
-        return sse.event(self._content | {"choices": [], "usage": usage_object(usage)})
+            return sse.DONE
+        last = self._content | {"choices": [], "usage": usage_object(usage)}
+        return sse.event(last) + sse.DONE
 
     def _chunk(
         self,

@@ -25,7 +25,7 @@ def _content(head: Head) -> dict[str, Any]:
     }
 
 
-class CompletionChunks:
+class CompletionChunks(sse.OpenAIEnds):
     """A choice's last chunk carries the finish reason."""
 
     def __init__(self, head: Head, *, n: int, logprobs: bool, include_usage: bool) -> None:
@@ -53,8 +53,9 @@ class CompletionChunks:
 
     def end(self, usage: Usage) -> str:
         if not self._include_usage:
-            return ""
-        return sse.event(self._content | {"choices": [], "usage": usage_object(usage)})
+            return sse.DONE
+        last = self._content | {"choices": [], "usage": usage_object(usage)}
+        return sse.event(last) + sse.DONE
 
 
 @dataclass(slots=True)

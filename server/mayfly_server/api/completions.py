@@ -43,7 +43,7 @@ async def completions(request: CompletionRequest, front: FrontDep) -> Response:
         )
         for prompt in prompts
     ]
-    run = Run(front, generations, prefix="cmpl", key=prompt_key(prompts[0]))
+    run = Run(front, generations, prefix="cmpl-", key=prompt_key(prompts[0]))
     logprobs = request.logprobs is not None
     if request.stream:
         return StreamedAnswer(

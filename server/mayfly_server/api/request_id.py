@@ -10,6 +10,8 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bound_contextvars
 
+from mayfly_server.api.anthropic.errors import speaks_anthropic
+
 _HARMLESS = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -28,7 +30,10 @@ class RequestId:
 
         async def with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = request_id
+                if speaks_anthropic(scope):
+                    headers["request-id"] = request_id
             await send(message)
 
         with bound_contextvars(request_id=request_id):

@@ -23,12 +23,14 @@ Arrivals = AsyncGenerator[tuple[int, list[Event]], None]
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What every chunk of an answer repeats. ``created`` is in seconds since 1970."""
+    """What every chunk of an answer repeats, and how long its prompts are. ``created`` is in
+    seconds since 1970."""
 
     id: str
     created: int
     model: str
     fingerprint: str | None
+    prompt_tokens: int
 
 
 class Run:
@@ -38,7 +40,7 @@ class Run:
     def __init__(
         self, front: Front, generations: Sequence[Generation], *, prefix: str, key: bytes
     ) -> None:
-        self.id = f"{prefix}-{secrets.token_hex(12)}"
+        self.id = f"{prefix}{secrets.token_hex(12)}"
         self.model = generations[0].model
         self._metrics = front.metrics
         self._began = time.monotonic()
@@ -70,7 +72,8 @@ class Run:
                 start.cancel()
         digest = self._relays[0].digest
         fingerprint = f"fp_{digest[:12]}" if digest else None
-        return Head(self.id, self._created, self.model, fingerprint)
+        prompt_tokens = sum(relay.prompt_tokens for relay in self._relays)
+        return Head(self.id, self._created, self.model, fingerprint, prompt_tokens)
 
     async def events(self) -> Arrivals:
         """What happens to the prompts until all have ended. Raises as :meth:`start`."""

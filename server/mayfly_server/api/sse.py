@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from mayfly_server.errors import RequestError
+
 HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
@@ -18,6 +20,16 @@ encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 def event(content: dict[str, Any]) -> str:
     return f"data: {encode(content)}\n\n"
+
+
+class OpenAIEnds:
+    """How streams of chat completions and completions begin, and how they end where they fail."""
+
+    def begin(self) -> str:
+        return ""
+
+    def failure(self, error: RequestError) -> str:
+        return event(error.envelope())
 
 
 def comment(text: str) -> str:

@@ -116,6 +116,12 @@ class Relay:
         return self._digest or ""
 
     @property
+    def prompt_tokens(self) -> int:
+        """Known after :meth:`start`."""
+        accepted = self._attempted.accepted
+        return accepted.prompt_tokens if accepted else 0
+
+    @property
     def usage(self) -> Usage:
         """Known once :meth:`events` has ended."""
         assert self._usage is not None, "usage is known at the end"

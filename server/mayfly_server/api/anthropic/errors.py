@@ -57,7 +57,5 @@ def error_object(error: RequestError, id: str) -> dict[str, Any]:
 
 
 def anthropic_answer(error: RequestError, scope: Scope) -> JSONResponse:
-    id = request_id(scope)
-    return JSONResponse(
-        error_object(error, id), status_of(error), error.headers() | {"request-id": id}
-    )
+    content = error_object(error, request_id(scope))
+    return JSONResponse(content, status_of(error), error.headers())
