@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -19,6 +20,7 @@ import psutil
 
 T = TypeVar("T")
 DEADLINE_S = 60.0
+MODELS = Path(__file__).parent / "models"
 
 
 def free_port() -> int:
@@ -40,7 +42,7 @@ class Server:
     """``mayfly serve MODEL`` on a free port with a state folder of its own.
 
     Exactness is promised with the BLAS that MLX bundles, so no other is preloaded. ``environment``
-    is set on top of the test's own.
+    is set on top of the test's own. ``budgets`` are the reaper's that differ from its defaults.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Server:
         *options: str,
         wait: bool = True,
         environment: Mapping[str, str] | None = None,
+        budgets: Mapping[str, float] | None = None,
     ) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -59,7 +62,8 @@ class Server:
         self._log = (folder / "serve.log").open("w")
         self.process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "mayfly_server.cli", "serve", str(model)),
+                *_mayfly(budgets),
+                *("serve", str(model)),
                 *("--port", str(self.port), "--state-dir", str(self.state_dir)),
                 *("--no-preload-blas", *options),
             ],
@@ -110,6 +114,13 @@ class Server:
                 self._seen.setdefault(process.pid, process)
         return [p for p in self._seen.values() if alive(p)]
 
+    def autopsies(self) -> list[dict[str, Any]]:
+        """What was written down of lost workers, the oldest first."""
+        path = self.state_dir / "autopsies.jsonl"
+        if not path.exists():
+            return []
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
     def chat(self, text: str = "Tell me a story", **options: Any) -> Any:
         body = {"temperature": 0, "max_tokens": 8, **options}
         return self.client.chat.completions.create(
@@ -118,6 +129,11 @@ class Server:
 
     def post(self, path: str, body: Any) -> httpx.Response:
         return self.http.post(path, json=body)
+
+    def recycle(self) -> None:
+        """As the operator does it."""
+        command = ("recycle", "--all", "--state-dir", str(self.state_dir))
+        subprocess.run([*_mayfly(None), *command], check=True, stdout=subprocess.DEVNULL)
 
     def stop(self, how: int = signal.SIGTERM) -> int:
         self.processes()
@@ -138,6 +154,13 @@ class Server:
         assert not left, f"left running: {left}\n{self.log()}"
 
 
+def _mayfly(budgets: Mapping[str, float] | None) -> list[str]:
+    """The ``mayfly`` command; with budgets by way of an entry of the tests' own."""
+    if budgets is None:
+        return [sys.executable, "-m", "mayfly_server.cli"]
+    return [sys.executable, str(MODELS / "run_mayfly.py"), json.dumps(dict(budgets))]
+
+
 def alive(process: psutil.Process) -> bool:
     """Whether a process runs (a zombie does not)."""
     try:
@@ -153,8 +176,9 @@ def serving(
     *options: str,
     wait: bool = True,
     environment: Mapping[str, str] | None = None,
+    budgets: Mapping[str, float] | None = None,
 ) -> Iterator[Server]:
-    server = Server(model, folder, *options, wait=wait, environment=environment)
+    server = Server(model, folder, *options, wait=wait, environment=environment, budgets=budgets)
     try:
         yield server
     finally:

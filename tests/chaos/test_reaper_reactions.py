@@ -1,0 +1,175 @@
+"""Every way for a worker to be lost, with a real one: what becomes of its request, its slot, the
+health probe, and the record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from models.scripted import Action, Fault, Play
+from server_harness import Server, serving, wait_for
+from watching import Watch
+
+METAL = "[METAL] Command buffer execution failed: "
+TIMEOUT = METAL + "Caused GPU Timeout Error (00000002:kIOGPUCommandBufferCallbackErrorTimeout)"
+HANG = METAL + "Caused GPU Hang Error (00000003:kIOGPUCommandBufferCallbackErrorHang)"
+STICKY = "cudaEventSynchronize(event) failed: an illegal memory access was encountered"
+TERMINATE = (
+    f"terminate called after throwing an instance of 'std::runtime_error'\n  what():  {HANG}"
+)
+ALLOCATION = "[malloc] Unable to allocate 123456789 bytes."
+HANDLES = "[metal::malloc] Resource limit (499000) exceeded."
+
+REPLY = " ".join(f"word{number}" for number in range(12))
+IMPATIENT = {
+    "decode_s": 2.0,
+    "prefill_s": 4.0,
+    "silent_s": 4.0,
+    "stacks_s": 0.3,
+    "terminate_s": 0.3,
+    "retry_s": 0.1,
+    "retry_max_s": 0.5,
+    "spacing_s": 0.1,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A fault, the kind that it is to be known as, and what of it is to stand as first cause."""
+
+    name: str
+    action: Action
+    kind: str
+    cause: str
+    message: str = ""
+
+    def play(self, at: int | str) -> Play:
+        """A request that meets it once."""
+        fault = Fault(at, self.action, self.message, times=1)  # type: ignore[arg-type]
+        return Play(f"[{self.name} {at}]", REPLY, [fault])
+
+
+LOST = [
+    Case("raise", "raise", "metal_timeout", TIMEOUT, TIMEOUT),
+    Case("abort", "abort", "metal_hang", HANG, TERMINATE),
+    Case("segfault", "segfault", "crashed", "killed by SIGSEGV"),
+    Case("spin", "spin_gil_released", "wedged", "no progress in"),
+    Case("spin with the GIL", "spin_gil_held", "silent", "no heartbeat for 4 s"),
+    Case("stop", "sigstop", "silent", "no heartbeat for 4 s"),
+]
+MORE_LOST = [
+    Case("sticky", "raise", "cuda_sticky", STICKY, STICKY),
+    Case("unnamed", "raise", "unknown", "the model is unwell", "the model is unwell"),
+    Case("kill", "kill", "killed", "SIGKILL from outside"),
+    Case("leave", "exit", "left", "exit status 0 (bye)", "0"),
+    Case("nan", "nan", "nonfinite_logits", "logits"),
+    Case("constant", "constant", "nonfinite_logits", "logits"),
+]
+EVERYWHERE: list[int | str] = ["prefill", 0, 5]
+
+
+@pytest.fixture(scope="module")
+def server(
+    scripted_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    plays = [case.play(at) for case in LOST + MORE_LOST for at in EVERYWHERE]
+    plays.append(Play("[batch]", REPLY, [Fault(5, "raise", ALLOCATION, times=1)]))
+    plays.append(Play("[recycle]", REPLY, [Fault(5, "raise", HANDLES, times=1)]))
+    plays.append(Play("[exit 3]", REPLY, [Fault(5, "exit", "3", times=1)]))
+    model = scripted_model(plays, step_s=0.01)
+    folder = tmp_path_factory.mktemp("reactions")
+    with serving(model, folder, "--trust-remote-code", budgets=IMPATIENT) as server:
+        yield server
+
+
+def ready(server: Server, incarnation: int) -> dict[str, object]:
+    """The slot once it has a worker that is READY, with at least this number."""
+
+    def found() -> dict[str, object] | None:
+        slots = [s for s in server.slots() if s["state"] == "ready"]
+        return next((s for s in slots if s["incarnation"] >= incarnation), None)
+
+    return wait_for(found, f"incarnation {incarnation}")
+
+
+def lose(server: Server, case: Case, at: int | str) -> None:
+    before = int(ready(server, 0)["incarnation"])  # type: ignore[call-overload]
+    with Watch(server) as watch:
+        answer = server.chat(f"[{case.name} {at}]", max_tokens=None)
+        assert answer.choices[0].message.content == REPLY
+        ready(server, before + 1)
+        wait_for(lambda: watch.probes[-1].status == 200, "a healthy server")
+    autopsy = server.autopsies()[-1]
+    assert (autopsy["incarnation"], autopsy["kind"]) == (before, case.kind)
+    assert case.cause in autopsy["first_cause"]["text"]
+    assert_health_told_the_truth(watch)
+
+
+def assert_health_told_the_truth(watch: Watch) -> None:
+    down, up = watch.outage
+    for probe in watch.probes:
+        if down + 1 < probe.asked_at < up - 0.1:
+            assert probe.status == 503
+            assert probe.retry_after is not None
+            assert int(probe.retry_after) >= 1
+        elif probe.asked_at < down - 1 or probe.asked_at > up + 1:
+            assert probe.status == 200
+    assert any(probe.status == 503 for probe in watch.probes)
+
+
+@pytest.mark.parametrize("case", LOST, ids=lambda case: case.name)
+def test_a_worker_is_lost_and_its_request_is_not(server: Server, case: Case) -> None:
+    lose(server, case, 5)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("at", EVERYWHERE)
+@pytest.mark.parametrize("case", LOST + MORE_LOST, ids=lambda case: case.name)
+def test_wherever_it_happens(server: Server, case: Case, at: int | str) -> None:
+    if at == 5 and case in LOST:
+        pytest.skip("is told above")
+    if at == "prefill" and case.kind == "nonfinite_logits":
+        pytest.skip("a row's logits are looked at when a token is drawn")
+    lose(server, case, at)
+
+
+def test_a_fault_of_the_batch_leaves_the_worker_where_it_is(server: Server) -> None:
+    before = ready(server, 0)
+    autopsies = len(server.autopsies())
+    assert server.chat("[batch]", max_tokens=None).choices[0].message.content == REPLY
+    after = ready(server, 0)
+    assert (after["incarnation"], after["pid"]) == (before["incarnation"], before["pid"])
+    assert len(server.autopsies()) == autopsies
+    assert "batch fault allocation_failed" in server.log()
+
+
+def test_a_worker_that_has_used_up_its_handles_is_recycled(server: Server) -> None:
+    before = int(ready(server, 0)["incarnation"])  # type: ignore[call-overload]
+    autopsies = len(server.autopsies())
+    assert server.chat("[recycle]", max_tokens=None).choices[0].message.content == REPLY
+    ready(server, before + 1)
+    assert len(server.autopsies()) == autopsies
+    assert "recycle fault metal_resource_limit" in server.log()
+
+
+def test_a_configuration_that_cannot_work_fails_the_slot_until_somebody_asks(
+    server: Server,
+) -> None:
+    before = int(ready(server, 0)["incarnation"])  # type: ignore[call-overload]
+    failed = server.post(
+        "/v1/chat/completions",
+        {"model": server.model, "messages": [{"role": "user", "content": "[exit 3]"}]},
+    )
+    assert failed.status_code == 503
+    [slot] = server.slots()
+    assert (slot["state"], slot["incarnation"]) == ("failed", before)
+    assert "exit status 3" in slot["detail"]
+    health = server.http.get("/health")
+    assert health.status_code == 503
+    assert "cannot start" in health.json()["reason"]
+    server.recycle()
+    ready(server, before + 1)
