@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -17,20 +16,14 @@ from api_harness import (
     choice,
     post,
     refused,
+    stream,
     together,
     user,
     whole_stream,
 )
 from conformance.conftest import FUSSY_CONTEXT
 from conformance.plays import NEVER_ENDING
-from mayfly_protocol.lifecycle import ModelCard
-from mayfly_protocol.requests import TokenPrompt
-from mayfly_protocol.serving import Finish, Rejected
-from models import tiny
 from server_harness import Server
-from worker_harness import WorkerProcess, generation
-
-LARGE_CACHES = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 8192}
 
 both_routes = pytest.mark.parametrize("path", PATHS)
 
@@ -91,32 +84,16 @@ def test_R26_length_is_said_everywhere(tiny: Server, path: str) -> None:
     assert together(*[partial(lengths, tiny, path)] * 4) == [wanted] * 4
 
 
-@pytest.fixture(scope="module")
-def cramped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[WorkerProcess, ModelCard]]:
-    """A worker whose memory holds far fewer tokens than its model's context: with the least of
-    memory that a worker has for its caches, and caches that are large for such a small model."""
-    model = tiny.build(
-        tmp_path_factory.mktemp("cramped"), context=4096, hidden=16, layers=1, **LARGE_CACHES
-    )
-    with WorkerProcess(model, tmp_path_factory.mktemp("worker"), kv_budget=1) as worker:
-        yield worker, worker.wait_ready().card
-
-
-@pytest.mark.parametrize(("max_tokens", "n"), [(None, 1), (10**9, 3)])
-def test_R27_what_memory_can_hold_is_the_context(
-    cramped: tuple[WorkerProcess, ModelCard], max_tokens: int | None, n: int
-) -> None:
-    """And clients are told. Choices that do not fit together come one after the other."""
-    worker, card = cramped
-    assert 100 < card.context < 200
-    found = worker.ask(generation("Once upon a time", max_tokens=max_tokens, n=n))
-    assert isinstance(found.end, Finish)
-    for index in range(n):
-        assert found.finish(index) == "length"
-        assert found.end.usage.prompt_tokens + len(found.ids(index)) == card.context
-    too_long = worker.ask(generation(TokenPrompt((5,) * card.context), max_tokens=max_tokens))
-    assert isinstance(too_long.end, Rejected)
-    assert too_long.end.code == "context_length_exceeded"
+def test_R27_a_lack_of_memory_is_no_length(script: Server) -> None:
+    """A fault in the middle of an answer: it goes on as if nothing had happened, or it fails."""
+    found = whole_stream(script, CHAT, messages=[user("[short of memory once]")], max_tokens=20)
+    assert (found.text(), found.finish()) == ("I have enough now.", "stop")
+    asked: Json = {"messages": [user("[short of memory]")], "max_tokens": 20}
+    failed = stream(script, CHAT, **asked)
+    assert failed.errors and not failed.done
+    assert all(c["finish_reason"] is None for c in failed.of(0))
+    assert post(script, CHAT, **asked).status_code >= 500
+    assert choice(script, CHAT, messages=[user("[text]")])["text"] == "Just text."
 
 
 @both_routes

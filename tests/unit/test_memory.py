@@ -1,0 +1,90 @@
+"""What memory holds decides how long answers can be, and which of them run together."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engine_harness import Bench
+from mayfly_protocol.requests import TokenPrompt
+from mayfly_protocol.serving import Submit
+from mayfly_protocol.settings import WorkerSettings
+from mayfly_worker.engine.admission import Budget
+from mayfly_worker.engine.types import Drawn, Step
+from mayfly_worker.errors import InvalidRequest
+from mayfly_worker.loading import Loaded, load
+from mayfly_worker.memory import within
+from mayfly_worker.service.prepare import Preparer
+from mayfly_worker.service.session import Session
+from worker_harness import generation
+
+ROOM = 120
+"""Tokens that there is memory for; the model's own context is 2048."""
+BYTES = 256
+LEFT = 16
+
+
+@pytest.fixture(scope="module")
+def loaded(tiny_model: Path) -> Loaded:
+    settings = WorkerSettings("tiny/0", 1, "", "", str(tiny_model), "tiny")
+    return load(settings, lambda *_: None)
+
+
+@pytest.fixture
+def budget() -> Budget:
+    return Budget(max_rows=32, kv_bytes=ROOM * BYTES, bytes_per_token=BYTES)
+
+
+def test_the_context_is_what_memory_holds_of_it(loaded: Loaded, budget: Budget) -> None:
+    card = loaded.card
+    assert within(card, budget).context == ROOM
+    assert within(replace(card, context=0), budget).context == ROOM
+    assert within(replace(card, context=100), budget).context == 100
+    assert within(card, replace(budget, bytes_per_row=20 * BYTES)).context == ROOM - 20
+    assert within(card, replace(budget, kv_bytes=0)).context == 1, "0 would mean no limit"
+    assert within(card, replace(budget, bytes_per_token=0)) == card
+
+
+@pytest.mark.parametrize("max_tokens", [None, LEFT, 10**9])
+@pytest.mark.parametrize("n", [1, 3])
+def test_R27_an_answer_that_memory_ends_has_filled_the_context(
+    loaded: Loaded, budget: Budget, max_tokens: int | None, n: int
+) -> None:
+    """Choices that do not fit together run one after the other."""
+    fitted = replace(loaded, card=within(loaded.card, budget))
+    prompt = TokenPrompt((5,) * (ROOM - LEFT))
+    submit = Submit("r", 1, generation(prompt, max_tokens=max_tokens, n=n, ignore_eos=True))
+    prepared = Preparer(fitted, budget, itertools.count()).prepare(submit)
+    starts = Session(b"", submit, "key").accept(prepared)
+    bench = Bench(loaded.model, loaded.probe.width, kv_bytes=budget.kv_bytes)
+    for start in starts:
+        bench.engine.commands.put(start)
+    drawn: dict[int, list[Drawn]] = {choice.row.id: [] for choice in prepared.choices}
+    while not all(tokens and tokens[-1].end for tokens in drawn.values()):
+        assert bench.engine.turn()
+        assert bench.engine.gauges.running <= 1
+        for event in bench.events:
+            for token in event.drawn if isinstance(event, Step) else ():
+                drawn[token.row].append(token)
+        bench.events.clear()
+    assert [len(tokens) for tokens in drawn.values()] == [LEFT] * n
+    assert {tokens[-1].end for tokens in drawn.values()} == {"length"}
+
+
+def test_choices_that_fit_together_share_their_prefill(loaded: Loaded, budget: Budget) -> None:
+    preparer = Preparer(loaded, budget, itertools.count())
+    submit = Submit("r", 1, generation(TokenPrompt((5, 6)), max_tokens=8, n=3))
+    assert preparer.prepare(submit).shared
+    crowd = replace(submit, generation=replace(submit.generation, n=12))
+    assert not preparer.prepare(crowd).shared
+
+
+def test_a_prompt_that_memory_has_no_room_for(loaded: Loaded, budget: Budget) -> None:
+    fitted = replace(loaded, card=within(loaded.card, budget))
+    preparer = Preparer(fitted, budget, itertools.count())
+    with pytest.raises(InvalidRequest, match=rf"{ROOM} tokens.*{ROOM} tokens") as caught:
+        preparer.prepare(Submit("r", 1, generation(TokenPrompt((5,) * ROOM))))
+    assert (caught.value.param, caught.value.code) == ("prompt", "context_length_exceeded")
