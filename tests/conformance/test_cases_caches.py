@@ -182,7 +182,7 @@ def in_flight(worker: WorkerProcess, prompts: list[list[int]], most: int) -> lis
     return answers
 
 
-@pytest.mark.parametrize("count", [200, pytest.param(2000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [120, pytest.param(2000, marks=pytest.mark.long)])
 def test_R96_a_tree_of_prompts_in_a_cache_that_evicts_all_the_time(
     tiny_model: Path, tmp_path: Path, count: int
 ) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from api_harness import CHAT, answer, together, user
+from api_harness import CHAT, together, user
+from api_harness import answer as answer_of
 from conformance.test_cases_lifecycle import given_up
 from mayfly_protocol.lifecycle import Beat, Memory
 from mayfly_protocol.requests import Generation, TokenPrompt
@@ -36,21 +37,24 @@ class Load:
     def run(self, count: int, make: Callable[[random.Random], Generation]) -> list[Answer]:
         doomed: list[tuple[int, Answer]] = []
         answers: list[Answer] = []
+        open_: list[Answer] = []
 
         def in_flight() -> int:
+            open_[:] = [answer for answer in open_ if not answer.end]
             for entry in list(doomed):
                 patience, unwanted = entry
                 if unwanted.end or len(unwanted.deltas) >= patience:
                     doomed.remove(entry)
                     self.worker.send(Cancel(unwanted.rid, 1))
-            return sum(not each.end for each in answers)
+            return len(open_)
 
         for _ in range(count):
             answers.append(self.worker.submit(make(self.rng)))
+            open_.append(answers[-1])
             if self.rng.random() < self.cancelled:
                 doomed.append((self.rng.choice([0, 0, 1, 5, 20]), answers[-1]))
             self.worker.wait(lambda: in_flight() < self.most, "room for another one")
-        self.worker.wait(lambda: in_flight() == 0 and all(a.end for a in answers), "the last ones")
+        self.worker.wait(lambda: in_flight() == 0, "the last ones")
         return answers
 
     def idle(self) -> Memory:
@@ -69,7 +73,7 @@ class Load:
 
 
 def mixed(rng: random.Random) -> Generation:
-    length = rng.choice([1, 5, 20, 60, 250, 900])
+    length = rng.choice([1, 5, 20, 60, 250, 600])
     return generation(
         TokenPrompt(tuple(rng.randrange(8, 1700) for _ in range(length))),
         max_tokens=rng.choice([1, 4, 16, 80]),
@@ -119,7 +123,7 @@ def test_mixed_requests_with_random_cancels_leave_nothing(
         assert worker.ask(last).ids() == right
 
 
-@pytest.mark.parametrize("count", [400, pytest.param(4000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [250, pytest.param(4000, marks=pytest.mark.long)])
 def test_R106_a_worker_s_memory_has_a_plateau(worker: WorkerProcess, count: int) -> None:
     with worker:
         worker.wait_ready()
@@ -134,14 +138,14 @@ def test_R106_a_worker_s_memory_has_a_plateau(worker: WorkerProcess, count: int)
         assert max(footprints[5:]) - max(footprints[:5]) < 8 * MB
 
 
-@pytest.mark.parametrize("count", [200, pytest.param(2000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [120, pytest.param(2000, marks=pytest.mark.long)])
 def test_R106_a_front_end_s_memory_has_a_plateau(tiny: Server, count: int) -> None:
     [front_end] = [p for p in tiny.processes() if "mayfly_server.front" in " ".join(p.cmdline())]
     resident = []
     for part in range(10):
         for each in range(count // 40):
             asked = {"messages": [user(f"{part} and {each}, said in few words")], "max_tokens": 3}
-            together(*[partial(answer, tiny, CHAT, **asked)] * 3)
+            together(*[partial(answer_of, tiny, CHAT, **asked)] * 3)
             with given_up(tiny, {**asked, "stream": bool(each % 2)}):
                 pass
         resident.append(_resident(front_end))
