@@ -34,7 +34,8 @@ from worker_harness import Answer, WorkerProcess, generation
 
 @pytest.fixture(scope="module")
 def shared(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
-    with WorkerProcess(tiny_model, tmp_path_factory.mktemp("worker")) as worker:
+    folder = tmp_path_factory.mktemp("worker")
+    with WorkerProcess(tiny_model, folder, beat_interval_s=0.1) as worker:
         worker.wait_ready()
         yield worker
 
@@ -93,6 +94,23 @@ def test_a_continuation_repeats_nothing_and_misses_nothing(shared: WorkerProcess
     full = shared.ask(wanted, attempt=4, resume=(tuple(whole.ids(0)), resume[1]))
     assert full.ids(0) == []
     assert full.finish(0) == "length"
+
+
+def test_cached_tokens_are_those_of_the_prompt_counted_once(shared: WorkerProcess) -> None:
+    wanted = generation("A beginning that is new. " * 20, max_tokens=20, n=3)
+
+    def cached(answer: Answer) -> int:
+        assert isinstance(answer.end, Finish)
+        assert answer.end.usage.prompt_tokens > 60
+        return answer.end.usage.cached_tokens - answer.end.usage.prompt_tokens
+
+    first = shared.ask(wanted)
+    assert isinstance(first.end, Finish)
+    assert first.end.usage.cached_tokens == 0
+    assert cached(shared.ask(wanted)) == -1
+    # Continued choices start one by one, and find their answers' beginnings too.
+    resume = tuple(tuple(first.ids(choice)[:15]) for choice in range(3))
+    assert cached(shared.ask(wanted, attempt=2, resume=resume)) == 0
 
 
 def test_cancel_is_answered_and_frees_the_row(shared: WorkerProcess) -> None:

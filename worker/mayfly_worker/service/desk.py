@@ -240,8 +240,7 @@ class Desk:
                     self._drawn(drawn, deltas, touched)
                 case engine.Started(key, cached):
                     if (session := self._sessions.get(key)) is not None:
-                        session.started = True
-                        session.cached += cached
+                        session.start(cached)
                 case engine.Prefilled(key, done, total):
                     self._prefilled(key, done, total)
                 case engine.RowFailed(row, why):

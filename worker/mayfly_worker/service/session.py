@@ -86,6 +86,15 @@ class Session:
             for choice in self._choices.values()
         )
 
+    def start(self, cached: int) -> None:
+        """The engine begins with a row, ``cached`` of whose tokens were in the prefix cache.
+
+        The first row's prompt is what counts: choices that start one by one find what it left.
+        """
+        if not self.started and self.prepared is not None:
+            self.cached = min(cached, self.prepared.prompt_tokens)
+        self.started = True
+
     @property
     def rows(self) -> list[int]:
         """Rows that have not ended."""
