@@ -10,10 +10,21 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from mayfly_server.api import chat, completions, errors, health, models, status
+from mayfly_server.api import (
+    chat,
+    completions,
+    errors,
+    health,
+    models,
+    status,
+    tokenize,
+    unserved,
+)
+from mayfly_server.api.anthropic import routes as anthropic
 from mayfly_server.api.body import BodyLimit
 from mayfly_server.api.front import Front, FrontDep
 from mayfly_server.api.request_id import RequestId
+from mayfly_server.api.responses import routes as responses
 from mayfly_server.config import FrontSettings
 from mayfly_server.edge.gate import Gate
 from mayfly_server.edge.hosts import HostPolicy, Hosts, own_names
@@ -54,7 +65,17 @@ def create_app(settings: FrontSettings, keys: Sequence[Key] = ()) -> FastAPI:
         strict_content_type=False,  # bodies are checked by StrictRoute
     )
     errors.install(app)
-    for routes in (chat, completions, models, health, status):
+    for routes in (
+        chat,
+        completions,
+        responses,
+        anthropic,
+        tokenize,
+        models,
+        unserved,
+        health,
+        status,
+    ):
         app.include_router(routes.router)
     if settings.metrics != "off":
         app.add_api_route("/metrics", metrics_page, include_in_schema=False)

@@ -29,11 +29,7 @@ async def chat_completions(request: ChatRequest, front: FrontDep) -> Response:
     prompt = chat_prompt(request)
     output = _output(request, prompt)
     ending = parameters.ending(request, _max_tokens(request))
-    model = await front.model(request.model)
-    if model.card is not None and not model.card.chat:
-        raise InvalidRequest(
-            f"{model.name} has no chat template; use /v1/completions.", param="messages"
-        )
+    model = await front.chat_model(request.model)
     generation = Generation(
         model=model.name,
         prompt=prompt,

@@ -47,7 +47,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        return answer(refusal(error.errors()), request.scope)
+        return answer(refusal(error.errors(), error.body), request.scope)
 
     @app.exception_handler(HTTPException)
     async def routing(request: Request, error: HTTPException) -> JSONResponse:
@@ -70,12 +70,50 @@ def internal_error() -> RequestError:
     return RequestError("The server met an error of its own.", code="internal_error")
 
 
-def refusal(found: Sequence[Any]) -> InvalidRequest:
-    """What a client reads of pydantic's findings: the first one, and which field it is about."""
+def refusal(found: Sequence[Any], body: Any = None) -> InvalidRequest:
+    """What a client reads of pydantic's findings about its body: the first one, and which field it
+    is about."""
     first = found[0]
-    param = field_path(first["loc"][1:])
+    param = field_path(_place(first, body))
     place = f"{param}: " if param else ""
-    return InvalidRequest(f"{place}{first['msg']}.", param=param, code=_CODES.get(first["type"]))
+    return InvalidRequest(f"{place}{_problem(first)}.", param=param, code=_CODES.get(first["type"]))
+
+
+def _problem(error: Any) -> str:
+    """Pydantic's words, unless they repeat the client's."""
+    if error["type"] == "union_tag_invalid":
+        return f"The type should be one of {error['ctx']['expected_tags']}"
+    if error["type"] == "union_tag_not_found":
+        return "An object with a type is needed here"
+    problem: str = error["msg"]
+    return problem
+
+
+def _place(error: Any, body: Any) -> list[str | int]:
+    """Where in the body the error is: pydantic's location without the names of a union's members,
+    which are no fields."""
+    location = error["loc"][1:]
+    here, place = body, []
+    for number, part in enumerate(location, start=1):
+        last = number == len(location)
+        try:
+            inner = here[part]
+        except (TypeError, LookupError):
+            if error["type"] == "missing" and last:
+                place.append(part)
+            continue
+        if (
+            not last
+            and isinstance(here, dict)
+            and part == here.get("type")
+            and not isinstance(inner, dict | list)
+        ):
+            continue  # a block of type text has a field of that name
+        here = inner
+        place.append(part)
+    if error["type"] in ("union_tag_invalid", "union_tag_not_found"):
+        place.append("type")
+    return place
 
 
 def field_path(parts: Sequence[str | int]) -> str | None:

@@ -46,6 +46,15 @@ class Front:
             )
         return found[0]
 
+    async def chat_model(self, asked: str | None) -> ServedModel:
+        """The same, of those that can chat. Raises InvalidRequest for one that cannot, too."""
+        model = await self.model(asked)
+        if model.card is not None and not model.card.chat:
+            raise InvalidRequest(
+                f"{model.name} has no chat template; use /v1/completions.", param="messages"
+            )
+        return model
+
 
 def _of(request: Request) -> Front:
     return cast(Front, request.app.state.front)

@@ -1,0 +1,178 @@
+"""Anthropic's messages as a model's chat template wants them, which is as OpenAI's are.
+
+::
+
+    user       text, tool_result          -> tool messages, then a user message
+    assistant  thinking, text, tool_use   -> one assistant message
+    system (of the request, or a message) -> a system message
+
+Texts of one message are joined with nothing in between. The result of a tool that failed begins
+with "Error: ", for templates know no other way to say so. A last message of the assistant's is the
+beginning of the answer, which then goes on from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import date
+from typing import Any
+
+from mayfly_protocol.requests import ChatPrompt
+from mayfly_protocol.requests import ToolChoice as Mode
+from mayfly_server.api.anthropic.request import (
+    Message,
+    PromptFields,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    Tool,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from mayfly_server.errors import InvalidRequest
+
+_MODES: dict[str, Mode] = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
+
+
+def chat_prompt(request: PromptFields) -> ChatPrompt:
+    """Raises InvalidRequest for messages and tools that do not fit together."""
+    messages = list(_messages(request))
+    mode, forced = _tool_choice(request)
+    prefilled = request.messages[-1].role == "assistant"
+    if prefilled and messages[-1].get("tool_calls"):
+        raise InvalidRequest(
+            "messages: a tool_use has to be followed by its tool_result.", param="messages"
+        )
+    choice = request.tool_choice
+    return ChatPrompt(
+        messages=tuple(messages),
+        tools=tuple(_tool(tool) for tool in request.tools or ()),
+        tool_choice=mode,
+        forced_tool=forced,
+        parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
+        template_kwargs=_template_kwargs(request),
+        add_generation_prompt=not prefilled,
+        continue_final_message=prefilled,
+        date=date.today().isoformat(),
+    )
+
+
+def _messages(request: PromptFields) -> Iterator[dict[str, Any]]:
+    if request.system:
+        yield {"role": "system", "content": _text(request.system)}
+    for number, message in enumerate(request.messages):
+        match message.role:
+            case "assistant":
+                yield _assistant(message, number)
+            case "system":
+                yield {"role": "system", "content": _only_text(message, number)}
+            case "user":
+                yield from _user(message, number)
+
+
+def _assistant(message: Message, number: int) -> dict[str, Any]:
+    made: dict[str, Any] = {"role": "assistant", "content": ""}
+    thoughts = []
+    calls: list[dict[str, Any]] = []
+    for place, block in enumerate(message.content):
+        match block:
+            case TextBlock():
+                made["content"] += block.text
+            case ThinkingBlock():
+                thoughts.append(block.thinking)
+            case RedactedThinkingBlock():
+                pass
+            case ToolUseBlock():
+                function = {"name": block.name, "arguments": block.input}
+                calls.append({"id": block.id, "type": "function", "function": function})
+            case ToolResultBlock():
+                raise _misplaced(block, "user", number, place)
+    if any(thoughts):
+        made["reasoning_content"] = "".join(thoughts)
+    if calls:
+        made["tool_calls"] = calls
+    return made
+
+
+def _user(message: Message, number: int) -> Iterator[dict[str, Any]]:
+    texts = []
+    results = 0
+    for place, block in enumerate(message.content):
+        match block:
+            case TextBlock():
+                texts.append(block)
+            case ToolResultBlock():
+                results += 1
+                content = _text(block.content or ())
+                yield {
+                    "role": "tool",
+                    "tool_call_id": block.tool_use_id,
+                    "content": f"Error: {content}" if block.is_error else content,
+                }
+            case _:
+                raise _misplaced(block, "assistant", number, place)
+    if texts or not results:
+        yield {"role": "user", "content": _text(texts)}
+
+
+def _only_text(message: Message, number: int) -> str:
+    for place, block in enumerate(message.content):
+        if not isinstance(block, TextBlock):
+            raise _misplaced(block, "user or assistant", number, place)
+    return "".join(block.text for block in message.content if isinstance(block, TextBlock))
+
+
+def _misplaced(block: Any, role: str, number: int, place: int) -> InvalidRequest:
+    param = f"messages[{number}].content[{place}]"
+    return InvalidRequest(
+        f"{param}: A {block.type} block belongs into a message of role {role}.", param=param
+    )
+
+
+def _text(blocks: Iterable[TextBlock]) -> str:
+    return "".join(block.text for block in blocks)
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
+    if tool.description is not None:
+        function["description"] = tool.description
+    if tool.strict is not None:
+        function["strict"] = tool.strict
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(request: PromptFields) -> tuple[Mode, str | None]:
+    choice = request.tool_choice
+    names = [tool.name for tool in request.tools or ()]
+    if len(set(names)) < len(names):
+        raise InvalidRequest("tools: two of them have the same name.", param="tools")
+    if choice is None:
+        return "auto", None
+    if choice.type == "tool" and choice.name not in names:
+        raise InvalidRequest("tool_choice.name: no tool has this name.", param="tool_choice.name")
+    if choice.type == "any" and not names:
+        raise InvalidRequest("tool_choice: there are no tools to call.", param="tool_choice")
+    if choice.type != "tool" and choice.name is not None:
+        raise InvalidRequest(
+            "tool_choice.name: only a choice of type tool names one.", param="tool_choice.name"
+        )
+    return _MODES[choice.type], choice.name
+
+
+def _template_kwargs(request: PromptFields) -> dict[str, Any]:
+    """Where thoughts were not spoken of, the model does as it is used to."""
+    kwargs: dict[str, Any] = {}
+    thinking = request.thinking
+    if thinking is not None:
+        if (thinking.type == "enabled") != (thinking.budget_tokens is not None):
+            raise InvalidRequest(
+                "thinking.budget_tokens goes with type enabled, and with it alone.",
+                param="thinking.budget_tokens",
+            )
+        kwargs["enable_thinking"] = thinking.type != "disabled"
+        if thinking.budget_tokens is not None:
+            kwargs["thinking_budget"] = thinking.budget_tokens
+    if request.output_config is not None and request.output_config.effort is not None:
+        kwargs["reasoning_effort"] = request.output_config.effort
+    return kwargs

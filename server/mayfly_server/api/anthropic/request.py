@@ -1,0 +1,187 @@
+"""What ``POST /v1/messages`` and its ``count_tokens`` take.
+
+As in OpenAI's requests, types are strict, a field that is not listed is refused, and so is one that
+asks for what this server does not do; what is only a hint (where to cache, whom to bill) is taken.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from mayfly_server.api.chat_request import MAX_MESSAGES, ToolName
+from mayfly_server.api.fields import Count, Number, Strict, Unsupported
+
+MAX_STOP_SEQUENCES = 64
+
+
+def _as_blocks(value: Any) -> Any:
+    """A text alone is short for one block of text."""
+    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
+class CacheControl(Strict):
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
+class TextBlock(Strict):
+    type: Literal["text"]
+    text: str
+    cache_control: CacheControl | None = None
+    citations: Annotated[list[Any] | None, Field(max_length=0)] = None
+
+
+class ThinkingBlock(Strict):
+    """A thought of an earlier answer. Its signature signs nothing here."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str | None = None
+
+
+class RedactedThinkingBlock(Strict):
+    """A thought that was hidden, from another server: nobody can read it."""
+
+    type: Literal["redacted_thinking"]
+    data: str
+
+
+class ToolUseBlock(Strict):
+    type: Literal["tool_use"]
+    id: str
+    name: ToolName
+    input: dict[str, Any]
+    cache_control: CacheControl | None = None
+    caller: Annotated[dict[str, Any] | None, Field(description="Taken, and of no effect.")] = None
+    toolset_name: Unsupported = None
+
+
+TextBlocks = Annotated[
+    list[TextBlock], BeforeValidator(_as_blocks, json_schema_input_type=str | list[TextBlock])
+]
+
+
+class ToolResultBlock(Strict):
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: TextBlocks | None = None
+    is_error: bool | None = None
+    cache_control: CacheControl | None = None
+    toolset_name: Unsupported = None
+
+
+Block = Annotated[
+    TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock,
+    Field(discriminator="type"),
+]
+
+
+class Message(Strict):
+    role: Literal["user", "assistant", "system"]
+    content: Annotated[
+        list[Block], BeforeValidator(_as_blocks, json_schema_input_type=str | list[Block])
+    ]
+
+
+class Tool(Strict):
+    """A function of the client's own."""
+
+    name: ToolName
+    input_schema: dict[str, Any]
+    description: str | None = None
+    type: Literal["custom"] | None = None
+    strict: bool | None = None
+    cache_control: CacheControl | None = None
+    eager_input_streaming: bool | None = None
+    defer_loading: Literal[False] | None = None
+    allowed_callers: list[Literal["direct"]] | None = None
+    input_examples: Unsupported = None
+
+
+class ToolChoice(Strict):
+    type: Literal["auto", "any", "tool", "none"]
+    name: ToolName | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(Strict):
+    """``budget_tokens`` reaches the chat template, where that asks for it."""
+
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: Annotated[int, Field(ge=1)] | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class OutputFormat(Strict):
+    type: Literal["json_schema"]
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+
+
+class OutputConfig(Strict):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
+class Metadata(Strict):
+    user_id: str | None = None
+
+
+class _ThinkingEdit(Strict):
+    type: Literal["clear_thinking_20251015"]
+    keep: Literal["all"]
+
+
+class ContextManagement(Strict):
+    """Only what leaves the conversation as it is."""
+
+    edits: list[_ThinkingEdit] | None = None
+
+
+class PromptFields(Strict):
+    """What a prompt is made of."""
+
+    model: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    system: TextBlocks | None = None
+    tools: Annotated[list[Tool], Field(max_length=1024)] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: Annotated[OutputFormat | None, Field(description="As output_config.format.")] = (
+        None
+    )
+
+    cache_control: CacheControl | None = None
+    context_management: ContextManagement | None = None
+    speed: Literal["standard"] | None = None
+    user_profile_id: str | None = None
+    mcp_servers: Annotated[list[Any] | None, Field(max_length=0)] = None
+
+
+class MessagesRequest(PromptFields):
+    """See the module."""
+
+    max_tokens: Count
+    stream: bool | None = None
+    stop_sequences: (
+        Annotated[
+            list[Annotated[str, Field(min_length=1, max_length=4096)]],
+            Field(max_length=MAX_STOP_SEQUENCES),
+        ]
+        | None
+    ) = None
+    temperature: Annotated[Number, Field(ge=0, le=1)] | None = None
+    top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0)] | None = None
+    metadata: Metadata | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+
+    container: Unsupported = None
+    diagnostics: Unsupported = None
+    inference_geo: Unsupported = None
+
+
+class CountTokensRequest(PromptFields):
+    """See the module."""

@@ -1,0 +1,80 @@
+"""``POST /v1/messages`` and ``/v1/messages/count_tokens``."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from mayfly_protocol.requests import ChatPrompt, Constraint, Ending, Generation, Output
+from mayfly_protocol.serving import Tokenize, Tokenized
+from mayfly_server.api import parameters
+from mayfly_server.api.answer import StreamedAnswer, WholeAnswer
+from mayfly_server.api.anthropic.answer import MessageBody, MessageEvents
+from mayfly_server.api.anthropic.conversation import chat_prompt
+from mayfly_server.api.anthropic.errors import request_id
+from mayfly_server.api.anthropic.request import CountTokensRequest, MessagesRequest, PromptFields
+from mayfly_server.api.body import StrictRoute
+from mayfly_server.api.conversation import chat_key
+from mayfly_server.api.fields import CommonFields
+from mayfly_server.api.front import FrontDep
+from mayfly_server.api.run import Run
+from mayfly_server.errors import InvalidRequest
+from mayfly_server.pool.inquiry import inquire
+
+router = APIRouter(route_class=StrictRoute)
+
+
+@router.post("/v1/messages", response_class=Response)
+async def messages(request: MessagesRequest, front: FrontDep, http: Request) -> Response:
+    """Continues a conversation, as Anthropic's API does: in one piece or as a stream of events."""
+    prompt = chat_prompt(request)
+    output = Output(split=True, constraint=_constraint(request, prompt))
+    model = await front.chat_model(request.model)
+    generation = Generation(
+        model=model.name,
+        prompt=prompt,
+        sampling=parameters.sampling(
+            CommonFields(temperature=request.temperature, top_p=request.top_p, top_k=request.top_k)
+        ),
+        ending=Ending(max_tokens=request.max_tokens, stop=tuple(request.stop_sequences or ())),
+        output=output,
+    )
+    run = Run(front, [generation], prefix="msg_", key=chat_key(prompt.messages))
+    thoughts = not (request.thinking and request.thinking.display == "omitted")
+    if request.stream:
+        id = request_id(http.scope)
+        events = partial(MessageEvents, thoughts=thoughts, request_id=id)
+        return StreamedAnswer(run, front.metrics, events)
+    return WholeAnswer(run, front.metrics, partial(MessageBody, thoughts=thoughts))
+
+
+@router.post("/v1/messages/count_tokens")
+async def count_tokens(request: CountTokensRequest, front: FrontDep) -> dict[str, Any]:
+    """How many tokens the prompt of a message would have."""
+    prompt = chat_prompt(request)
+    _constraint(request, prompt)
+    model = await front.chat_model(request.model)
+    question = partial(Tokenize, prompt=prompt, count_only=True)
+    found = await inquire(front.fleet, front.settings, model.name, question)
+    assert isinstance(found, Tokenized)
+    return {"input_tokens": found.count}
+
+
+def _constraint(request: PromptFields, prompt: ChatPrompt) -> Constraint | None:
+    format = request.output_config.format if request.output_config else None
+    if format is not None and request.output_format is not None:
+        raise InvalidRequest(
+            "output_format and output_config.format exclude each other.", param="output_format"
+        )
+    format = format or request.output_format
+    if format is None:
+        return None
+    if prompt.tool_choice == "required":
+        raise InvalidRequest(
+            "A tool that has to be called and an output format exclude each other.",
+            param="tool_choice",
+        )
+    return Constraint("json_schema", json.dumps(format.schema_))

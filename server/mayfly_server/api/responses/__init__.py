@@ -1,0 +1,1 @@
+"""OpenAI's ``/v1/responses``, without what would have to be stored."""

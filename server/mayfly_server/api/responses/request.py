@@ -1,0 +1,217 @@
+"""What ``POST /v1/responses`` takes.
+
+Front ends keep nothing between requests: what would need an earlier response, a conversation or a
+stored prompt is refused, and a client sends its whole conversation each time, the items of earlier
+answers as it got them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from mayfly_server.api.chat_request import MAX_MESSAGES, ToolName
+from mayfly_server.api.fields import Count, Number, Strict, Unsupported, refused
+
+_STATELESS = "Nothing is stored here between requests; send the whole conversation as input"
+
+Status = Literal["in_progress", "completed", "incomplete"]
+Stored = Annotated[None, BeforeValidator(refused(_STATELESS))]
+
+
+def _as_parts(value: Any) -> Any:
+    """A text alone is short for one part of text."""
+    return [{"type": "input_text", "text": value}] if isinstance(value, str) else value
+
+
+def _as_items(value: Any) -> Any:
+    """A text alone is short for a message of the user's, and an item without a type is one."""
+    if isinstance(value, str):
+        return [{"type": "message", "role": "user", "content": value}]
+    if not isinstance(value, list):
+        return value
+    return [
+        {"type": "message", **item} if isinstance(item, dict) and "role" in item else item
+        for item in value
+    ]
+
+
+class InputText(Strict):
+    type: Literal["input_text"]
+    text: str
+
+
+class OutputText(Strict):
+    type: Literal["output_text"]
+    text: str
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+
+
+class Refusal(Strict):
+    type: Literal["refusal"]
+    refusal: str
+
+
+Part = Annotated[InputText | OutputText | Refusal, Field(discriminator="type")]
+Parts = Annotated[list[Part], BeforeValidator(_as_parts, json_schema_input_type=str | list[Part])]
+
+
+class MessageItem(Strict):
+    type: Literal["message"]
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Parts
+    id: str | None = None
+    status: Status | None = None
+    phase: Literal["commentary", "final_answer"] | None = None
+
+
+class FunctionCallItem(Strict):
+    type: Literal["function_call"]
+    call_id: str
+    name: ToolName
+    arguments: str
+    id: str | None = None
+    status: Status | None = None
+    caller: Annotated[dict[str, Any] | None, Field(description="Taken, and of no effect.")] = None
+    namespace: Unsupported = None
+    async_: Annotated[Literal[False] | None, Field(alias="async")] = None
+
+
+class FunctionCallOutputItem(Strict):
+    type: Literal["function_call_output"]
+    call_id: str
+    output: Parts
+    id: str | None = None
+    status: Status | None = None
+
+
+class ReasoningText(Strict):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class SummaryText(Strict):
+    type: Literal["summary_text"]
+    text: str
+
+
+class ReasoningItem(Strict):
+    type: Literal["reasoning"]
+    summary: list[SummaryText] | None = None
+    content: list[ReasoningText] | None = None
+    id: str | None = None
+    status: Status | None = None
+    encrypted_content: Annotated[
+        str | None, Field(description="Of another server: nobody can read it here.")
+    ] = None
+
+
+Item = Annotated[
+    MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem,
+    Field(discriminator="type"),
+]
+
+
+class FunctionTool(Strict):
+    type: Literal["function"]
+    name: ToolName
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    description: str | None = None
+
+
+class NamedFunction(Strict):
+    type: Literal["function"]
+    name: ToolName
+
+
+class PlainText(Strict):
+    type: Literal["text"]
+
+
+class JsonObject(Strict):
+    type: Literal["json_object"]
+
+
+class JsonSchema(Strict):
+    type: Literal["json_schema"]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextConfig(Strict):
+    format: Annotated[PlainText | JsonObject | JsonSchema | None, Field(discriminator="type")] = (
+        None
+    )
+    verbosity: Literal["medium"] | None = None
+
+
+class Reasoning(Strict):
+    """Thoughts come back as they are, in the content of their items, and never as a summary."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: Literal["auto"] | None = None
+    generate_summary: Literal["auto"] | None = None
+
+
+class StreamOptions(Strict):
+    include_obfuscation: Literal[False] | None = None
+
+
+def _no_background(value: Any) -> Any:
+    return None if value is False else refused(_STATELESS)(value)
+
+
+class ResponsesRequest(Strict):
+    """See the module."""
+
+    model: str | None = None
+    input: Annotated[
+        list[Item],
+        BeforeValidator(_as_items, json_schema_input_type=str | list[Item]),
+        Field(min_length=1, max_length=MAX_MESSAGES),
+    ]
+    instructions: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_output_tokens: Count | None = None
+    temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=1024)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    reasoning: Reasoning | None = None
+    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = (
+        None
+    )
+    truncation: Literal["disabled"] | None = None
+
+    # Hints that change nothing in the answer.
+    metadata: dict[str, Annotated[str, Field(max_length=512)]] | None = None
+    prompt_cache_key: Annotated[
+        str | None, Field(description="Requests with the same one go to the same worker.")
+    ] = None
+    prompt_cache_retention: Literal["in_memory"] | None = None
+    safety_identifier: str | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    user: str | None = None
+
+    store: Annotated[
+        Literal[False] | None,
+        BeforeValidator(lambda v: v if v is not True else refused(_STATELESS)(v)),
+    ] = None
+    previous_response_id: Stored = None
+    conversation: Stored = None
+    prompt: Stored = None
+    background: Annotated[Literal[False] | None, BeforeValidator(_no_background)] = None
+    background_options: Unsupported = None
+    context_management: Unsupported = None
+    max_tool_calls: Unsupported = None
+    moderation: Unsupported = None
+    prompt_cache_options: Unsupported = None

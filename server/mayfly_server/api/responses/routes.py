@@ -1,0 +1,120 @@
+"""``POST /v1/responses``."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+from mayfly_protocol.requests import ChatPrompt, Constraint, Ending, Generation, Output
+from mayfly_server.api import parameters
+from mayfly_server.api.answer import StreamedAnswer, WholeAnswer
+from mayfly_server.api.body import StrictRoute
+from mayfly_server.api.conversation import chat_key, named_key
+from mayfly_server.api.fields import CommonFields
+from mayfly_server.api.front import FrontDep
+from mayfly_server.api.responses.answer import ResponseBody, ResponseEvents
+from mayfly_server.api.responses.conversation import chat_prompt
+from mayfly_server.api.responses.request import JsonObject, JsonSchema, ResponsesRequest
+from mayfly_server.api.run import Run
+from mayfly_server.errors import InvalidRequest
+
+router = APIRouter(route_class=StrictRoute)
+
+_LOGPROBS = "message.output_text.logprobs"
+
+
+@router.post("/v1/responses", response_class=Response)
+async def responses(request: ResponsesRequest, front: FrontDep) -> Response:
+    """Answers a list of items with another one, in one piece or as a stream of events."""
+    prompt = chat_prompt(request)
+    logprobs = _LOGPROBS in (request.include or ())
+    output = _output(request, prompt, logprobs=logprobs)
+    if request.stream_options is not None and not request.stream:
+        raise InvalidRequest(
+            "stream_options can only be given with stream.", param="stream_options"
+        )
+    model = await front.chat_model(request.model)
+    generation = Generation(
+        model=model.name,
+        prompt=prompt,
+        sampling=parameters.sampling(
+            CommonFields(temperature=request.temperature, top_p=request.top_p)
+        ),
+        ending=Ending(max_tokens=request.max_output_tokens),
+        output=output,
+    )
+    name = request.prompt_cache_key
+    key = chat_key(prompt.messages) if name is None else named_key(name)
+    run = Run(front, [generation], prefix="resp_", key=key)
+    echoed = _echoed(request)
+    if request.stream:
+        events = partial(ResponseEvents, echoed=echoed, logprobs=logprobs)
+        return StreamedAnswer(run, front.metrics, events)
+    body = partial(ResponseBody, echoed=echoed, logprobs=logprobs)
+    return WholeAnswer(run, front.metrics, body)
+
+
+def _output(request: ResponsesRequest, prompt: ChatPrompt, *, logprobs: bool) -> Output:
+    if request.top_logprobs and not logprobs:
+        raise InvalidRequest(
+            f"top_logprobs goes with include: [{_LOGPROBS!r}].", param="top_logprobs"
+        )
+    constraint = _constraint(request)
+    if constraint is not None and prompt.tool_choice == "required":
+        raise InvalidRequest(
+            "A tool that has to be called and an output format exclude each other.",
+            param="tool_choice",
+        )
+    return Output(
+        logprobs=(request.top_logprobs or 0) if logprobs else None,
+        split=True,
+        constraint=constraint,
+    )
+
+
+def _constraint(request: ResponsesRequest) -> Constraint | None:
+    match request.text.format if request.text else None:
+        case JsonObject():
+            return Constraint("json_object")
+        case JsonSchema(schema_=schema):
+            return Constraint("json_schema", json.dumps(schema))
+        case _:
+            return None
+
+
+def _echoed(request: ResponsesRequest) -> dict[str, Any]:
+    """What a response says about the request that it answers."""
+    said = request.model_dump(by_alias=True)
+    text = said["text"] or {}
+    return {
+        "background": False,
+        "conversation": None,
+        "instructions": request.instructions,
+        "max_output_tokens": request.max_output_tokens,
+        "max_tool_calls": None,
+        "metadata": request.metadata or {},
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
+        "previous_response_id": None,
+        "prompt_cache_key": request.prompt_cache_key,
+        "reasoning": {
+            "effort": request.reasoning.effort if request.reasoning else None,
+            "summary": request.reasoning.summary if request.reasoning else None,
+        },
+        "safety_identifier": request.safety_identifier,
+        "service_tier": "default",
+        "store": False,
+        "temperature": 1.0 if request.temperature is None else request.temperature,
+        "text": {
+            "format": text.get("format") or {"type": "text"},
+            "verbosity": text.get("verbosity") or "medium",
+        },
+        "tool_choice": said["tool_choice"] or "auto",
+        "tools": said["tools"] or [],
+        "top_logprobs": request.top_logprobs or 0,
+        "top_p": 1.0 if request.top_p is None else request.top_p,
+        "truncation": "disabled",
+        "user": request.user,
+    }

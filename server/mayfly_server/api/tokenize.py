@@ -1,0 +1,108 @@
+"""``POST /tokenize`` and ``/detokenize``: what a model's tokenizer makes of a prompt, and back."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Any
+
+from fastapi import APIRouter
+from pydantic import Field
+
+from mayfly_protocol.requests import ChatPrompt, TextPrompt
+from mayfly_protocol.serving import Detokenize, Detokenized, Tokenize, Tokenized
+from mayfly_server.api.body import StrictRoute
+from mayfly_server.api.chat import chat_prompt
+from mayfly_server.api.chat_request import MAX_MESSAGES, ChatRequest, Tool
+from mayfly_server.api.fields import Strict, TokenId
+from mayfly_server.api.front import FrontDep
+from mayfly_server.errors import InvalidRequest
+from mayfly_server.pool.inquiry import inquire
+
+router = APIRouter(route_class=StrictRoute)
+
+
+class TokenizeRequest(Strict):
+    """A text as ``prompt``, or a chat as ``messages``."""
+
+    model: str | None = None
+    prompt: str | None = None
+    add_special_tokens: Annotated[
+        bool | None, Field(description="Only with prompt: those that the tokenizer adds. True.")
+    ] = None
+    messages: (
+        Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES)] | None
+    ) = None
+    tools: Annotated[list[Tool], Field(max_length=1024)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class TokenizeResponse(Strict):
+    count: int
+    max_model_len: Annotated[int | None, Field(description="The model's context in tokens.")]
+    tokens: list[int]
+
+
+class DetokenizeRequest(Strict):
+    model: str | None = None
+    tokens: Annotated[list[TokenId], Field(min_length=1)]
+
+
+class DetokenizeResponse(Strict):
+    prompt: str
+
+
+@router.post("/tokenize", response_model=None, responses={200: {"model": TokenizeResponse}})
+async def tokenize(request: TokenizeRequest, front: FrontDep) -> dict[str, Any]:
+    """The tokens of a prompt as a model would see it."""
+    prompt = _prompt(request)
+    model = await (
+        front.chat_model(request.model)
+        if isinstance(prompt, ChatPrompt)
+        else front.model(request.model)
+    )
+    special = request.add_special_tokens is not False
+    question = partial(Tokenize, prompt=prompt, special=special)
+    found = await inquire(front.fleet, front.settings, model.name, question)
+    assert isinstance(found, Tokenized)
+    context = model.card.context or None if model.card else None
+    return {"count": found.count, "max_model_len": context, "tokens": found.ids}
+
+
+@router.post("/detokenize", response_model=None, responses={200: {"model": DetokenizeResponse}})
+async def detokenize(request: DetokenizeRequest, front: FrontDep) -> dict[str, Any]:
+    """The text that tokens make, special ones included."""
+    model = await front.model(request.model)
+    question = partial(Detokenize, ids=tuple(request.tokens))
+    found = await inquire(front.fleet, front.settings, model.name, question)
+    assert isinstance(found, Detokenized)
+    return {"prompt": found.text}
+
+
+def _prompt(request: TokenizeRequest) -> ChatPrompt | TextPrompt:
+    if (request.prompt is None) == (request.messages is None):
+        raise InvalidRequest("Either prompt or messages has to be given.", param="prompt")
+    if request.messages is not None:
+        if request.add_special_tokens is not None:
+            raise InvalidRequest(
+                "add_special_tokens: A chat's template adds what it wants.",
+                param="add_special_tokens",
+            )
+        return chat_prompt(_as_chat(request))
+    for name in (
+        "tools",
+        "add_generation_prompt",
+        "continue_final_message",
+        "chat_template_kwargs",
+    ):
+        if getattr(request, name) is not None:
+            raise InvalidRequest(f"{name} goes with messages.", param=name)
+    return TextPrompt(request.prompt or "")
+
+
+def _as_chat(request: TokenizeRequest) -> ChatRequest:
+    return ChatRequest(**{name: getattr(request, name) for name in _CHAT_FIELDS})
+
+
+_CHAT_FIELDS = sorted(TokenizeRequest.model_fields.keys() & ChatRequest.model_fields.keys())
