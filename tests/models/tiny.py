@@ -116,6 +116,17 @@ def _mamba2(hidden: int, layers: int) -> Config:
     }
 
 
+def _falcon_h1(hidden: int, layers: int) -> Config:
+    """Attention and a state-space model side by side in each layer."""
+    return _transformer(hidden, layers) | {
+        "mamba_d_ssm": hidden,
+        "mamba_d_head": hidden // 4,
+        "mamba_n_heads": 4,
+        # The Metal kernel works on 32 states at a time.
+        "mamba_d_state": 32,
+    }
+
+
 ARCHITECTURES: dict[str, Callable[[int, int], Config]] = {
     "llama": _llama,
     "qwen3_moe": _qwen3_moe,
@@ -123,6 +134,7 @@ ARCHITECTURES: dict[str, Callable[[int, int], Config]] = {
     "qwen3_next": _qwen3_next,
     "mamba2": _mamba2,
     "mamba": _state_space,
+    "falcon_h1": _falcon_h1,
 }
 
 

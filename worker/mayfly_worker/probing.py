@@ -12,6 +12,7 @@ from mayfly_worker.engine import caches
 from mayfly_worker.engine.prefill import PrefillGroup, Prompt
 from mayfly_worker.engine.sampler import RowSampling
 from mayfly_worker.engine.types import Row
+from mayfly_worker.prefix_cache.layers import leaves
 
 _LONG = [7, 3, 11, 5, 2, 13, 4]
 _SHORT = [9, 6, 8]
@@ -70,7 +71,7 @@ def kv_cost(model: Any, new_cache: caches.Factory) -> KVCost:
 
 def _cost(cache: caches.Cache) -> KVCost:
     per_token = per_row = 0
-    for layer in cache:
+    for layer in leaves(cache):
         grows = getattr(layer, "keys", None) is not None
         window = getattr(layer, "max_size", None)
         for array in _flat(layer.state):

@@ -37,14 +37,14 @@ _POSITIONAL = (KVCache, ConcatenateKVCache, QuantizedKVCache, ChunkedKVCache, Ro
 
 def trimmable(caches: Sequence[LayerCache]) -> bool:
     """Whether ``copied`` can give a shorter prefix than the one these hold."""
-    return all(_can_be_trimmed(layer) for layer in _leaves(caches))
+    return all(_can_be_trimmed(layer) for layer in leaves(caches))
 
 
 def arrays(caches: Sequence[LayerCache]) -> list[mx.array]:
     """Every array that the caches hold."""
     return [
         leaf
-        for layer in _leaves(caches)
+        for layer in leaves(caches)
         for leaf in dict(tree_flatten(vars(layer))).values()
         if isinstance(leaf, mx.array)
     ]
@@ -56,7 +56,7 @@ def detached(caches: Sequence[LayerCache]) -> list[LayerCache]:
     It is lazy: until its ``arrays`` are evaluated it keeps the originals alive.
     """
     own = copy.deepcopy(list(caches))
-    for layer in _leaves(own):
+    for layer in leaves(own):
         _drop_slack(layer)
         for name, value in vars(layer).items():
             setattr(layer, name, tree_map(_contiguous, value))
@@ -70,7 +70,7 @@ def copied(caches: Sequence[LayerCache], length: int) -> list[LayerCache]:
     the caches hold they must be ``trimmable``.
     """
     own = copy.deepcopy(list(caches))
-    for layer in _leaves(own):
+    for layer in leaves(own):
         if isinstance(layer, _POSITIONAL) and layer.offset > length:
             layer.trim(layer.offset - length)
             _drop_slack(layer)
@@ -80,7 +80,7 @@ def copied(caches: Sequence[LayerCache], length: int) -> list[LayerCache]:
 def check_length(caches: Sequence[LayerCache], length: int) -> None:
     """Raise ValueError unless the caches hold ``length`` tokens, as far as they can tell."""
     for index, cache in enumerate(caches):
-        for layer in _leaves([cache]):
+        for layer in leaves([cache]):
             if isinstance(layer, _POSITIONAL) and not layer.empty() and layer.offset != length:
                 raise ValueError(
                     f"the cache of layer {index} ({type(layer).__name__}) holds {layer.offset} "
@@ -88,10 +88,11 @@ def check_length(caches: Sequence[LayerCache], length: int) -> None:
                 )
 
 
-def _leaves(caches: Iterable[LayerCache]) -> Iterator[LayerCache]:
+def leaves(caches: Iterable[LayerCache]) -> Iterator[LayerCache]:
+    """The caches that hold arrays: those of a layer that has several, one by one."""
     for layer in caches:
         if isinstance(layer, CacheList):
-            yield from _leaves(layer.caches)
+            yield from leaves(layer.caches)
         elif layer is not None:
             yield layer
 
