@@ -134,6 +134,8 @@ class PrefillGroup:
     def remove(self, indices: Sequence[int]) -> None:
         """Takes rows out; the others go on as if they had been alone."""
         gone = set(indices)
+        if not gone:
+            return
         stay = [i for i in range(len(self.prompts)) if i not in gone]
         if not self._solo and stay:
             self._cache = self._keep(self._cache, stay)
