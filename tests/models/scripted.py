@@ -33,6 +33,7 @@ import numpy as np
 from models import tokenizer as tokenizers
 
 Action = Literal[
+    "wait",
     "raise",
     "abort",
     "segfault",
@@ -55,9 +56,11 @@ class Fault:
     prefills several tokens of a prompt with the trigger already in it (``"prefill"``), or while
     the model loads (``"load"``, for ``build(load_faults=...)``).
 
-    ``message`` is the exception's text (``raise``), the last line on stderr (``abort``), or the
-    code (``exit``). ``nan`` and ``constant`` spoil the row's logits. ``times`` bounds how often it
-    strikes over all processes that load the folder: with 1, the worker that comes next survives.
+    ``message`` is the exception's text (``raise``), the last line on stderr (``abort``), the code
+    (``exit``), or what a ``wait`` is called: it makes a file ``<name>.waits`` in the folder and
+    goes on when there is one called ``<name>.go``. ``nan`` and ``constant`` spoil the row's
+    logits. ``times`` bounds how often it strikes over all processes that load the folder: with 1,
+    the worker that comes next survives. Faults of the same moment strike in their order.
     """
 
     at: int | Literal["prefill", "load"]

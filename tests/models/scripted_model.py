@@ -32,6 +32,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from tokenizers import Tokenizer
 
 FOLDER = Path(__file__).parent
+WAIT_S = 60.0
 LOGIT = 20.0
 """The scripted token's logit; all others lie within (0, 1)."""
 
@@ -97,7 +98,16 @@ def _raise(message: str) -> None:
     raise RuntimeError(message)
 
 
+def _wait(name: str) -> None:
+    """Says that it is here, and stays until it is told to go on."""
+    (FOLDER / f"{name}.waits").touch()
+    deadline = time.monotonic() + WAIT_S
+    while not (FOLDER / f"{name}.go").exists() and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+
 ACTIONS = {
+    "wait": _wait,
     "raise": _raise,
     "abort": _abort,
     "segfault": lambda _: ctypes.string_at(0),
