@@ -37,11 +37,15 @@ from mayfly_protocol.serving import (
     Accepted,
     Cancel,
     Delta,
+    Detokenize,
+    Detokenized,
     Finish,
     Ping,
     Pong,
     Submit,
     ToFrontEnd,
+    Tokenize,
+    Tokenized,
     Tokens,
     Usage,
 )
@@ -120,13 +124,15 @@ class _Running:
 
 
 class FakeWorker:
-    """``submits`` and ``cancels`` are what front ends have sent."""
+    """``submits`` and ``cancels`` are what front ends have sent. A ``mute`` one answers no ping, a
+    ``deaf`` one no question about tokens."""
 
     def __init__(self, folder: Path, name: str, script: Script) -> None:
         self.script = script
         self.submits: list[Submit] = []
         self.cancels: list[Cancel] = []
         self.mute = False
+        self.deaf = False
         self.endpoint = f"ipc://{folder}/{name}.ipc"
         self._running: dict[tuple[str, int], _Running] = {}
         self._stop = threading.Event()
@@ -165,6 +171,11 @@ class FakeWorker:
                 self.cancels.append(cancel)
                 if self._running.pop((cancel.rid, cancel.attempt), None):
                     self._send(peer, Finish(cancel.rid, cancel.attempt, "cancelled"))
+            case Tokenize(rid, attempt, count_only=bare) if not self.deaf:
+                ids = () if bare else tuple(map(token_id, range(PROMPT_TOKENS)))
+                self._send(peer, Tokenized(rid, attempt, PROMPT_TOKENS, ids))
+            case Detokenize(rid, attempt, ids=ids):
+                self._send(peer, Detokenized(rid, attempt, " ".join(map(str, ids))))
             case Ping(token) if not self.mute:
                 self._send(peer, Pong(token))
 
