@@ -87,7 +87,6 @@ def test_R100_R101_stopping_leaves_nothing(
             assert [str(failure) for failure in failures] == ["The server is shutting down."]
         wait_for(lambda: not server.processes(), "every process to end", 5)
         assert "Traceback" not in server.log()
-        assert when == "mid-stream" or "worker lost" not in server.log()
         left = [p for p in Path(f"/tmp/mayfly-{os.getuid()}").glob("*/*.ipc") if _ours(p, server)]
         assert left == []
 

@@ -1,0 +1,55 @@
+"""What a link says of its own end. What it carries is tested with the relay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import zmq
+from structlog.testing import capture_logs
+
+from mayfly_protocol.roster import SlotView
+from mayfly_server.pool.link import Context, Link, State
+from mayfly_server.pool.roster import Slot
+
+
+@pytest.fixture
+def context() -> Iterator[Context]:
+    context: Context = zmq.Context()
+    yield context
+    context.destroy(linger=0)
+
+
+def opened(context: Context, folder: Path) -> Link:
+    view = SlotView("smol-0", "smol", "ready", 1, endpoint=f"ipc://{folder}/w1.ipc")
+    link = Link(
+        context,
+        Slot("mac-1", "e", view, 0.0, silent=False),
+        pong_wait_s=5.0,
+        changed=lambda: None,
+        late=lambda: None,
+    )
+    link.state = State.OPEN
+    return link
+
+
+async def level_of_the_loss(link: Link) -> str:
+    with capture_logs() as logs:
+        link.lose("disconnected")
+    [entry] = logs
+    assert entry["event"] == "worker lost"
+    return str(entry["log_level"])
+
+
+async def test_a_lost_worker_is_news(context: Context, tmp_path: Path) -> None:
+    assert await level_of_the_loss(opened(context, tmp_path)) == "info"
+
+
+async def test_one_that_was_told_to_leave_is_none(context: Context, tmp_path: Path) -> None:
+    link = opened(context, tmp_path)
+    for state in ("draining", "gone"):
+        view = replace(link.slot.view, state=state)
+        link.follow(replace(link.slot, view=view))
+    assert await level_of_the_loss(link) == "debug"
