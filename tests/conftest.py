@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,17 @@ import platformdirs
 import pytest
 
 from models import scripted, tiny
+
+
+def pytest_configure() -> None:
+    """What the tests' own starter ignores, as a shell does with SIGINT for a command in its
+    background and nohup with SIGHUP, every process that they start would ignore, too."""
+    for number, usual in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGHUP, signal.SIG_DFL),
+    ):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, usual)
 
 
 @pytest.fixture(scope="session")
