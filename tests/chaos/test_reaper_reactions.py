@@ -69,6 +69,14 @@ MORE_LOST = [
     Case("constant", "constant", "nonfinite_logits", "logits"),
 ]
 EVERYWHERE: list[int | str] = ["prefill", 0, 5]
+MATRIX = [
+    pytest.param(case, at, id=f"{case.name} at {at}")
+    for case in LOST + MORE_LOST
+    for at in EVERYWHERE
+    if not (case in LOST and at == 5)  # those run in CI
+    # A row's logits are looked at when a token is drawn.
+    if not (case.kind == "nonfinite_logits" and at == "prefill")
+]
 
 
 @pytest.fixture(scope="module")
@@ -126,15 +134,27 @@ def test_a_worker_is_lost_and_its_request_is_not(server: Server, case: Case) -> 
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("at", EVERYWHERE)
-@pytest.mark.parametrize("case", LOST + MORE_LOST, ids=lambda case: case.name)
+@pytest.mark.parametrize(("case", "at"), MATRIX)
 def test_wherever_it_happens(server: Server, case: Case, at: int | str) -> None:
-    if at == 5 and case in LOST:
-        pytest.skip("is told above")
-    if at == "prefill" and case.kind == "nonfinite_logits":
-        pytest.skip("a row's logits are looked at when a token is drawn")
     lose(server, case, at)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", LOST, ids=lambda case: case.name)
+def test_while_it_loads(scripted_model: Callable[..., Path], tmp_path: Path, case: Case) -> None:
+    fault = Fault("load", case.action, case.message, times=1)
+    model = scripted_model(load_faults=[fault], default=REPLY)
+    # Imports alone hold the GIL for seconds where the machine is busy.
+    budgets = {**IMPATIENT, "load_silent_s": 12.0, "load_still_s": 15.0}
+    with serving(model, tmp_path, "--trust-remote-code", budgets=budgets) as server:
+        assert server.slot()["incarnation"] > 1
+        assert server.chat("hello", max_tokens=None).choices[0].message.content == REPLY
+        autopsy = server.autopsies()[0]
+        assert autopsy["state"] == "loading"
+        if case.kind not in ("wedged", "silent"):
+            assert case.cause in autopsy["first_cause"]["text"]
+        else:
+            assert autopsy["kind"] == case.kind
 
 
 def test_a_fault_of_the_batch_leaves_the_worker_where_it_is(server: Server) -> None:

@@ -1,0 +1,100 @@
+"""Workers that are replaced all the time, while a server is used."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from mayfly_reaper.paths import runtime_of
+from models.scripted import Play
+from server_harness import Server, serving, wait_for
+
+REPLY = " ".join(f"word{number}" for number in range(8))
+CLIENTS = 3
+
+
+class Load:
+    """Clients that ask again as soon as they are answered. To be entered."""
+
+    def __init__(self, server: Server) -> None:
+        self.answered = 0
+        self.failures: list[object] = []
+        self._server = server
+        self._over = threading.Event()
+        self._threads = [threading.Thread(target=self._run) for _ in range(CLIENTS)]
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            try:
+                text = self._server.chat("go", max_tokens=None).choices[0].message.content
+            except Exception as error:
+                self.failures.append(error)
+                return
+            if text != REPLY:
+                self.failures.append(text)
+            self.answered += 1
+
+
+def size_of(processes: list[psutil.Process]) -> list[tuple[int, float]]:
+    """Open files, and memory in MB."""
+    return [(p.num_fds(), p.memory_info().rss / 1e6) for p in processes]
+
+
+@pytest.mark.parametrize(
+    "recycles",
+    [
+        pytest.param(20, marks=pytest.mark.timeout(600)),
+        pytest.param(500, marks=[pytest.mark.long, pytest.mark.timeout(7200)]),
+    ],
+)
+def test_forced_recycles_fail_no_request_and_leave_nothing(
+    scripted_model: Callable[..., Path],
+    tmp_path: Path,
+    recycles: int,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model = scripted_model([Play("go", REPLY)], step_s=0.02)
+    options = ("--trust-remote-code", "--max-inferences", "2")
+    budgets = {"retry_s": 0.1, "spacing_s": 0.0}
+    with serving(model, tmp_path, *options, budgets=budgets) as server:
+        first = server.slot()["incarnation"]
+        lasting = [p for p in server.processes() if "mayfly_worker" not in " ".join(p.cmdline())]
+        assert len(lasting) == 2  # the reaper and the front end
+
+        def recycled(times: int) -> None:
+            wait_for(
+                lambda: max(s["incarnation"] for s in server.slots()) >= first + times,
+                f"{times} recycles",
+                30.0 * times,
+            )
+
+        with Load(server) as load:
+            recycled(recycles // 2)
+            middle = size_of(lasting)
+            recycled(recycles)
+            end = size_of(lasting)
+        with capsys.disabled():
+            print(f"\n{load.answered} answers; (fds, MB) of reaper, front end: {middle}, {end}")
+        assert load.failures == []
+        assert server.autopsies() == []
+        for (files, memory), (files_before, memory_before) in zip(end, middle, strict=True):
+            assert files <= files_before + 8  # those of the workers that come and go just now
+            assert memory <= memory_before + 8
+        assert server.stop() == 0
+        wait_for(lambda: not server.processes(), "every process to end", 5)
+        assert not runtime_of(server.state_dir).folder.exists()
+        assert not list((server.state_dir / "stderr").iterdir())
