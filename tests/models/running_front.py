@@ -27,7 +27,9 @@ class RunningFront:
     def __init__(
         self, *nodes: str, ready: bool = True, keys: Sequence[Key] = (), **settings: Any
     ) -> None:
-        self._settings = FrontSettings(nodes=nodes, **({"grace_s": 1.0, "notice_s": 0.0} | settings))
+        self._settings = FrontSettings(
+            nodes=nodes, **({"grace_s": 1.0, "notice_s": 0.0} | settings)
+        )
         self.app = create_app(self._settings, keys)
         self._server = FrontServer(self.app, self._settings)
         self._socket = socket.create_server(("127.0.0.1", 0))

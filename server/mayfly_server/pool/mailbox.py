@@ -17,8 +17,9 @@ class Mailbox(Generic[M]):
     catches up in one step.
 
     ``join`` makes one of two messages that follow each other where it can: beyond the first
-    :data:`APART`, so that what waits for a slow reader takes less room. ``weigh`` gives a message's bytes; when those that wait exceed
-    ``limit``, ``overfull`` is called, each time that another one comes.
+    :data:`APART`, so that what waits for a slow reader takes less room. ``weigh`` gives a message's
+    bytes; when those that wait exceed ``limit``, ``overfull`` is called, each time that another one
+    comes.
     """
 
     def __init__(

@@ -60,8 +60,8 @@ class LoadFailed:
 @dataclass(frozen=True, slots=True)
 class Faulted:
     """The engine raised. ``rebuilt`` is the new one after a fault of batch scope, otherwise the
-    process is to leave. ``suspects`` are the requests that may have caused it, ``marked`` the others
-    of the forward pass that it came out of."""
+    process is to leave. ``suspects`` are the requests that may have caused it, ``marked`` the
+    others of the forward pass that it came out of."""
 
     error: BaseException
     verdict: Verdict
