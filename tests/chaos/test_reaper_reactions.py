@@ -3,10 +3,12 @@ health probe, and the record."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from models.scripted import Action, Fault, Play
@@ -85,6 +87,7 @@ def server(
 ) -> Iterator[Server]:
     plays = [case.play(at) for case in LOST + MORE_LOST for at in EVERYWHERE]
     plays.append(Play("[batch]", REPLY, [Fault(5, "raise", ALLOCATION, times=1)]))
+    plays.append(Play("[full disk]", REPLY, [Fault(5, "raise", ALLOCATION, times=1)]))
     plays.append(Play("[recycle]", REPLY, [Fault(5, "raise", HANDLES, times=1)]))
     plays.append(Play("[exit 3]", REPLY, [Fault(5, "exit", "3", times=1)]))
     model = scripted_model(plays, step_s=0.01)
@@ -165,6 +168,18 @@ def test_a_fault_of_the_batch_leaves_the_worker_where_it_is(server: Server) -> N
     assert (after["incarnation"], after["pid"]) == (before["incarnation"], before["pid"])
     assert len(server.autopsies()) == autopsies
     assert "batch fault allocation_failed" in server.log()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="sets another process's limits")
+def test_a_worker_that_can_write_nothing_serves_on(server: Server) -> None:
+    """No file of its own can grow any more: the same as a full disk, but for the number."""
+    worn = int(str(ready(server, 0)["incarnation"]))
+    server.recycle()  # a second fault of the batch within a minute would do it, too
+    before = ready(server, worn + 1)
+    psutil.Process(int(str(before["pid"]))).rlimit(psutil.RLIMIT_FSIZE, (0, 0))
+    assert server.chat("[full disk]", max_tokens=None).choices[0].message.content == REPLY
+    after = ready(server, 0)
+    assert (after["incarnation"], after["pid"]) == (before["incarnation"], before["pid"])
 
 
 def test_a_worker_that_has_used_up_its_handles_is_recycled(server: Server) -> None:

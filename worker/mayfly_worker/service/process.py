@@ -61,6 +61,7 @@ from mayfly_worker.service.desk import Desk
 from mayfly_worker.service.engine_thread import EngineThread
 from mayfly_worker.service.inquiries import reply
 from mayfly_worker.service.prepare import Prepared, Preparer
+from mayfly_worker.service.stderr import LossyText
 from mayfly_worker.service.wire import Wire
 from mayfly_worker.text.detokenize import TokenTexts
 
@@ -373,6 +374,7 @@ def _versions() -> dict[str, str]:
 
 def main(settings: WorkerSettings) -> NoReturn:
     """Runs a worker in this process."""
+    sys.stderr = LossyText(sys.stderr.fileno())
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR2, all_threads=True)
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
