@@ -18,6 +18,7 @@ def record(number: int, kind: str, text: str) -> dict[str, object]:
         "time": f"2030-01-02T03:04:{number:02}.000+00:00",
         "slot": "smol-0",
         "model": "org/smol",
+        "incarnation": number,
         "kind": kind,
         "scope": "worker",
         "first_cause": {"type": "RuntimeError", "text": text, "traceback": "Traceback: here"},
@@ -74,7 +75,7 @@ def test_one_is_shown_whole_with_what_it_means(state: Path) -> None:
     assert shown.startswith("metal_timeout (scope: worker): [METAL] first\n")
     for part in ("GPU watchdog", "Traceback: here", "the mask", "shape, 2.5 s before", "one\ntwo"):
         assert part in shown
-    assert run("show", "abcd-1", "--state-dir", state).stdout == shown
+    assert run("show", "1", "--state-dir", state).stdout == shown
 
 
 def test_one_is_shown_for_programs_as_it_was_written(state: Path) -> None:
@@ -82,8 +83,8 @@ def test_one_is_shown_for_programs_as_it_was_written(state: Path) -> None:
     assert json.loads(shown) == record(12, "crashed", "killed by SIGSEGV")
 
 
-@pytest.mark.parametrize(("name", "said"), [("x", "no records"), ("abcd", "2 records")])
-def test_a_name_that_means_none_or_many_is_refused(state: Path, name: str, said: str) -> None:
+@pytest.mark.parametrize("name", ["x", "abcd", "2"])
+def test_a_name_that_means_none_is_refused(state: Path, name: str) -> None:
     result = run("show", name, "--state-dir", state)
     assert result.exit_code == 1
-    assert said in result.stderr
+    assert f"no record has the id '{name}'" in result.stderr

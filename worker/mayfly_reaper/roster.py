@@ -48,7 +48,7 @@ def views(slot: Slot, model: str, now: float) -> tuple[SlotView, ...]:
 def _view(slot: Slot, life: Incarnation, model: str, now: float) -> SlotView:
     ready, beat = life.ready, life.beat or Beat(phase="idle", progress=0)
     loading = life.loading or Loading("starting")
-    detail = slot.detail
+    detail = slot.detail if life.state != "ready" else ""
     if life.state == "gone" and life.verdict is not None:
         detail = life.verdict.text
     return SlotView(

@@ -28,12 +28,13 @@ def kept(state_dir: Path) -> list[Record]:
 
 
 def find(records: Iterable[Record], name: str) -> Record:
-    """The one whose id is, or alone begins with, ``name``. Ends the command where there is none."""
-    found = [record for record in records if str(record.get("id", "")).startswith(name)]
-    exact = [record for record in found if record["id"] == name]
-    if len(exact or found) != 1:
-        fail(f"{len(found) or 'no'} records have an id that begins with {name!r}")
-    return (exact or found)[0]
+    """The one whose id, or the number at its end, is ``name``. Ends the command where there is
+    none."""
+    found = (each for each in records if name in (each.get("id"), str(each.get("incarnation"))))
+    record = next(found, None)
+    if record is None:
+        fail(f"no record has the id {name!r}; `mayfly faults` lists them")
+    return record
 
 
 def summary(record: Record) -> Record:

@@ -43,7 +43,9 @@ def faults(
 @app.command()
 def show(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(metavar="ID", help="A record's id, or its beginning.")],
+    name: Annotated[
+        str, typer.Argument(metavar="ID", help="A record's id, or the number at its end.")
+    ],
     state_dir: StateDir = None,
     json: Annotated[bool, typer.Option("--json", help="Print the record as it is.")] = False,
 ) -> None:
