@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 import httpx
 import pytest
@@ -45,6 +45,35 @@ def front_end(*arguments: str, fd: int | None = None) -> Iterator[Process]:
         for pipe in (process.stdin, process.stderr):
             if pipe is not None:
                 pipe.close()
+
+
+@pytest.mark.parametrize("insecure", [False, True])
+def test_others_need_a_key(node: FakeNode, insecure: bool) -> None:
+    settings = json.dumps({"insecure": insecure})
+    arguments = ("--host", "0.0.0.0", "--port", "0", "--settings", settings)
+    with front_end("--node", node.control, *arguments) as process:
+        assert process.stderr is not None
+        if not insecure:
+            assert process.wait(PATIENCE_S) == 1
+            assert b"without a key" in process.stderr.read()
+            return
+        port = json.loads(process.stderr.readline())["address"][1]
+
+        def answers() -> bool:
+            with suppress(httpx.ConnectError):
+                return httpx.get(f"http://127.0.0.1:{port}/livez").status_code == 200
+            return False
+
+        RunningFront.wait(answers)
+
+
+def test_keys_that_cannot_be_used(node: FakeNode) -> None:
+    settings = '{"api_keys_file": "/no/such/file.toml"}'
+    arguments = ("--node", node.control, "--port", "0", "--settings", settings)
+    with front_end(*arguments) as process:
+        assert process.wait(PATIENCE_S) == 1
+        assert process.stderr is not None
+        assert b"/no/such/file.toml cannot be read" in process.stderr.read()
 
 
 @contextmanager
