@@ -6,12 +6,13 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import platformdirs
 import pytest
 
+from cgroup_harness import SmallCgroup
 from models import scripted, tiny
 
 
@@ -68,3 +69,13 @@ def demo_model() -> Path:
         pytest.skip(event["message"])
     assert event["event"] == "done", event
     return Path(event["path"])
+
+
+@pytest.fixture
+def small_cgroup() -> Iterator[SmallCgroup]:
+    """Skips where this process may not make one."""
+    cgroup = SmallCgroup()
+    try:
+        yield cgroup
+    finally:
+        cgroup.close()

@@ -52,7 +52,7 @@ class FakeWorker:
         self.after = arguments.after
         self.weight_bytes = arguments.weight_bytes
         self.footprint = arguments.footprint
-        self.linger = arguments.linger
+        self.busy = arguments.busy
         self.progress = 0
         self.context = zmq.Context()
         self.control: zmq.Socket[Any] = self.context.socket(zmq.DEALER)
@@ -131,8 +131,11 @@ class FakeWorker:
             case "deaf":  # to Drain and SIGTERM
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
                 self.serve_until(float("inf"), None, deaf=True)
-            case "killed":
-                os.kill(os.getpid(), signal.SIGKILL)
+            case "eat":  # all the memory that there is
+                eaten = []
+                while True:
+                    eaten.append(b"." * (16 << 20))
+                    self.say(self.beat())
 
     def serve_until(self, deadline: float, stuck: Beat | None, deaf: bool = False) -> None:
         """Beats, answers Drain and watches stdin. ``stuck`` is the beat of a wedged engine."""
@@ -144,7 +147,8 @@ class FakeWorker:
             left = min(deadline - time.monotonic(), self.settings["beat_interval_s"])
             ready = dict(poller.poll(max(0, int(left * 1000))))
             if 0 in ready and not os.read(0, 1):
-                time.sleep(self.linger)  # what it still runs
+                while self.busy is not None and self.busy.exists():
+                    time.sleep(0.02)
                 os._exit(Exit.ORPHANED)
             if self.control in ready:
                 assert msgpack.unpackb(self.control.recv())[1] == "Drain"
@@ -168,7 +172,7 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=1)
     parser.add_argument("--weight-bytes", type=int, default=0)
     parser.add_argument("--footprint", type=int, default=1 << 20)
-    parser.add_argument("--linger", type=float, default=0.0)
+    parser.add_argument("--busy", type=Path, help="while this file is there, it has work to do")
     parser.add_argument("--settings", required=True)
     arguments = parser.parse_args()
     faulthandler.register(signal.SIGUSR2, all_threads=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cgroup_harness import SmallCgroup
 from mayfly_protocol.roster import DrainNode, Recycle, Roster
 from node_harness import RunningNode, fake_front_end, fake_worker, get, runs
 
@@ -115,7 +116,9 @@ def test_a_worker_after_losses_in_a_row_is_on_trial(tmp_path: Path) -> None:
 
 
 def test_a_new_reaper_waits_for_the_workers_of_the_old_one(tmp_path: Path) -> None:
-    with RunningNode(tmp_path, fake_worker("--linger", "1.5")) as old:
+    busy = tmp_path / "busy"
+    busy.touch()
+    with RunningNode(tmp_path, fake_worker("--busy", str(busy))) as old:
         orphan = psutil.Process(old.ready().pid)
         old.process.kill()
         old.process.wait()
@@ -125,6 +128,7 @@ def test_a_new_reaper_waits_for_the_workers_of_the_old_one(tmp_path: Path) -> No
                 f"waits for the worker of a reaper before this one to leave (pid {orphan.pid})"
             )
             assert runs(orphan)
+            busy.unlink()
             spawned = new.slot(lambda view: view.state in ("spawning", "loading", "ready"))
             assert spawned.incarnation == 2
             assert not runs(orphan)
@@ -132,7 +136,9 @@ def test_a_new_reaper_waits_for_the_workers_of_the_old_one(tmp_path: Path) -> No
 
 
 def test_an_orphan_that_overstays_is_killed(tmp_path: Path) -> None:
-    with RunningNode(tmp_path, fake_worker("--linger", "600")) as old:
+    busy = tmp_path / "busy"
+    busy.touch()
+    with RunningNode(tmp_path, fake_worker("--busy", str(busy))) as old:
         orphan = psutil.Process(old.ready().pid)
         old.process.kill()
         old.process.wait()
@@ -159,6 +165,23 @@ def test_a_front_end_that_keeps_ending_is_said_to(tmp_path: Path) -> None:
         node.ready()
         third = "the front end ended: exit status 1, 3 times in a row; another one in 0."
         node.wait_for_note(third)
+
+
+def test_a_worker_that_eats_all_memory_is_the_systems_to_kill(
+    tmp_path: Path, small_cgroup: SmallCgroup
+) -> None:
+    worker = fake_worker("--behave", "eat", "--after", "1")
+    with RunningNode(tmp_path, worker, budgets={"spacing_s": 0.0, "retry_s": 4.0}) as node:
+        first = node.ready()
+        small_cgroup.take(node.process.pid, first.pid, limit=300 << 20)
+        waiting = node.slot(lambda view: view.state == "backoff")
+        assert waiting.retry_in_s is not None
+        assert waiting.retry_in_s > 1
+        (autopsy,) = node.autopsies()
+        assert (autopsy["kind"], autopsy["scope"]) == ("killed_by_system", "machine")
+        assert "out-of-memory kills went from 0 to 1" in autopsy["first_cause"]["text"]
+        assert "with at most 0.0 GB" in autopsy["done"]
+        node.ready(2)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="sets another process's limits")

@@ -8,12 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from mayfly_reaper import cgroups, memory, pressure
+from cgroup_harness import SmallCgroup
+from mayfly_reaper import cgroups, memory
 from mayfly_reaper.awake import awake, command
 from mayfly_reaper.host import ENOUGH, Host
 from mayfly_reaper.memory import Room, parse_vm_stat
@@ -289,34 +289,10 @@ def test_this_machine_can_be_measured() -> None:
     assert 0 < memory.measure().available <= memory.total()
 
 
-@pytest.fixture
-def small_cgroup() -> Iterator[Path]:
-    """A cgroup of this process's that ends whoever takes more than a few megabytes."""
-    own = cgroups._own()
-    if own is None:
-        pytest.skip("no cgroup with a memory controller")
-    folder = own.folder / f"mayfly-test-{os.getpid()}"
-    limit = "memory.max" if own.version == 2 else "memory.limit_in_bytes"
-    try:
-        folder.mkdir()
-    except OSError:
-        pytest.skip("cgroups can't be made here")
-    try:
-        if not (folder / limit).exists():
-            pytest.skip("no memory controller for cgroups that are made here")
-        (folder / limit).write_text(f"{40 << 20}\n")
-        if (folder / "memory.swap.max").exists():
-            (folder / "memory.swap.max").write_text("0\n")
-        yield folder
-    finally:
-        folder.rmdir()
-
-
-def test_a_real_kill_for_memory_is_counted(small_cgroup: Path) -> None:
-    version = 2 if (small_cgroup / "memory.events").exists() else 1
-    watched = Pressure(lambda: cgroups.Cgroup(small_cgroup, version).oom_kills)
-    join = f"open({str(small_cgroup / 'cgroup.procs')!r}, 'w').write('0')"
+def test_a_real_kill_for_memory_is_counted(small_cgroup: SmallCgroup) -> None:
+    small_cgroup.limit(40 << 20)
+    watched = Pressure(lambda: small_cgroup.cgroup.oom_kills)
+    join = f"open({str(small_cgroup.folder / 'cgroup.procs')!r}, 'w').write('0')"
     greedy = subprocess.run([sys.executable, "-c", f"{join}; x = b'.' * (400 << 20)"], check=False)
     assert greedy.returncode == -signal.SIGKILL
     assert "from 0 to 1" in watched.evidence(1, 0, 0)
-    assert pressure.CLOSE < 1

@@ -27,61 +27,83 @@ def started(*arguments: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", waits, *arguments], stdin=subprocess.PIPE)
 
 
-def test_an_orphan_is_waited_for_until_it_leaves(orphan: subprocess.Popen[bytes]) -> None:
-    entry = Entry("s-0", 7, orphan.pid, TOLD)
-    orphans = Orphans([entry], overdue_at=100.0)
-    assert orphans.look(99.9) == [entry]
+def left_behind(tmp_path: Path, pid: int, told: str = TOLD) -> Ledger:
+    """What a reaper reads that comes after one that had such a worker."""
+    path = tmp_path / "workers.json"
+    Ledger(path, print).add(Entry("s-0", 7, pid, told))
+    return Ledger(path, print)
+
+
+def test_an_orphan_is_waited_for_until_it_leaves(
+    tmp_path: Path, orphan: subprocess.Popen[bytes]
+) -> None:
+    ledger = left_behind(tmp_path, orphan.pid)
+    orphans = Orphans(ledger, overdue_at=100.0)
+    assert [entry.pid for entry in orphans.look(99.9)] == [orphan.pid]
+    assert [entry.pid for entry in ledger.entries] == [orphan.pid]
     assert orphan.stdin is not None
     orphan.stdin.close()
     wait_until(lambda: orphans.look(99.9) == [], "the orphan leaves")
     assert orphan.wait() == 0
+    assert ledger.entries == []
 
 
-def test_one_that_overstays_is_killed(orphan: subprocess.Popen[bytes]) -> None:
-    orphans = Orphans([Entry("s-0", 7, orphan.pid, TOLD)], overdue_at=100.0)
+def test_one_that_overstays_is_killed(tmp_path: Path, orphan: subprocess.Popen[bytes]) -> None:
+    orphans = Orphans(left_behind(tmp_path, orphan.pid), overdue_at=100.0)
     wait_until(lambda: orphans.look(100.0) == [], "the orphan is killed")
     assert orphan.wait() == -9
 
 
+def test_a_reaper_that_is_killed_as_well_leaves_word_of_the_first_ones_orphans(
+    tmp_path: Path, orphan: subprocess.Popen[bytes]
+) -> None:
+    second = left_behind(tmp_path, orphan.pid)
+    Orphans(second, overdue_at=100.0).look(0.0)
+    second.add(Entry("s-1", 8, 17, "told"))
+    third = Ledger(tmp_path / "workers.json", print)
+    assert [entry.pid for entry in third.entries] == [orphan.pid, 17]
+
+
 @pytest.mark.parametrize("told", ['{"slot": "s-0", "incarnation": 8}', "", "s-0"])
 def test_a_stranger_with_an_orphans_pid_is_left_alone(
-    orphan: subprocess.Popen[bytes], told: str
+    tmp_path: Path, orphan: subprocess.Popen[bytes], told: str
 ) -> None:
-    orphans = Orphans([Entry("s-0", 7, orphan.pid, told)], overdue_at=0.0)
+    orphans = Orphans(left_behind(tmp_path, orphan.pid, told), overdue_at=0.0)
     assert orphans.look(1.0) == []
     assert orphan.poll() is None
 
 
 def test_a_pid_that_became_a_strangers_meanwhile_is_left_alone(
-    orphan: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, orphan: subprocess.Popen[bytes]
 ) -> None:
-    orphans = Orphans([Entry("s-0", 7, orphan.pid, TOLD)], overdue_at=0.0)
-    [(_, process)] = orphans._living
+    orphans = Orphans(left_behind(tmp_path, orphan.pid), overdue_at=0.0)
+    [process] = orphans._left.values()
+    assert process is not None
     process._ident = (orphan.pid, 12345.0)  # as if it had been started at another time
     assert orphans.look(1.0) == []
     assert orphan.poll() is None
 
 
-def test_those_that_are_gone_and_oneself_are_no_orphans() -> None:
+def test_those_that_are_gone_are_no_orphans(tmp_path: Path) -> None:
     with started(TOLD) as process:
         process.kill()
-    assert Orphans([Entry("s-0", 7, process.pid, TOLD)], 0.0).look(1.0) == []
+    assert Orphans(left_behind(tmp_path, process.pid), 0.0).look(1.0) == []
 
 
 def test_a_ledger_holds_those_that_live(tmp_path: Path) -> None:
     notes: list[str] = []
     path = tmp_path / "workers.json"
     ledger = Ledger(path, notes.append)
-    assert ledger.left_behind() == []
+    assert ledger.entries == []
     one, two = Entry("s-0", 1, 17, "told"), Entry("s-1", 2, 18, "told, too")
     ledger.add(one)
     ledger.add(two)
     ledger.remove(1)
     ledger.remove(99)
-    assert Ledger(path, notes.append).left_behind() == [two]
+    assert Ledger(path, notes.append).entries == [two]
     for wrong in ("", "[{}]", "17", '[{"slot": 1}]'):
         path.write_text(wrong)
-        assert ledger.left_behind() == []
+        assert Ledger(path, notes.append).entries == []
     assert notes == []
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,9 +14,11 @@ from mayfly_reaper import spawn
 from mayfly_reaper.environment import removed, worker_environment
 from mayfly_reaper.errors import StartError
 from mayfly_reaper.paths import Runtime
+from mayfly_reaper.precautions import Precautions
 from mayfly_reaper.processes import SignalInbox
 from mayfly_reaper.settings import NodeSettings, Pool
 from mayfly_reaper.spawn import Spawner
+from node_harness import wait_until
 
 PTX = Path("/state/ptx/s-0")
 
@@ -44,6 +48,16 @@ def test_no_worker_learns_a_key() -> None:
     keys = dict.fromkeys(("MAYFLY_API_KEYS", "MAYFLY_ADMIN_KEY", "MAYFLY_API_KEY"), "secret")
     assert "secret" not in worker_environment(keys, {}, PTX, None).values()
     assert removed(keys) == []
+
+
+def test_a_successor_is_spared_what_its_predecessors_died_of() -> None:
+    spared = Precautions(without_graphs=True, short_buffers=True)
+    environment = worker_environment({"MLX_MAX_MB_PER_BUFFER": "33"}, {}, PTX, None, spared)
+    assert environment["MLX_USE_CUDA_GRAPHS"] == "0"
+    assert environment["MLX_MAX_OPS_PER_BUFFER"] == "10"
+    assert environment["MLX_MAX_MB_PER_BUFFER"] == "33"
+    own = {"MLX_USE_CUDA_GRAPHS": "1"}
+    assert worker_environment({}, own, PTX, None, spared)["MLX_USE_CUDA_GRAPHS"] == "1"
 
 
 def test_a_preload_joins_those_that_are_there() -> None:
@@ -88,6 +102,55 @@ def test_a_command_that_is_not_there_is_an_error_that_leaves_nothing(tmp_path: P
     with pytest.raises(OSError):
         spawner.spawn("s-0", pool, 1)
     assert list((tmp_path / "stderr").iterdir()) == []
+
+
+def spawner(tmp_path: Path, notes: list[str]) -> tuple[Spawner, Pool]:
+    """One whose workers print what they were told and leave."""
+    command = (sys.executable, "-c", "import sys; print(sys.argv[-1], file=sys.stderr)")
+    pool = Pool("m", tmp_path, options={"max_rows": 8})
+    settings = NodeSettings("n", tmp_path, (pool,), preload_blas=False, worker_command=command)
+    return Spawner(settings, Runtime(tmp_path), notes.append), pool
+
+
+def test_a_worker_is_told_where_to_leave_its_breadcrumb_and_what_it_is_spared(
+    tmp_path: Path,
+) -> None:
+    starts, pool = spawner(tmp_path, [])
+    process = starts.spawn("s-0", pool, 7, Precautions(halved_rows=1))
+    wait_until(lambda: process.poll() is not None, "the worker leaves")
+    said = process.stderr.tail()
+    assert said.strip() == process.told
+    assert json.loads(said)["breadcrumb"] == str(process.crumb) == str(tmp_path / "w7.crumb")
+    assert json.loads(said)["max_rows"] == 4
+    process.crumb.touch()
+    process.clear()
+    assert not process.crumb.exists()
+
+
+def test_where_nothing_can_be_kept_workers_start_all_the_same(tmp_path: Path) -> None:
+    notes: list[str] = []
+    starts, pool = spawner(tmp_path, notes)
+    (tmp_path / "stderr").rmdir()
+    (tmp_path / "ptx").touch()
+    processes = [starts.spawn("s-0", pool, incarnation) for incarnation in (1, 2)]
+    wait_until(lambda: all(process.poll() == 0 for process in processes), "both leave")
+    for process in processes:
+        assert process.stderr.tail() == ""
+        process.stderr.trim()
+        process.clear()
+    assert Path(os.devnull).exists()
+    assert len(notes) == 2
+    assert "compiled kernels cannot be kept" in notes[0]
+    assert "what workers write to stderr cannot be kept" in notes[1]
+
+
+def test_a_slots_kernels_are_wiped_and_no_others(tmp_path: Path) -> None:
+    starts, _ = spawner(tmp_path, [])
+    for slot in ("s-0", "s-1"):
+        (tmp_path / "ptx" / slot).mkdir(parents=True)
+        (tmp_path / "ptx" / slot / "kernel.ptx").touch()
+    starts.wipe_kernels("s-0")
+    assert [path.parent.name for path in tmp_path.glob("ptx/*/*")] == ["s-1"]
 
 
 def test_signals_are_only_taken_note_of(monkeypatch: pytest.MonkeyPatch) -> None:

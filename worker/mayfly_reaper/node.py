@@ -139,7 +139,7 @@ class _Loop:
                 ready=observer.front_end_ready,
             )
         ledger = Ledger(settings.state_dir / "workers.json", observer.note)
-        self._orphans = Orphans(ledger.left_behind(), now + settings.budgets.orphans_s)
+        self._orphans = Orphans(ledger, now + settings.budgets.orphans_s)
         self._children = Children(Spawner(settings, runtime, observer.note), ledger, Pressure())
         self._board = Switchboard(runtime, self._poller, stack)
         self._poller.register(self._inbox, zmq.POLLIN)
@@ -286,12 +286,17 @@ class _Loop:
         if unknown:
             known = ", ".join(self._seats)
             return Done(False, f"there is no slot {unknown[0]!r} here, but {known}")
+        fresh = []
         for name in names:
             slot = self._seats[name].slot
             if slot.state == "ready":
                 self._asked[name] = slot.incarnation
-            else:
+            elif slot.life is None:
                 self._apply(name, RecycleAsked())
+            else:
+                fresh.append(name)
+        if fresh:
+            return Done(True, f"{', '.join(fresh)}: a new worker is on its way already")
         return Done(True, f"recycling {', '.join(names)}")
 
     def _drain(self, grace_s: float) -> Done:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -30,16 +30,28 @@ class Entry:
 
 
 class Ledger:
-    """Those of this reaper that live, in a file. One that can't be written costs its successor the
-    knowledge of them, and this reaper nothing: ``note`` is told once."""
+    """The workers that live, in a file. One that can't be written costs the next reaper the
+    knowledge of them, and this one nothing: ``note`` is told once."""
 
     def __init__(self, path: Path, note: Callable[[str], None]) -> None:
         self._path = path
         self._complain = Once(note)
-        self._entries: dict[int, Entry] = {}
+        self._entries = {entry.incarnation: entry for entry in self._read()}
 
-    def left_behind(self) -> list[Entry]:
-        """Those that the reaper before this one has written down last."""
+    @property
+    def entries(self) -> list[Entry]:
+        """At first those that the reaper before this one wrote down last."""
+        return list(self._entries.values())
+
+    def add(self, entry: Entry) -> None:
+        self._entries[entry.incarnation] = entry
+        self._write()
+
+    def remove(self, incarnation: int) -> None:
+        if self._entries.pop(incarnation, None) is not None:
+            self._write()
+
+    def _read(self) -> list[Entry]:
         try:
             return [
                 Entry(each["slot"], each["incarnation"], each["pid"], each["told"])
@@ -51,16 +63,8 @@ class Ledger:
             _log.warning("cannot read %s: %s", self._path, error)
             return []
 
-    def add(self, entry: Entry) -> None:
-        self._entries[entry.incarnation] = entry
-        self._write()
-
-    def remove(self, incarnation: int) -> None:
-        if self._entries.pop(incarnation, None) is not None:
-            self._write()
-
     def _write(self) -> None:
-        text = json.dumps([asdict(entry) for entry in self._entries.values()])
+        text = json.dumps([asdict(entry) for entry in self.entries])
         new = self._path.with_suffix(".new")
         try:
             new.write_text(text)
@@ -70,25 +74,26 @@ class Ledger:
 
 
 class Orphans:
-    """Those left behind that still live. ``overdue_at`` is when they are killed, on the clock of
-    whoever asks."""
+    """Those in a ledger that its reaper has not started itself, for as long as they live.
+    ``overdue_at`` is when they are killed, on the clock of whoever asks."""
 
-    def __init__(self, left_behind: Sequence[Entry], overdue_at: float) -> None:
+    def __init__(self, ledger: Ledger, overdue_at: float) -> None:
+        self._ledger = ledger
         self._overdue_at = overdue_at
-        self._living = [
-            (entry, process) for entry in left_behind if (process := _same(entry)) is not None
-        ]
+        self._left = {entry: _same(entry) for entry in ledger.entries}
 
     def look(self, now: float) -> list[Entry]:
         """Those that still live. Overdue ones are killed."""
-        self._living = [(entry, process) for entry, process in self._living if _runs(process)]
-        if now >= self._overdue_at:
-            for entry, process in self._living:
+        for entry, process in list(self._left.items()):
+            if process is None or not _runs(process):
+                del self._left[entry]
+                self._ledger.remove(entry.incarnation)
+            elif now >= self._overdue_at:
                 try:
                     process.kill()  # psutil's: not if the pid has become another's
                 except psutil.Error as error:
                     _log.warning("cannot kill the orphan %d: %s", entry.pid, error)
-        return [entry for entry, _ in self._living]
+        return list(self._left)
 
 
 def _same(entry: Entry) -> psutil.Process | None:
