@@ -23,7 +23,7 @@ def loaded(tiny_model: Path) -> Loaded:
 def test_it_stores_its_song_and_knows_it_again(loaded: Loaded, tmp_path: Path) -> None:
     Canary.of(loaded, str(tmp_path / "canary")).sing()
     [path] = (tmp_path / "canary").iterdir()
-    assert [len(row) for row in json.loads(path.read_text())["tokens"]] == [12, 8, 10]
+    assert [len(row) for row in json.loads(path.read_text())["tokens"]] == [8, 4, 6]
     Canary.of(loaded, str(tmp_path / "canary")).sing()
 
 
@@ -35,6 +35,18 @@ def test_another_song_is_a_mismatch(loaded: Loaded, tmp_path: Path) -> None:
     path.write_text(json.dumps(stored))
     with pytest.raises(CanaryMismatch, match="canary mismatch"):
         Canary.of(loaded, str(tmp_path)).sing()
+
+
+def test_a_song_of_another_version_is_no_reference(
+    loaded: Loaded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or an upgraded worker would never be ready."""
+    Canary.of(loaded, str(tmp_path)).sing()
+    monkeypatch.setattr("mayfly_worker.canary.TEXT", "The river goes on.")
+    Canary.of(loaded, str(tmp_path)).sing()
+    monkeypatch.setattr("mayfly_worker.canary.version", lambda part: "99")
+    Canary.of(loaded, str(tmp_path)).sing()
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_a_reference_cut_short_is_written_anew(loaded: Loaded, tmp_path: Path) -> None:

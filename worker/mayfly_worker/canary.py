@@ -32,8 +32,9 @@ from mayfly_worker.engine.types import Event, Row, Start, Step
 from mayfly_worker.loading import Loaded
 from mayfly_worker.prefix_cache import PrefixCache
 
-TEXT = "The mayfly lives for a day, and the river goes on."
-TOKENS = 12
+TEXT = "The mayfly lives for a day."
+TOKENS = 8
+"""Of the longest row. Without a fast BLAS a CPU takes a second for four of a small model's."""
 
 
 class CanaryMismatch(RuntimeError):
@@ -107,10 +108,12 @@ class Canary:
 
     @property
     def _key(self) -> str:
-        """What decides the right answer: the model, MLX, and the device."""
+        """What decides the right answer: the question, the model, who computes it, and on what."""
         info: dict[str, Any] = dict(mx.device_info())
         device = str(info.get("device_name") or info.get("architecture") or mx.default_device())
-        parts = (self.loaded.card.digest, version("mlx"), device, os.environ.get("LD_PRELOAD", ""))
+        versions = [version(part) for part in ("mlx", "mlx-lm", "mlx-mayfly")]
+        blas = os.environ.get("LD_PRELOAD", "")
+        parts = (TEXT, TOKENS, self.loaded.card.digest, versions, device, blas)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
     def _known(self) -> list[list[int]] | None:
