@@ -54,16 +54,34 @@ def choice(server: Server, path: str, **fields: Any) -> Json:
     return {"text": only["message"]["content"], **only} if path == CHAT else dict(only)
 
 
+def fields_of(server: Server, path: str) -> Json:
+    """The fields that a route takes, as the server's own description lists them."""
+    document = server.http.get("/openapi.json").json()
+    content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+    name = content["schema"]["$ref"].rpartition("/")[2]
+    fields: Json = document["components"]["schemas"][name]["properties"]
+    return fields
+
+
 def refused(response: httpx.Response, param: str | None = None, status: int = 400) -> Json:
     """The error of a response that has to be one of ``status`` about ``param``."""
     assert response.status_code == status, response.text
     assert response.headers["content-type"].startswith("application/json")
     error: Json = response.json()["error"]
+    assert error["message"]
+    if response.request.url.path.startswith("/v1/messages"):
+        return _anthropic(response.json())
     assert {"message", "type", "param", "code"} <= error.keys()
     assert error["type"] == "invalid_request_error"
-    assert error["message"]
     assert error["param"] == param, error
     return error
+
+
+def _anthropic(content: Json) -> Json:
+    """Anthropic's errors name no field, and have the code elsewhere."""
+    assert content["type"] == "error"
+    assert content["error"]["type"] in ("invalid_request_error", "not_found_error")
+    return {**content["error"], "code": content["error"]["details"]["error_code"]}
 
 
 @dataclass

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -96,12 +98,12 @@ def test_R27_a_lack_of_memory_is_no_length(script: Server) -> None:
     assert choice(script, CHAT, messages=[user("[text]")])["text"] == "Just text."
 
 
-@both_routes
-@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [(CHAT, "max_tokens"), (CHAT, "max_completion_tokens"), (TEXT, "max_tokens")],
+)
 @pytest.mark.parametrize("bad", [-1, -(10**12), 0, 1.5, 8.0, "8", True, [8], 10**30])
 def test_R28_budgets_that_are_none(tiny: Server, path: str, field: str, bad: Any) -> None:
-    if path == TEXT and field == "max_completion_tokens":
-        pytest.skip("a field of chats")
     asked = {"prompt": "hi"} if path == TEXT else {"messages": [user("hi")]}
     refused(tiny.post(path, {**asked, field: bad}), None if bad == 10**30 else field)
 
@@ -119,12 +121,15 @@ class Undisturbed:
     def __init__(self, server: Server, path: str) -> None:
         self.server, self.path = server, path
         self.asked: Json = {"max_tokens": 40}
-        streamed = whole_stream(server, path, **self.asked)
-        self.text = streamed.text()
-        self.borders = [0]
-        for piece in streamed.pieces():
-            self.borders.append(self.borders[-1] + len(piece))
-        assert len(self.borders) > 20
+        found = choice(server, path, **self.asked, logprobs=True if path == CHAT else 0)
+        self.text = found["text"]
+        if path == TEXT:
+            self.borders = list(found["logprobs"]["text_offset"])
+        else:
+            tokens = [bytes(token["bytes"]) for token in found["logprobs"]["content"]]
+            decoder = codecs.getincrementaldecoder("utf-8")("replace")
+            self.borders = [0, *accumulate(len(decoder.decode(token)) for token in tokens)]
+        assert len(self.borders) >= 40
 
     def stopped_by(self, *stops: str) -> None:
         """The text ends before the stop that is complete first (the longest of those that end

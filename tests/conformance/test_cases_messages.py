@@ -14,6 +14,7 @@ from api_harness import (
     Json,
     answer,
     choice,
+    fields_of,
     function,
     refused,
     tokenizer_of,
@@ -190,10 +191,7 @@ def test_R21_no_messages(tiny: Server, streamed: bool) -> None:
 @pytest.mark.parametrize("path", PATHS)
 def test_R23_null_is_the_default(fussy: Server, path: str) -> None:
     """Of every field that may be left out, as the server's own description lists them."""
-    document = fussy.http.get("/openapi.json").json()
-    content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
-    schema = document["components"]["schemas"][content["schema"]["$ref"].rpartition("/")[2]]
-    names = schema["properties"].keys() - {"messages", "prompt"}
+    names = fields_of(fussy, path).keys() - {"messages", "prompt"}
     assert {"model", "temperature", "top_p", "stop", "n", "seed", "logit_bias", "user"} < names
     given: Json = {"messages": [user("[text]")]} if path == CHAT else {"prompt": f"hi{PAD}"}
     for nulls in (names, *({name} for name in names)):

@@ -20,6 +20,7 @@ from api_harness import (
     answer,
     body,
     choice,
+    fields_of,
     post,
     refused,
     tokenizer_of,
@@ -89,17 +90,20 @@ RAW = ['"temperature": NaN', '"top_p": -Infinity', '"logit_bias": {"1": 1e999}',
 
 
 @contextmanager
-def beside_a_stream(server: Server) -> Iterator[None]:
+def beside_a_stream(server: Server) -> Iterator[Future[Stream]]:
     """A long stream runs meanwhile, and has to be what it is without company."""
-    asked: Json = {"messages": [user("[on and on]")], "max_tokens": 60}
+    asked: Json = {
+        **{"messages": [user("[on and on]")], "max_tokens": 60},
+        "stream_options": {"include_usage": True},
+    }
     with ThreadPoolExecutor(1) as pool:
-        running: Future[Stream] = pool.submit(whole_stream, server, CHAT, **asked)
-        yield
-        assert not running.done(), "the stream was to run all the time"
+        running = pool.submit(whole_stream, server, CHAT, **asked)
+        yield running
         streamed = running.result()
     assert NEVER_ENDING.startswith(streamed.text())
-    assert len(streamed.of(0)) > 50
     assert streamed.finish() == "length"
+    assert streamed.usage is not None
+    assert streamed.usage["completion_tokens"] == 60
 
 
 @both_routes
@@ -109,6 +113,25 @@ def test_R38_R39_R40_R43_R66_R67_bad_values(
 ) -> None:
     error = refused(post(tiny, path, **{field: value}), param)
     assert len(error["message"]) < 1000
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/responses", {"input": "hi", "max_output_tokens": 8}),
+        ("/v1/messages", {"messages": [user("hi")], "max_tokens": 8}),
+        ("/tokenize", {"prompt": "hi"}),
+    ],
+)
+def test_R67_other_routes_refuse_what_these_do(tiny: Server, path: str, asked: Json) -> None:
+    fields = fields_of(tiny, path)
+    asked = {"model": tiny.model, **asked}
+    assert tiny.post(path, asked).status_code == 200
+    shared = [(field, value) for field, value, _ in BAD_VALUES if field in fields]
+    assert shared
+    for field, value in shared:
+        response = tiny.post(path, {**asked, field: value})
+        assert response.status_code == 400, (field, value, response.text)
 
 
 @both_routes
@@ -121,11 +144,15 @@ def test_R40_numbers_that_are_none(tiny: Server, path: str, raw: str) -> None:
 
 @both_routes
 def test_R41_R43_bad_values_beside_a_stream(slow: Server, path: str) -> None:
-    with beside_a_stream(slow):
-        for field, value, param in BAD_VALUES:
+    beyond = str(tokenizer_of(slow).get_vocab_size() + 10)
+    with beside_a_stream(slow) as running:
+        for bias in ({beyond: 5}, {"-1": 5}):
+            refused(post(slow, path, logit_bias=bias), "logit_bias")
+        for field, value, param in BAD_VALUES[: len(BAD_VALUES) // 2]:
             refused(post(slow, path, **{field: value}), param)
-        beyond = str(tokenizer_of(slow).get_vocab_size() + 10)
-        refused(post(slow, path, logit_bias={beyond: 5}), "logit_bias")
+        assert not running.done(), "it was to run all the time"
+        for field, value, param in BAD_VALUES[len(BAD_VALUES) // 2 :]:
+            refused(post(slow, path, **{field: value}), param)
 
 
 @both_routes
