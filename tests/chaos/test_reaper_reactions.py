@@ -3,7 +3,11 @@ health probe, and the record."""
 
 from __future__ import annotations
 
+import os
+import signal
+import statistics
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -189,6 +193,26 @@ def test_a_worker_that_has_used_up_its_handles_is_recycled(server: Server) -> No
     ready(server, before + 1)
     assert len(server.autopsies()) == autopsies
     assert "recycle fault metal_resource_limit" in server.log()
+
+
+def test_a_killed_worker_is_no_choice_any_more_at_once(
+    server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The probe says what the front end could choose from, without asking anybody."""
+    delays = []
+    for _ in range(3):
+        slot = ready(server, 0)
+        wait_for(lambda: server.http.get("/health").status_code == 200, "a healthy server")
+        os.kill(int(str(slot["pid"])), signal.SIGKILL)
+        killed_at = time.monotonic()
+        while server.http.get("/health").status_code == 200:
+            assert time.monotonic() - killed_at < 5
+        delays.append(time.monotonic() - killed_at)
+        ready(server, int(str(slot["incarnation"])) + 1)
+    with capsys.disabled():
+        print(f"\nSIGKILL to 503, median of 3: {statistics.median(delays) * 1000:.1f} ms")
+    # The median is for the reader: on a machine that is busy with other tests it says little.
+    assert min(delays) < 0.05
 
 
 def test_a_configuration_that_cannot_work_fails_the_slot_until_somebody_asks(
