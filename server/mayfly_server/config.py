@@ -73,6 +73,8 @@ class FrontSettings:
     """How long streams may go on after that."""
     max_body_bytes: int = 32 << 20
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
+    aliases: dict[str, str] = field(default_factory=dict)
+    """Other names that requests may call models by."""
     api_keys_file: Path | None = None
     allowed_hosts: tuple[str, ...] = ()
     """Names that requests may be for, beside this machine's own: see

@@ -23,8 +23,8 @@ class Front:
     started: int
 
     async def model(self, asked: str | None) -> ServedModel:
-        """The served model that a request means: by its name, by the last part of its name, or
-        by none where only one is served. Nothing is ever looked up anywhere else.
+        """The served model that a request means: by its name, by an alias, by the last part of its
+        name, or by none where only one is served. Nothing is ever looked up anywhere else.
 
         Raises:
             ModelNotFound, InvalidRequest: none, or no single one.
@@ -37,8 +37,9 @@ class Front:
             if len(served) == 1:
                 return served[0]
             raise InvalidRequest("model: Field required; see /v1/models.", param="model")
-        exact = [model for model in served if model.name == asked]
-        short = [model for model in served if model.name.rpartition("/")[2] == asked]
+        name = self.settings.aliases.get(asked, asked)
+        exact = [model for model in served if model.name == name]
+        short = [model for model in served if model.name.rpartition("/")[2] == name]
         found = exact or short
         if len(found) != 1:
             raise ModelNotFound(

@@ -13,6 +13,7 @@ import typer
 
 from mayfly_server.cli import (
     chat,
+    config,
     doctor,
     drain,
     faults,
@@ -23,6 +24,7 @@ from mayfly_server.cli import (
     status,
     version,
 )
+from mayfly_server.cli.configuration.options import with_keys
 
 app = typer.Typer(
     name="mayfly",
@@ -32,12 +34,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command()(serve.serve)
+app.command()(with_keys(serve.serve))
 app.command()(status.status)
 app.command()(chat.chat)
 app.command()(doctor.doctor)
 app.command()(recycle.recycle)
 app.command()(drain.drain)
+app.add_typer(config.app)
 app.add_typer(faults.app)
 app.add_typer(keys.app)
 app.add_typer(quarantine.app)

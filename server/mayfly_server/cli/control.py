@@ -19,6 +19,8 @@ StateDir = Annotated[
     typer.Option(
         "--state-dir",
         help="The server's state directory, if it was started with one.",
+        envvar="MAYFLY_STATE_DIR",
+        show_envvar=False,
         file_okay=False,
     ),
 ]

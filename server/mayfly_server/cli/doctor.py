@@ -13,13 +13,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mayfly_server.cli.configuration.keys import KV_WIDTHS
 from mayfly_server.cli.failure import fail
-from mayfly_server.cli.serve import kv_bits_checked
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 DOCTOR = (sys.executable, "-P", "-m", "mayfly_worker.doctor")
+
+
+def kv_bits_checked(bits: int | None) -> int | None:
+    """The option's value, refused where it is no width that MLX quantizes to."""
+    if bits is not None and bits not in KV_WIDTHS:
+        raise typer.BadParameter(f"{bits} is not one of {', '.join(map(str, KV_WIDTHS))}")
+    return bits
 
 
 def doctor(

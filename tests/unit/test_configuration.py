@@ -1,0 +1,377 @@
+"""What can be set about a server, from where, and what becomes of it."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterator
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from mayfly_protocol.settings import WorkerSettings
+from mayfly_reaper.settings import Budgets, Lifetime
+from mayfly_server.cli import app
+from mayfly_server.cli.configuration import assembly, writing
+from mayfly_server.cli.configuration.assembly import Model
+from mayfly_server.cli.configuration.keys import SERVER, SHARED, TABLE, Key, ModelTable, ServerKeys
+from mayfly_server.cli.configuration.loading import Configuration, ConfigurationError, load
+from mayfly_server.config import ConnectionLimits, FrontSettings, front_settings
+
+
+@pytest.fixture(autouse=True)
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder without a configuration, and no variables of ours."""
+    import os
+
+    for name in list(os.environ):
+        if name.startswith("MAYFLY_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = tmp_path / "here"
+    folder.mkdir()
+    (folder / "a-folder").mkdir()
+    (folder / "a-file").touch()
+    monkeypatch.chdir(folder)
+    yield folder
+
+
+def written(folder: Path, text: str) -> Path:
+    file = folder / "mayfly.toml"
+    file.write_text(text)
+    return file
+
+
+def another(key: Key) -> Any:
+    """A value that is not the default."""
+    if key.name == "models":
+        return [{"path": "org/a"}]
+    if key.one_of is not None:
+        return key.one_of[-1]
+    if key.exists is not None:
+        return "a-folder" if key.exists.folder else "a-file"
+    if key.type is bool:
+        return not key.default
+    if key.type is int:
+        return (key.default or 1000) + 1
+    if key.type is float:
+        return key.default + 1.5
+    return ["x", "y"] if key.several else "a-folder" if key.type is Path else "else"
+
+
+def value_of(configuration: Configuration, name: str) -> Any:
+    """As TOML would say it, with paths as they are from here."""
+    value = getattr(configuration.keys, name)
+    if name == "models":
+        return [{"path": table.path} for table in value]
+    if isinstance(value, Path):
+        return value.name
+    return list(value) if isinstance(value, tuple) else value
+
+
+CLOSED = {"aliases", "name"}
+"""Keys that need no [[models]], and are alone here."""
+
+
+@pytest.mark.parametrize("name", SERVER)
+class TestEveryKey:
+    def test_in_a_file(self, nowhere: Path, name: str) -> None:
+        wanted = another(SERVER[name])
+        line = (
+            "[[models]]\npath = 'org/a'" if name == "models" else f"{name} = {writing.toml(wanted)}"
+        )
+        file = written(nowhere, line)
+        configuration = load(None, {})
+        assert value_of(configuration, name) == wanted
+        assert configuration.origins == {name: str(file)}
+
+    def test_in_the_environment(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+        wanted = another(SERVER[name])
+        text = ", ".join(wanted) if SERVER[name].several else str(wanted)
+        text = json.dumps(wanted) if name == "models" else text
+        monkeypatch.setenv(SERVER[name].variable, text)
+        configuration = load(None, {})
+        assert value_of(configuration, name) == wanted
+        assert configuration.origins == {name: SERVER[name].variable}
+        monkeypatch.setenv(SERVER[name].variable, "")
+        assert load(None, {}).origins == {}
+
+    def test_as_an_option(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+        key, wanted = SERVER[name], another(SERVER[name])
+        if name == "model":
+            options = [wanted]
+        elif key.type is bool:
+            options = [key.option if wanted else f"--no-{key.option[2:]}"]
+        elif key.several:
+            options = [part for value in wanted for part in (key.option, value)]
+        else:
+            options = [key.option, json.dumps(wanted) if name == "models" else str(wanted)]
+        shown = CliRunner().invoke(app, ["config", "show", *options])
+        assert shown.exit_code == 0, shown.output
+        assert f"# {key.option}" in shown.stdout
+        found = tomllib.loads(shown.stdout)[name]
+        assert (found[0]["path"] if name == "models" else found) == (
+            "org/a" if name == "models" else wanted
+        )
+
+
+def test_the_strongest_wins(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = written(nowhere, "port = 1\nworkers = 1\nmax_rows = 1\n")
+    monkeypatch.setenv("MAYFLY_WORKERS", "2")
+    monkeypatch.setenv("MAYFLY_MAX_ROWS", "2")
+    configuration = load(None, {"max_rows": 3})
+    keys = configuration.keys
+    assert (keys.port, keys.workers, keys.max_rows, keys.host) == (1, 2, 3, "127.0.0.1")
+    assert configuration.origins == {
+        "port": str(file),
+        "workers": "MAYFLY_WORKERS",
+        "max_rows": "--max-rows",
+    }
+
+
+def test_where_the_file_is_looked_for(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = nowhere.parent / "config" / "mayfly"
+    usual.mkdir(parents=True)
+    written(usual, "port = 1")
+    monkeypatch.setattr("platformdirs.user_config_path", lambda name: usual)
+    assert load(None, {}).keys.port == 1
+    written(nowhere, "port = 2")
+    assert load(None, {}).keys.port == 2
+    other = nowhere / "other.toml"
+    other.write_text("port = 3")
+    assert load(other, {}).keys.port == 3
+    for arguments, environment in (
+        (["--config", str(other)], {}),
+        ([], {"MAYFLY_CONFIG": "other.toml"}),
+    ):
+        shown = CliRunner().invoke(app, ["config", "show", *arguments], env=environment)
+        assert "port = 3" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("prot = 1", "there is no key 'prot'; did you mean port?"),
+        ("maxrows = 1", "there is no key 'maxrows'; did you mean max_rows?"),
+        ("zzz = 1", "there is no key 'zzz'"),
+        ("api_keys = ['secret']", "did you mean api_keys_file?"),
+        ("[[models]]\npath = 'a'\nworker = 2", "models 0: there is no key 'worker'; did you mean"),
+        ("[[models]]\nworkers = 2", "models 0.path: Field required"),
+        ("[[models]]\npath = 'a'\nport = 2", "models 0: there is no key 'port'"),
+        ("[[models]]\npath = 'a'\nworkers = 0", "models 0.workers: Input should be greater"),
+        ("[[models]]\npath = 'a'\nkv_bits = 7", "models 0.kv_bits: 7 is not one of 2, 3"),
+        ("models = 5", "models: they are a list of tables"),
+        ("port = 'x'", "port: Input should be a valid integer"),
+        ("port = 65536", "port: Input should be less than"),
+        ("kv_bits = 7", "kv_bits: 7 is not one of 2, 3"),
+        ("metrics = 'all'", "metrics: all is not one of admin, open, off"),
+        ("queue_wait = nan", "queue_wait: Input should be"),
+        ("queue_wait = inf", "queue_wait: Input should be a finite number"),
+        ("allowed_hosts = [1]", "allowed_hosts 0: Input should be a valid string"),
+        ("adapter = 'none'", "adapter: there is no folder"),
+        ("api_keys_file = 'none'", "api_keys_file: there is no file"),
+        ("port = 1\nport = 2", "is no TOML: "),
+        ("model = 'a'\n[[models]]\npath = 'a'", "model and models exclude each other"),
+        ("name = 'x'\n[[models]]\npath = 'a'", "name: goes with a single model"),
+    ],
+)
+def test_what_makes_no_sense_in_a_file(nowhere: Path, text: str, problem: str) -> None:
+    file = written(nowhere, text)
+    with pytest.raises(ConfigurationError) as caught:
+        load(None, {})
+    assert problem in str(caught.value)
+    assert caught.value.option is None
+    if "exclude" not in problem:
+        assert str(file) in str(caught.value)
+    result = CliRunner().invoke(app, ["config", "show"])
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert problem in result.stderr.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "problem"),
+    [
+        ("MAYFLY_PORT", "tcp://10.0.0.1:80", "MAYFLY_PORT: Input should be a valid integer"),
+        ("MAYFLY_INSECURE", "perhaps", "MAYFLY_INSECURE: Input should be a valid boolean"),
+        ("MAYFLY_MODELS", "[", "MAYFLY_MODELS: no JSON"),
+        ("MAYFLY_MODELS", '[{"pth": "a"}]', "there is no key 'pth'; did you mean path?"),
+        ("MAYFLY_ADAPTER", "none", "MAYFLY_ADAPTER: there is no folder none"),
+    ],
+)
+def test_what_makes_no_sense_in_the_environment(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, problem: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigurationError) as caught:
+        load(None, {})
+    assert problem in str(caught.value)
+
+
+def test_what_makes_no_sense_as_an_option() -> None:
+    for options, problem in (
+        (["--kv-bits", "7"], "7 is not one of"),
+        (["--metrics", "all"], "all is not one of"),
+        (["--models", "["], "no JSON"),
+        (["--port", "x"], "port"),
+        (["a-model", "--models", "[]"], "exclude each other"),
+    ):
+        result = CliRunner().invoke(app, ["config", "show", *options])
+        assert result.exit_code in (1, 2)
+        assert problem in result.stderr
+        assert ("Usage" in result.stderr) == (result.exit_code == 2)
+
+
+def test_strange_variables_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kubernetes sets some for a service that is called mayfly."""
+    monkeypatch.setenv("MAYFLY_PROT", "1")
+    monkeypatch.setenv("MAYFLY_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("MAYFLY_API_KEYS", "secret")
+    first, second = load(None, {}).notes
+    assert first == "the variable MAYFLY_PROT means nothing; did you mean MAYFLY_PORT?"
+    assert "MAYFLY_SERVICE_HOST" in second
+
+
+def test_paths_in_a_file_are_relative_to_it(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(
+        nowhere,
+        "model = 'a-folder'\nadapter = 'a-folder'\nstate_dir = 'state'\napi_keys_file = 'a-file'\n",
+    )
+    monkeypatch.chdir(nowhere.parent)
+    keys = load(nowhere / "mayfly.toml", {}).keys
+    assert keys.model == str(nowhere / "a-folder")
+    assert keys.adapter == nowhere / "a-folder"
+    assert keys.state_dir == nowhere / "state"
+    assert keys.api_keys_file == nowhere / "a-file"
+    written(nowhere, "[[models]]\npath = 'a-folder'\n[[models]]\npath = 'org/model'")
+    first, second = load(nowhere / "mayfly.toml", {}).models
+    assert (first.path, second.path) == (str(nowhere / "a-folder"), "org/model")
+
+
+def test_tables_inherit_what_they_leave_out(nowhere: Path) -> None:
+    written(
+        nowhere,
+        "workers = 2\nmax_rows = 8\n"
+        "[[models]]\npath = 'a'\naliases = ['x', 'y']\n"
+        "[[models]]\npath = 'b'\nname = 'bee'\nworkers = 1\n",
+    )
+    first, second = load(None, {"max_rows": 4}).models
+    assert (first.workers, first.max_rows, first.aliases, first.name) == (2, 4, ("x", "y"), None)
+    assert (second.workers, second.max_rows, second.aliases, second.name) == (1, 4, (), "bee")
+
+
+def test_one_model_or_several(nowhere: Path) -> None:
+    [demo] = load(None, {}).models
+    assert demo == ModelTable(path="")
+    written(nowhere, "[[models]]\npath = 'a'\n[[models]]\npath = 'b'\n")
+    assert [table.path for table in load(None, {}).models] == ["a", "b"]
+    [one] = load(None, {"model": "c", "name": "sea", "workers": 3}).models
+    assert one == ModelTable(path="c", name="sea", workers=3)
+
+
+def test_what_is_shown_says_the_same_again(nowhere: Path) -> None:
+    written(
+        nowhere,
+        'port = 1\nallowed_hosts = ["a", "b\\"c"]\nmetrics = "open"\nworkers = 2\n'
+        "[[models]]\npath = 'a'\nkv_bits = 4\n[[models]]\npath = 'b'\naliases = ['x']\n",
+    )
+    before = load(None, {"queue_wait": 7.5})
+    shown = writing.show(before)
+    file = nowhere / "again.toml"
+    file.write_text(shown)
+    assert load(file, {}).keys == before.keys
+    assert "queue_wait = 7.5" in shown
+    assert "# --queue-wait" in shown
+    assert f"# {nowhere / 'mayfly.toml'}" in shown
+    assert "# default" in shown
+
+
+def test_a_begun_file_says_nothing_and_everything(nowhere: Path) -> None:
+    result = CliRunner().invoke(app, ["config", "init"])
+    assert (result.exit_code, result.stdout) == (0, "wrote mayfly.toml\n")
+    text = (nowhere / "mayfly.toml").read_text()
+    assert load(None, {}) == replace(load(None, {}), keys=ServerKeys(), origins={})
+    said = [line.removeprefix("# ") for line in text.splitlines()]
+    lines = [line for line in said if line.partition(" = ")[0] in SERVER and " = " in line]
+    own = lines[: len(lines) - 3]  # the example of a table comes last
+    assert {line.partition(" = ")[0] for line in own} | {
+        key.name for key in SERVER.values() if key.optional
+    } == SERVER.keys() - {"models"}
+    (nowhere / "mayfly.toml").write_text("\n".join(own))
+    assert load(None, {}).keys == ServerKeys()
+    again = CliRunner().invoke(app, ["config", "init"])
+    assert again.exit_code == 1
+    assert "is there already" in again.stderr
+
+
+# What becomes of it
+
+
+def test_defaults_are_those_of_the_parts() -> None:
+    keys = ServerKeys()
+    assert assembly.budgets(keys) == Budgets()
+    front = front_settings.validate_python({**assembly.front_settings(keys, {}), "nodes": ()})
+    assert front == FrontSettings(nodes=())
+    made = assembly.pool(Model(ModelTable(path="a"), Path("/a"), "a"))
+    assert made.lifetime == Lifetime()
+    assert made.workers == 1
+    known = {field.name: field.default for field in fields(WorkerSettings)}
+    assert {name: known[name] for name in made.options} == made.options
+    assert front.connections == ConnectionLimits()
+
+
+NODE = {
+    "host",
+    "port",
+    "state_dir",
+    "preload_blas",
+    "caffeinate",
+    "model",
+    "name",
+    "aliases",
+    "models",
+}
+"""Keys that the command itself looks at."""
+
+
+@pytest.mark.parametrize("name", SERVER.keys() - NODE - SHARED.keys())
+def test_every_key_of_the_server_reaches_a_part(name: str) -> None:
+    def parts(keys: ServerKeys) -> Any:
+        return asdict(assembly.budgets(keys)), assembly.front_settings(keys, {})
+
+    value = another(SERVER[name])
+    value = Path(value) if SERVER[name].type is Path else value
+    assert parts(replace(ServerKeys(), **{name: value})) != parts(ServerKeys())
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_every_key_of_a_model_reaches_its_workers(name: str) -> None:
+    table = ModelTable(path="a")
+    value = another(TABLE[name])
+    value = Path(value) if TABLE[name].type is Path else value
+
+    def made(table: ModelTable) -> Any:
+        return assembly.pool(Model(table, Path("/a"), "a"))
+
+    assert made(replace(table, **{name: value})) != made(table)
+
+
+def model(path: str, **table: Any) -> Model:
+    return Model(ModelTable(path=path, **table), Path("/") / path, path)
+
+
+def test_names_and_aliases() -> None:
+    models = [model("a", aliases=("x", "y")), model("b", name="bee", aliases=("z",))]
+    assert assembly.aliases_of(models) == {"x": "a", "y": "a", "z": "bee"}
+    for clash in (
+        [model("a"), model("a")],
+        [model("a"), model("b", name="a")],
+        [model("a", aliases=("b",)), model("b")],
+        [model("a", aliases=("x",)), model("b", aliases=("x",))],
+        [model("a", aliases=("a",))],
+    ):
+        with pytest.raises(ConfigurationError, match="2 models would be called"):
+            assembly.aliases_of(clash)
