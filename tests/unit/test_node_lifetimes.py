@@ -219,7 +219,7 @@ def test_forced_recycles_leave_nothing_behind(
 
             return wanted
 
-        node.roster(recycled(recycles // 2))
+        node.roster(recycled(recycles // 2), patience_s=800)
         settled, middle = len(seen), (reaper.num_fds(), reaper.memory_info().rss)
         node.roster(recycled(recycles), patience_s=800)
         end = (reaper.num_fds(), reaper.memory_info().rss)
