@@ -39,7 +39,8 @@ def wait_for(condition: Callable[[], T], what: str, deadline_s: float = DEADLINE
 
 
 class Server:
-    """``mayfly serve MODEL`` on a free port with a state folder of its own.
+    """``mayfly serve MODEL`` on a free port with a state folder of its own; without a model, what
+    the options say is served.
 
     Exactness is promised with the BLAS that MLX bundles, so no other is preloaded. ``environment``
     is set on top of the test's own. ``budgets`` are the reaper's that differ from its defaults.
@@ -47,7 +48,7 @@ class Server:
 
     def __init__(
         self,
-        model: Path,
+        model: Path | None,
         folder: Path,
         *options: str,
         wait: bool = True,
@@ -56,14 +57,14 @@ class Server:
     ) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.model = model.name
-        self.folder = model
+        self.model = model.name if model else ""
+        self.folder = model or folder
         self.state_dir = folder / "state"
         self._log = (folder / "serve.log").open("w")
         self.process = subprocess.Popen(
             [
                 *_mayfly(budgets),
-                *("serve", str(model)),
+                *("serve", *([str(model)] if model else [])),
                 *("--port", str(self.port), "--state-dir", str(self.state_dir)),
                 *("--no-preload-blas", *options),
             ],
@@ -171,7 +172,7 @@ def alive(process: psutil.Process) -> bool:
 
 @contextlib.contextmanager
 def serving(
-    model: Path,
+    model: Path | None,
     folder: Path,
     *options: str,
     wait: bool = True,
