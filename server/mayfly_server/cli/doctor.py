@@ -60,9 +60,10 @@ def doctor(
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
-    """Show what a model needs of this machine's memory, and how much may run at once.
+    """Show whether a model fits, before it is loaded.
 
-    Ends with 1 where the model does not fit.
+    What it needs of this machine's memory, and how much may run at once. Ends with 1 where it
+    does not fit.
     """
     from json import dumps
 
