@@ -154,6 +154,15 @@ def test_the_curl_line_survives_a_shell() -> None:
     assert body["messages"] == [{"role": "user", "content": "What's up?"}]
 
 
+def test_the_curl_line_has_a_place_for_the_key_if_one_is_needed() -> None:
+    lines: list[str] = []
+    reporter = Reporter(PlainLines(lines.append, Clock()), keyed=True)
+    reporter.front_end_ready("127.0.0.1", 8000)
+    reporter.slot_changed(view("ready"))
+    words = shlex.split(lines[-1].replace("\\\n", ""))
+    assert "Authorization: Bearer $MAYFLY_API_KEY" in words
+
+
 def bars() -> tuple[Bars, Console, io.StringIO]:
     shown = io.StringIO()
     console = Console(file=shown, force_terminal=True, width=120, color_system=None)

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from mayfly_protocol.roster import SlotView
+from mayfly_protocol.secrets import API_KEY_VARIABLE
 
 FETCHING = {
     "download": "downloading the model",
@@ -45,11 +46,19 @@ class Renderer(Protocol):
 
 
 class Reporter:
-    """A :class:`mayfly_reaper.settings.Observer` that is told about fetching, too."""
+    """A :class:`mayfly_reaper.settings.Observer` that is told about fetching, too. ``keyed``: the
+    server asks for API keys."""
 
-    def __init__(self, renderer: Renderer, prompt: str = "What is the capital of France?") -> None:
+    def __init__(
+        self,
+        renderer: Renderer,
+        prompt: str = "What is the capital of France?",
+        *,
+        keyed: bool = False,
+    ) -> None:
         self._renderer = renderer
         self._prompt = prompt
+        self._keyed = keyed
         self._told: dict[str, tuple[str, int, str]] = {}
         self._noted = ""
         self._ready: str | None = None
@@ -102,7 +111,8 @@ class Reporter:
             return
         self._announced = True
         self._renderer.line(f"\nServing {self._ready} on {self._address}\n")
-        self._renderer.line(f"{request(self._address, self._ready, self._prompt)}\n")
+        curl = request(self._address, self._ready, self._prompt, keyed=self._keyed)
+        self._renderer.line(f"{curl}\n")
 
 
 def standing(view: SlotView) -> str:
@@ -127,14 +137,17 @@ def address(host: str, port: int) -> str:
     return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
 
 
-def request(server: str, model: str, prompt: str) -> str:
-    """A curl command to try a server with, ready to paste into a shell."""
+def request(server: str, model: str, prompt: str, *, keyed: bool = False) -> str:
+    """A curl command to try a server with, ready to paste into a shell: one that has the key in
+    the variable that `mayfly chat` takes it from, if one is needed."""
     messages = [{"role": "user", "content": prompt}]
     body = json.dumps({"model": model, "temperature": 0, "messages": messages})
     quoted = body.replace("'", "'\\''")
+    key = f'  -H "Authorization: Bearer ${API_KEY_VARIABLE}" \\\n' if keyed else ""
     return (
         f"curl {server}/v1/chat/completions \\\n"
         f"  -H 'Content-Type: application/json' \\\n"
+        f"{key}"
         f"  -d '{quoted}'"
     )
 

@@ -40,8 +40,9 @@ def serve(config: Path | None, given: Mapping[str, Any]) -> None:
         configuration = configured(config, given)
         keys = configuration.keys
         state = state_directory(keys.state_dir)
-        _require_free(keys, state)
-        reporter = _reporter()
+        keyed = _keyed(keys)
+        _require_free(keys, state, keyed=keyed)
+        reporter = _reporter(keyed=keyed)
         try:
             models = [_fetch(table, reporter) for table in configuration.models]
             status = _run(_settings(keys, models, state), reporter)
@@ -71,29 +72,37 @@ def _require_mlx() -> None:
         )
 
 
-def _require_free(keys: ServerKeys, state_dir: Path) -> None:
-    """The node takes address and state directory for itself when it starts; that it can't, or may
-    not without API keys, is better known before a download than after it."""
+def _keyed(keys: ServerKeys) -> bool:
+    """Whether requests will need API keys. That they can't be read is better known at once."""
     import os
 
-    from mayfly_reaper.errors import StartError
-    from mayfly_reaper.front_end import listen
-    from mayfly_reaper.paths import locked
-    from mayfly_server.edge.exposure import exposed, refusal
     from mayfly_server.edge.keys import KeysError, from_environment, read
 
     file = keys.api_keys_file
     try:
-        has_keys = bool(from_environment(os.environ)) or bool(file and read(file.expanduser()))
-        with locked(state_dir), listen(keys.host, keys.port) as listener:
-            address = exposed(listener)
-            if address is not None and not (has_keys or keys.insecure):
-                fail(refusal(address))
-    except (KeysError, StartError) as error:
+        return bool(from_environment(os.environ)) or bool(file and read(file.expanduser()))
+    except KeysError as error:
         fail(str(error))
 
 
-def _reporter() -> Reporter:
+def _require_free(keys: ServerKeys, state_dir: Path, *, keyed: bool) -> None:
+    """The node takes address and state directory for itself when it starts; that it can't, or may
+    not without API keys, is better known before a download than after it."""
+    from mayfly_reaper.errors import StartError
+    from mayfly_reaper.front_end import listen
+    from mayfly_reaper.paths import locked
+    from mayfly_server.edge.exposure import exposed, refusal
+
+    try:
+        with locked(state_dir), listen(keys.host, keys.port) as listener:
+            address = exposed(listener)
+            if address is not None and not (keyed or keys.insecure):
+                fail(refusal(address))
+    except StartError as error:
+        fail(str(error))
+
+
+def _reporter(*, keyed: bool) -> Reporter:
     """Bars where a person watches, lines elsewhere."""
     from mayfly_server.cli.progress import PlainLines, Reporter
 
@@ -102,8 +111,8 @@ def _reporter() -> Reporter:
 
         from mayfly_server.cli.bars import Bars
 
-        return Reporter(Bars(Console()))
-    return Reporter(PlainLines(typer.echo))
+        return Reporter(Bars(Console()), keyed=keyed)
+    return Reporter(PlainLines(typer.echo), keyed=keyed)
 
 
 def _fetch(table: ModelTable, reporter: Reporter) -> Model:
