@@ -262,3 +262,29 @@ def test_greedy_equals_greedy_of_mlx_lm(model: Any, width: int) -> None:
             expected[response.uid].append(response.token)
     generator.close()
     assert [a.ids() for a in Bench(model, width).run(asks)] == [expected[u] for u in uids]
+
+
+def test_rows_that_outgrow_the_memory_take_turns(
+    model: Any, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mayfly_worker.engine.types.RESERVED_TOKENS", 10)
+    rng = random.Random(13)
+    asks = [
+        Ask(
+            prompt(rng, width, 20),
+            Sampling(seed=i, temperature=t, presence_penalty=0.3),
+            max_tokens=100,
+            logprobs=2,
+        )
+        for i, t in enumerate((0.0, 0.8, 0.0, 0.8, 0.0))
+    ]
+    # Room for all of them at first, with a join's copy, and for three of them to the end.
+    bench = Bench(model, width, kv_bytes=5 * 80 * 256)
+    running = []
+    keys = [bench.submit(ask) for ask in asks]
+    while bench.open:
+        bench.turn()
+        running.append(bench.engine.gauges.running)
+    assert [[bench.answers[key].ids()] for key in keys] == [alone(model, width, a) for a in asks]
+    assert running[0] == 5
+    assert min(running[: len(running) // 2]) < 5, "nobody had to make room"

@@ -2,6 +2,11 @@
 
 Every row of a batch takes the longest row's length in the cache, so what counts is
 ``rows * longest``; and a join copies the batch, so there must be room for it twice at that moment.
+
+How long an answer becomes nobody knows: to count on ``max_tokens``, which often is all that the
+context leaves, would let few run where many would fit. So a row is admitted for its prompt and a
+reserve. Where rows outgrow the budget all the same, the newest goes back to the head of the queue
+with what it has generated, and goes on from there when there is room.
 """
 
 from __future__ import annotations
@@ -35,7 +40,12 @@ class Budget:
         rows = [*running, *joining]
         if len(rows) > self.max_rows:
             return False
-        return self.need(len(rows), max(r.longest for r in rows)) <= self.kv_bytes
+        return self.need(len(rows), max(r.expected for r in rows)) <= self.kv_bytes
+
+    def holds(self, rows: Sequence[Row]) -> bool:
+        """Whether the running rows fit as long as they are now."""
+        longest = max(len(r.tokens) for r in rows)
+        return len(rows) * (longest * self.bytes_per_token + self.bytes_per_row) <= self.kv_bytes
 
     def rows_at(self, longest: int) -> int:
         """How many rows of so many tokens fit beside each other; 0 where not even one does."""

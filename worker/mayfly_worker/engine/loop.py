@@ -206,8 +206,19 @@ class Engine:
         ended = {d.row for d in drawn if d.end is not None} | failed.keys()
         if ended:
             self._remove_decoding([i for i, r in enumerate(self._decode.rows) if r.id in ended])
+        self._make_room()
         if self.gauges.steps % CLEAR_CACHE_STEPS == 0:
             mx.clear_cache()
+
+    def _make_room(self) -> None:
+        """Sends the newest rows back to the queue while the running ones outgrow the budget. They
+        start again from the prefix cache, or from their tokens."""
+        while len(self._decode) > 1 and not self._budget.holds(self._decode.rows):
+            newest = len(self._decode) - 1
+            row = self._decode.rows[newest]
+            owner = self._owners[row.id]
+            self._remove_decoding([newest])
+            self._waiting.appendleft(Start(owner.key, [row], (), owner.rid))
 
     def _remove_decoding(self, indices: list[int], keep: bool = True) -> None:
         if not indices:

@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from mayfly_worker.engine.sampler import RowSampling
 
 YOUNG_TOKENS = 8
+RESERVED_TOKENS = 1024
+"""So much of an answer is counted on before it is written."""
 
 
 class Matcher(Protocol):
@@ -62,9 +64,9 @@ class Row:
         return self.generated - self.resumed < YOUNG_TOKENS
 
     @property
-    def longest(self) -> int:
-        """Tokens of KV cache that this row may come to need."""
-        return len(self.tokens) + self.max_tokens - self.generated
+    def expected(self) -> int:
+        """Tokens of KV cache that this row is admitted for."""
+        return len(self.tokens) + min(self.max_tokens - self.generated, RESERVED_TOKENS)
 
 
 @dataclass(slots=True)
