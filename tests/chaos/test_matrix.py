@@ -6,16 +6,16 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from chaos_cells import CELLS, CROSS, FILLER, QUEUED, STEP_S, Blow, Cell
+from chaos_client import Answer, Asking
 from mayfly_protocol.roster import ROSTER_INTERVAL_S, Recycle
 from mayfly_server.cli.control import tell
 from mayfly_server.pool.link import REPORT_LAG_S
@@ -32,81 +32,12 @@ CALM = {
     "stacks_s": 0.3,
     "terminate_s": 0.3,
 }
-IMPATIENT = CALM | {"decode_s": 2.0, "prefill_s": 2.0, "first_factor": 1.5, "silent_s": 2.5}
+IMPATIENT = CALM | {"decode_s": 3.0, "prefill_s": 3.0, "first_factor": 1.5, "silent_s": 2.0}
 
 
-@dataclass
-class Answer:
-    """What a client got. Ids of tool calls differ from request to request, and are kept apart."""
-
-    rid: str = ""
-    tokens: list[bytes] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    text: str = ""
-    calls: list[list[str]] = field(default_factory=list)
-    call_ids: list[str] = field(default_factory=list)
-    finish: str | None = None
-    usage: tuple[int, int, int] | None = None
-    """Without what came from a cache, which is another worker's."""
-
-    def take(self, chunk: Any) -> None:
-        assert self.rid in ("", chunk.id)
-        self.rid = chunk.id
-        if (usage := chunk.usage) is not None:
-            thoughts = usage.completion_tokens_details.reasoning_tokens
-            self.usage = (usage.prompt_tokens, usage.completion_tokens, thoughts)
-        for choice in chunk.choices:
-            assert self.finish is None, "nothing comes after the end"
-            self.finish = choice.finish_reason
-            self.text += choice.delta.content or ""
-            for call in choice.delta.tool_calls or []:
-                if call.id:
-                    self.call_ids.append(call.id)
-                    self.calls.append([call.function.name, ""])
-                self.calls[call.index][1] += call.function.arguments or ""
-            for token in choice.logprobs.content if choice.logprobs else []:
-                self.tokens.append(bytes(token.bytes))
-                self.logprobs.append(token.logprob)
-
-    def said(self) -> tuple[Any, ...]:
-        return self.tokens, self.text, self.calls, self.finish, self.usage
-
-
-class Asking(threading.Thread):
-    """A client that reads its stream to the end. ``began`` when its request was accepted."""
-
-    def __init__(self, server: Server, text: str, **body: Any) -> None:
-        super().__init__(daemon=True)
-        self._server = server
-        self._body = {
-            "messages": [{"role": "user", "content": text}],
-            "stream_options": {"include_usage": True},
-            "prompt_cache_key": "together",
-            "logprobs": True,
-            "seed": 7,
-        } | body
-        self.answer = Answer()
-        self.began = threading.Event()
-        self._error: Exception | None = None
-        self.start()
-
-    def run(self) -> None:
-        create = self._server.client.chat.completions.create
-        try:
-            stream = create(model=self._server.model, stream=True, **self._body)
-            self.began.set()
-            for chunk in stream:
-                self.answer.take(chunk)
-        except Exception as error:
-            self._error = error
-            self.began.set()
-
-    def result(self) -> Answer:
-        self.join(60)
-        assert not self.is_alive(), "the stream has no end"
-        if self._error is not None:
-            raise self._error
-        return self.answer
+def ask(server: Server, text: str, **body: Any) -> Asking:
+    """All of them prefer the same worker."""
+    return Asking(server, text, prompt_cache_key="together", logprobs=True, **body)
 
 
 def build(scripted_model: Callable[..., Path], blows: Callable[[Blow], bool]) -> Path:
@@ -143,19 +74,8 @@ def continued(server: Server) -> float:
 CONTINUATIONS = "mayfly_continuations_total{"
 
 
-def somewhere_to_go(server: Server) -> bool:
-    """Whether there is a worker to lose and one to go on with."""
-    return sum(slot["state"] == "ready" for slot in server.slots()) >= 2
-
-
-def busy(server: Server) -> dict[str, Any]:
-    """The slot of the only worker that has something to do, once its node says so."""
-
-    def found() -> list[dict[str, Any]]:
-        return [slot for slot in server.slots() if slot["running"]]
-
-    [slot] = wait_for(found, "a busy worker")
-    return slot
+def ready(server: Server, count: int) -> bool:
+    return sum(slot["state"] == "ready" for slot in server.slots()) >= count
 
 
 @contextlib.contextmanager
@@ -189,21 +109,23 @@ def strike(server: Server, cell: Cell, slot: dict[str, Any]) -> None:
 
 def when_it_waits(server: Server, cell: Cell) -> dict[str, Any]:
     """The slot of the worker whose model waits for a word."""
-    wait_for((server.folder / f"{cell.wait}.waits").exists, "the moment")
-    return busy(server)
+    waits = server.folder / f"{cell.wait}.waits"
+    wait_for(waits.exists, "the moment")
+    pid = int(waits.read_text())
+    return next(slot for slot in server.slots() if slot["pid"] == pid)
 
 
 def in_mid_air(server: Server, cell: Cell) -> tuple[Answer, Answer]:
     """What a request got that was struck, and what the one got that was running then."""
     if cell.phase is not QUEUED:
-        asking = Asking(server, cell.trigger, **cell.phase.body)
+        asking = ask(server, cell.trigger, **cell.phase.body)
         if cell.held:
             strike(server, cell, when_it_waits(server, cell))
         return asking.result(), asking.result()
-    blocker = Asking(server, cell.blocker)
+    blocker = ask(server, cell.blocker)
     slot = when_it_waits(server, cell)
     with occupied(server):
-        asking = Asking(server, cell.trigger, **cell.phase.body)
+        asking = ask(server, cell.trigger, **cell.phase.body)
         assert asking.began.wait(30)
 
     def queue() -> int:
@@ -225,18 +147,19 @@ def autopsy_of(server: Server, rid: str) -> dict[str, Any]:
 
 
 def play(server: Server, cell: Cell) -> None:
-    wait_for(lambda: somewhere_to_go(server), "two workers")
+    # One to lose and one to go on with; where requests are to meet, all, so that they do.
+    wait_for(lambda: ready(server, 3 if cell.phase is QUEUED else 2), "workers")
     before = continued(server)
     struck, running = in_mid_air(server, cell)
     moved = continued(server) - before
 
-    undisturbed = Asking(server, cell.trigger, **cell.phase.body).result()
+    undisturbed = ask(server, cell.trigger, **cell.phase.body).result()
     assert struck.said() == undisturbed.said()
     assert struck.logprobs == pytest.approx(undisturbed.logprobs, abs=1e-4)
     assert len(set(struck.call_ids)) == len(struck.calls)
     assert struck.text == (cell.phase.reply if cell.phase.says is None else cell.phase.says)
     if cell.phase is QUEUED:
-        assert running.said() == Asking(server, cell.blocker).result().said()
+        assert running.said() == ask(server, cell.blocker).result().said()
 
     # It landed where it was meant to.
     assert moved == (2 if cell.phase is QUEUED else 1)

@@ -57,7 +57,7 @@ class Fault:
     the model loads (``"load"``, for ``build(load_faults=...)``).
 
     ``message`` is the exception's text (``raise``), the last line on stderr (``abort``), the code
-    (``exit``), or what a ``wait`` is called: it makes a file ``<name>.waits`` in the folder and
+    (``exit``), or what a ``wait`` is called: it writes its pid into a file ``<name>.waits`` and
     goes on when there is one called ``<name>.go``. ``nan`` and ``constant`` spoil the row's
     logits. ``times`` bounds how often it strikes over all processes that load the folder: with 1,
     the worker that comes next survives. Faults of the same moment strike in their order.

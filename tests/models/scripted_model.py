@@ -99,8 +99,10 @@ def _raise(message: str) -> None:
 
 
 def _wait(name: str) -> None:
-    """Says that it is here, and stays until it is told to go on."""
-    (FOLDER / f"{name}.waits").touch()
+    """Says who is here, and stays until it is told to go on."""
+    told = FOLDER / f"{name}.waits.tmp"
+    told.write_text(str(os.getpid()))
+    told.rename(FOLDER / f"{name}.waits")
     deadline = time.monotonic() + WAIT_S
     while not (FOLDER / f"{name}.go").exists() and time.monotonic() < deadline:
         time.sleep(0.005)
