@@ -337,7 +337,7 @@ NODE = {
 """Keys that the command itself looks at."""
 
 
-@pytest.mark.parametrize("name", SERVER.keys() - NODE - SHARED.keys())
+@pytest.mark.parametrize("name", sorted(SERVER.keys() - NODE - SHARED.keys()))
 def test_every_key_of_the_server_reaches_a_part(name: str) -> None:
     def parts(keys: ServerKeys) -> Any:
         return asdict(assembly.budgets(keys)), assembly.front_settings(keys, {})
