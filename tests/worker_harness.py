@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import zmq
 
 from mayfly_protocol import codec, sockets
-from mayfly_protocol.lifecycle import Ready, ToReaper
+from mayfly_protocol.lifecycle import Beat, Memory, Ready, ToReaper
 from mayfly_protocol.requests import Ending, Generation, Output, Sampling, TextPrompt
 from mayfly_protocol.serving import (
     Delta,
@@ -182,6 +182,12 @@ class WorkerProcess:
 
     def heard(self, kind: type[T]) -> list[T]:
         return [m for m in self.said if isinstance(m, kind)]
+
+    def memory(self) -> Memory:
+        """By the next beat."""
+        seen = len(self.heard(Beat))
+        self.wait(lambda: len(self.heard(Beat)) > seen, "a beat")
+        return self.heard(Beat)[-1].memory
 
     def wait_ready(self) -> Ready:
         def ready() -> list[Ready]:

@@ -438,12 +438,13 @@ def test_R130_trailers_and_chunk_extensions_have_bounds(front: RunningFront) -> 
         assert memory.peak < 8 * MIB
 
 
-def test_R130_a_body_in_small_chunks_is_fine(front: RunningFront) -> None:
-    body = json.dumps(HELLO | {"user": "x" * 20_000}).encode()
-    response = front.client.post(
+def test_R130_a_body_in_small_chunks_is_fine(locked: RunningFront) -> None:
+    """Its framing is five times as long as itself, and more than a head may be."""
+    body = json.dumps(HELLO | {"user": "x" * 10_000}).encode()
+    response = locked.client.post(
         CHAT,
         content=(body[at : at + 1] for at in range(len(body))),
-        headers={"content-type": "application/json"},
+        headers=bearer(SECRET) | {"content-type": "application/json"},
     )
     assert response.status_code == 200
 
@@ -468,7 +469,7 @@ def test_R130_a_client_that_does_not_read_is_cut(front: RunningFront, node: Fake
 
     def endless(submit: Any) -> Iterator[Any]:
         yield accept(submit)
-        for position in range(400):
+        for position in range(160):
             yield step(submit, position, "x" * 65536)
         yield threading.Event()
 
@@ -484,9 +485,7 @@ def test_R130_a_client_that_does_not_read_is_cut(front: RunningFront, node: Fake
                 f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
                 f"Content-Length: {len(body)}\r\n\r\n{body}".encode()
             )
-            front.wait(lambda: front.metric("mayfly_requests_running") == 1)
-            front.wait(lambda: front.metric("mayfly_requests_running") == 0)
-        front.wait(lambda: len(worker.cancels) == cancelled + 1)
+            front.wait(lambda: len(worker.cancels) == cancelled + 1)
     finally:
         worker.script = before
 
@@ -526,17 +525,17 @@ def test_R132_deep_nesting(front: RunningFront, what: str, place: bytes) -> None
 
 
 def test_R132_wide_bodies_cost_no_more_than_long_ones(node: FakeNode) -> None:
-    """Thirty megabytes of empty lists would be a gigabyte of objects."""
+    """Eight megabytes of empty lists would be hundreds of megabytes of objects."""
     with RunningFront(node.control) as front:
         for unit in (b"[],", b"{},", b"0,", b'"",'):
-            body = b'{"messages": [' + unit * (30 * MIB // len(unit)) + b"0]}"
+            body = b'{"messages": [' + unit * (8 * MIB // len(unit)) + b"0]}"
             with Memory() as memory:
                 response = front.client.post(
                     CHAT, content=body, headers={"content-type": "application/json"}
                 )
             assert response.status_code == 413
             assert memory.peak < 8 * len(body)
-        text = ",[{" * (8 * MIB)  # in a string they are text
+        text = ",[{" * (2 * MIB)  # in a string they are text
         asked = {"messages": [{"role": "user", "content": text}]}
         assert front.client.post(CHAT, json=asked).status_code == 200
 

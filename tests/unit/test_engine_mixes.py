@@ -283,6 +283,6 @@ def test_every_answer_in_a_mix_is_its_solo_cold_one(oracle: Oracle, **mix: Any) 
 
 @pytest.mark.long
 @any_mix
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=1000, deadline=None)
 def test_every_answer_in_many_mixes_is_its_solo_cold_one(oracle: Oracle, **mix: Any) -> None:
     assert_alone_is_together(oracle, **mix)

@@ -209,7 +209,7 @@ def test_every_text_in_a_mix_is_its_solo_cold_one(workers: Workers, mix: list[Re
 
 @pytest.mark.long
 @given(mix=st.lists(requests(), min_size=4, max_size=12))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_every_text_in_many_mixes_is_its_solo_cold_one(
     workers: Workers, mix: list[Request]
 ) -> None:
