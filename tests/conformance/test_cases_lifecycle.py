@@ -115,7 +115,7 @@ def test_R71_a_killed_client_is_no_longer_in_flight(slow: Server, streamed: bool
 
 
 def test_R73_retries_do_not_pile_up_in_front_of_a_patient_request(slow: Server) -> None:
-    tokens = 400
+    tokens = 300
 
     def prefill(text: str) -> Json:
         return {"messages": [user(f"{text} {words(tokens)} [text]")]}
@@ -125,7 +125,7 @@ def test_R73_retries_do_not_pile_up_in_front_of_a_patient_request(slow: Server) 
     alone_s = time.monotonic() - begin
     assert used["prompt_tokens"] > tokens
     assert alone_s > tokens * SLOW_PREFILL_TOKEN_S
-    impatient = httpx.Client(base_url=slow.url, timeout=0.5)
+    impatient = httpx.Client(base_url=slow.url, timeout=0.4)
     for _ in range(5):
         with pytest.raises(httpx.ReadTimeout):
             impatient.post(CHAT, json=body(slow, CHAT, **prefill("storm")))
@@ -261,7 +261,7 @@ def test_R84_a_request_that_breaks_its_prefill_breaks_no_other(
         begin = time.monotonic()
         failed = [break_it()]
         assert time.monotonic() - begin < 10.0
-        for _ in range(3):
+        for _ in range(2):
             text, response = together(good, break_it)
             assert text == fine
             failed.append(response)

@@ -160,7 +160,7 @@ def test_a_row_says_what_the_model_says(served: Served) -> None:
 def test_together_equals_alone(served: Served, bucketed: bool) -> None:
     rng = random.Random(2)
     bench = served.bench(chunks=FixedChunks(2048, 64), bucketed=bucketed)
-    wanted = asks(rng, 7)
+    wanted = asks(rng, 6)
     keys = []
     for ask in wanted:
         keys.append(bench.submit(ask))
@@ -176,7 +176,7 @@ def test_in_small_chunks_with_cancels_and_evictions_equals_alone(served: Served)
     rng = random.Random(3)
     bench = served.bench(chunks=FixedChunks(32, 32), max_rows=5, prefix_bytes=60_000)
     kept = {}
-    for ask in asks(rng, 7):
+    for ask in asks(rng, 6):
         key = bench.submit(ask)
         for _ in range(rng.randrange(4)):
             bench.turn()

@@ -276,7 +276,7 @@ def assert_alone_is_together(
 
 
 @any_mix
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=18, deadline=None)
 def test_every_answer_in_a_mix_is_its_solo_cold_one(oracle: Oracle, **mix: Any) -> None:
     assert_alone_is_together(oracle, **mix)
 
