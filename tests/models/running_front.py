@@ -22,10 +22,18 @@ PATIENCE_S = 10.0
 
 
 class RunningFront:
-    """To be entered; ready when it is, or as soon as it listens where ``ready`` is false."""
+    """To be entered; ready when it is, or as soon as it listens where ``ready`` is false.
+
+    ``send_buffer`` is how many bytes the system takes for a client that does not read.
+    """
 
     def __init__(
-        self, *nodes: str, ready: bool = True, keys: Sequence[Key] = (), **settings: Any
+        self,
+        *nodes: str,
+        ready: bool = True,
+        keys: Sequence[Key] = (),
+        send_buffer: int | None = None,
+        **settings: Any,
     ) -> None:
         self._settings = FrontSettings(
             nodes=nodes, **({"grace_s": 1.0, "notice_s": 0.0} | settings)
@@ -33,6 +41,8 @@ class RunningFront:
         self.app = create_app(self._settings, keys)
         self._server = FrontServer(self.app, self._settings)
         self._socket = socket.create_server(("127.0.0.1", 0))
+        if send_buffer:  # Linux hands it on to each connection
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
         self._wait_ready = ready
         self.port: int = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
