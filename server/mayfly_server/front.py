@@ -1,8 +1,9 @@
 """A front end's process: ``python -m mayfly_server.front --node ADDRESS``.
 
-It serves on a socket of its own (``--host``, ``--port``), or on one that it inherits (``--fd``)
-from a reaper, which then also holds the other end of its stdin: when that ends the reaper is dead,
-and the front end leaves at once, so that the workers lose their clients and go too.
+It serves on a socket of its own (``--host``, ``--port``), on those that systemd hands to it, or
+on one that it inherits (``--fd``) from a reaper, which then also holds the other end of its stdin:
+when that ends the reaper is dead, and the front end leaves at once, so that the workers lose their
+clients and go too.
 """
 
 from __future__ import annotations
@@ -24,9 +25,8 @@ from mayfly_server.app import create_app
 from mayfly_server.config import FrontSettings, front_settings
 from mayfly_server.edge.exposure import exposed, refusal
 from mayfly_server.edge.keys import KeysError, from_environment
+from mayfly_server.listening import ListenError, activated, bind
 from mayfly_server.serving import FrontServer
-
-_BACKLOG = 2048
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -35,21 +35,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
     log = structlog.get_logger(__name__)
     settings = _settings(options)
     if options.fd is None:
-        listener = _bind(options.host, options.port)
-        log.info("front end starts", address=listener.getsockname()[:2], nodes=settings.nodes)
+        listeners = _listeners(options)
+        addresses = [listener.getsockname()[:2] for listener in listeners]
+        log.info("front end starts", addresses=addresses, nodes=settings.nodes)
     else:
-        listener = socket.socket(fileno=options.fd)
+        listeners = [socket.socket(fileno=options.fd)]
         threading.Thread(target=_leave_with_parent, name="death pipe", daemon=True).start()
     try:
         keys = from_environment(os.environ)
         app = create_app(settings, keys)
     except KeysError as error:
         sys.exit(str(error))
-    address = exposed(listener)
-    if address is not None and not (settings.insecure or keys or settings.api_keys_file):
-        sys.exit(refusal(address))
+    open_to_others = [address for address in map(exposed, listeners) if address is not None]
+    if open_to_others and not (settings.insecure or keys or settings.api_keys_file):
+        sys.exit(refusal(open_to_others[0]))
     server = FrontServer(app, settings)
-    server.run(sockets=[listener])
+    server.run(sockets=listeners)
+
+
+def _listeners(options: argparse.Namespace) -> list[socket.socket]:
+    """What systemd hands over goes before an address of its own."""
+    try:
+        handed = activated(os.environ, pid=os.getpid())
+        return handed or [bind(options.host, options.port)]
+    except ListenError as error:
+        sys.exit(str(error))
 
 
 def _settings(options: argparse.Namespace) -> FrontSettings:
@@ -69,17 +79,6 @@ def _parser() -> argparse.ArgumentParser:
         "--settings", default="{}", help="all that differs from FrontSettings' defaults, as JSON"
     )
     return parser
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    except OSError as error:
-        # A name that does not resolve has a negative number and a text of its own.
-        number = error.errno or 0
-        reason = os.strerror(number) if number > 0 else error.strerror
-        sys.exit(f"cannot listen on {host} port {port}: {reason}")
 
 
 def _leave_with_parent() -> None:

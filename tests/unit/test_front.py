@@ -57,7 +57,7 @@ def test_others_need_a_key(node: FakeNode, insecure: bool) -> None:
             assert process.wait(PATIENCE_S) == 1
             assert b"without a key" in process.stderr.read()
             return
-        port = json.loads(process.stderr.readline())["address"][1]
+        port = json.loads(process.stderr.readline())["addresses"][0][1]
 
         def answers() -> bool:
             with suppress(httpx.ConnectError):
