@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -52,9 +53,8 @@ def test_those_of_another_process_are_left_alone(listener: socket.socket) -> Non
 def test_what_cannot_be_served_on_is_refused(listener: socket.socket) -> None:
     with pytest.raises(ListenError, match="LISTEN_FDS is 'many'"):
         handed("many", 3)
-    with pytest.raises(ListenError, match="is no socket"):
-        with open(os.devnull) as file:
-            handed(1, file.fileno())
+    with Path(os.devnull).open() as file, pytest.raises(ListenError, match="is no socket"):
+        handed(1, file.fileno())
     with (
         socket.create_connection(listener.getsockname()) as client,
         pytest.raises(ListenError, match="Accept=no"),
