@@ -61,7 +61,7 @@ class Office:
             row = Row(self._rows, [1, *before], RowSampling(Sampling(seed=0), index), 100)
             choices.append(Choice(index, row, Words()))  # type: ignore[arg-type]
         self.rows[submit.rid] = [choice.row.id for choice in choices]
-        self.desk.prepared(key, Prepared(submit, 1, (), choices, shared=False))
+        self.desk.prepared(key, Prepared(submit, 1, (), choices))
 
     def draw(self, rid: str, count: int, *, choice: int = 0, end: Any = None) -> None:
         row = self.rows[rid][choice]

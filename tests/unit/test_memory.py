@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -75,11 +76,56 @@ def test_R27_an_answer_that_memory_ends_has_filled_the_context(
 
 
 def test_choices_that_fit_together_share_their_prefill(loaded: Loaded, budget: Budget) -> None:
-    preparer = Preparer(loaded, budget, itertools.count())
-    submit = Submit("r", 1, generation(TokenPrompt((5, 6)), max_tokens=8, n=3))
-    assert preparer.prepare(submit).shared
-    crowd = replace(submit, generation=replace(submit.generation, n=12))
-    assert not preparer.prepare(crowd).shared
+    def starts(n: int, budget: Budget = budget, **options: Any) -> list[int]:
+        """How many choices each of a request's starts has."""
+        wanted = generation(TokenPrompt((5, 6)), max_tokens=8, n=n)
+        submit = Submit("r", 1, wanted, **options)
+        prepared = Preparer(loaded, budget, itertools.count()).prepare(submit)
+        return [len(start.rows) for start in Session(b"", submit, "key").accept(prepared)]
+
+    assert starts(3) == [3]
+    fit = ROOM // (2 * (2 + 8))  # twice, for the copy that a join makes
+    assert starts(12) == [fit] + [1] * (12 - fit)
+    few = replace(budget, max_rows=2)
+    assert starts(5, few) == [2, 1, 1, 1]
+    assert starts(2, replace(budget, max_rows=1)) == [1, 1]
+    assert starts(3, resume=((7,), (), ())) == [1, 1, 1]
+
+
+def test_an_answer_counts_for_what_it_is_likely_to_need(loaded: Loaded) -> None:
+    """Who leaves max_tokens out asks for the whole context, and is admitted for a part of it."""
+    budget = Budget(max_rows=32, kv_bytes=4 * 2048 * BYTES, bytes_per_token=BYTES)
+    submit = Submit("r", 1, generation(TokenPrompt((5, 6)), max_tokens=None, n=3))
+    assert Preparer(loaded, budget, itertools.count()).prepare(submit).together >= 3
+
+
+def test_more_choices_than_rows_come_one_after_the_other(loaded: Loaded) -> None:
+    rows, n = 3, 8
+    sampled = generation(TokenPrompt(tuple(range(20, 60))), temperature=0.8, n=n, ignore_eos=True)
+
+    def run(max_rows: int) -> tuple[list[list[int]], int]:
+        budget = Budget(max_rows=max_rows, kv_bytes=1 << 30, bytes_per_token=BYTES)
+        submit = Submit("r", 1, sampled)
+        prepared = Preparer(loaded, budget, itertools.count()).prepare(submit)
+        bench = Bench(loaded.model, loaded.probe.width, max_rows=max_rows)
+        for start in Session(b"", submit, "key").accept(prepared):
+            bench.engine.commands.put(start)
+        drawn: dict[int, list[Drawn]] = {choice.row.id: [] for choice in prepared.choices}
+        most = 0
+        while not all(tokens and tokens[-1].end for tokens in drawn.values()):
+            assert bench.engine.turn()
+            most = max(most, bench.engine.gauges.running)
+            for event in bench.events:
+                for token in event.drawn if isinstance(event, Step) else ():
+                    drawn[token.row].append(token)
+            bench.events.clear()
+        return [[token.token for token in tokens] for tokens in drawn.values()], most
+
+    at_once, all_of_them = run(32)
+    in_turn, at_most = run(rows)
+    assert (all_of_them, at_most) == (n, rows)
+    assert in_turn == at_once
+    assert len({tuple(ids) for ids in at_once}) > 1
 
 
 def test_a_prompt_that_memory_has_no_room_for(loaded: Loaded, budget: Budget) -> None:

@@ -6,7 +6,7 @@ second; they run in a small thread pool, so that the tokens of others keep flowi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,15 +44,15 @@ class Choice:
 
 @dataclass(slots=True)
 class Prepared:
-    """``shared`` says that all rows start from the same tokens and can run together, so that one
-    prefill serves all. ``echo`` is the prompt's text, which comes before a choice's first token
-    where it was asked for."""
+    """``together`` is how many choices start at once, from one prefill: those that there are rows
+    and memory for. Each of the others follows when there is room for it. ``echo`` is the prompt's
+    text, which comes before a choice's first token where it was asked for."""
 
     submit: Submit
     prompt_tokens: int
     boundaries: tuple[int, ...]
     choices: list[Choice]
-    shared: bool
+    together: int = 1
     echo: str = ""
 
 
@@ -90,15 +90,16 @@ class Preparer:
             len(rendered.ids),
             (rendered.system_tokens,) if rendered.system_tokens else (),
             choices,
-            shared=self._together(generation, len(rendered.ids) + budget)
-            and all(c.row.generated == 0 for c in choices),
+            together=self._together([choice.row for choice in choices]),
             echo=self._echo(generation.prompt) if generation.output.echo else "",
         )
 
-    def _together(self, generation: Generation, longest: int) -> bool:
-        """Whether all choices, of up to ``longest`` tokens each, fit into memory at once; each
-        always fits alone."""
-        return self._budget.max_rows > 1 and self._budget.longest_alone(generation.n) >= longest
+    def _together(self, rows: Sequence[Row]) -> int:
+        """How many of the choices fit beside each other; each always fits alone. Those that go on
+        from where they were have nothing in common."""
+        if any(row.generated for row in rows):
+            return 1
+        return max(1, self._budget.rows_at(max((row.expected for row in rows), default=0)))
 
     def _echo(self, prompt: Prompt) -> str:
         match prompt:

@@ -47,7 +47,8 @@ class Session:
         for index, ids in enumerate(self.submit.resume):
             self._completion[index] = len(ids)
         rows = [c.row for c in self._choices.values()]
-        groups = [rows] if prepared.shared else [[row] for row in rows]
+        first, others = rows[: prepared.together], rows[prepared.together :]
+        groups = [first, *([row] for row in others)]
         return [
             Start(self.key, group, prepared.boundaries, self.submit.rid)
             for group in groups
