@@ -54,6 +54,7 @@ CASES = {
         "gemma3_text", False, False, trims=False, kv_bits=8, head_dim=64, rare=True
     ),
     "bounded cache": Case("qwen3_moe", trims=False, max_kv_size=WINDOW),
+    "bounded llama": Case("llama", trims=False, max_kv_size=WINDOW, rare=True),
 }
 
 
@@ -247,7 +248,6 @@ def test_memory_comes_back(served: Served) -> None:
 @pytest.mark.parametrize(
     ("architecture", "options", "named"),
     [
-        ("llama", {"max_kv_size": 64}, "max_kv_size"),
         ("gemma3_text", {"max_kv_size": 64}, "max_kv_size"),
         ("mamba2", {"kv_bits": 8}, "kv_bits"),
         ("qwen3_moe", {"kv_bits": 8, "max_kv_size": 64}, "kv_bits"),
@@ -267,6 +267,7 @@ def test_an_option_that_would_do_nothing_is_refused(
     ("architecture", "options", "rows"),
     [
         ("qwen3_moe", {"max_kv_size": 64}, 32),
+        ("llama", {"max_kv_size": 64}, 32),
         ("llama", {"kv_bits": 8}, 1),
         ("mamba", {}, 32),
     ],

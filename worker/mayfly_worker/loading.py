@@ -144,10 +144,10 @@ def _check(folder: Path, settings: WorkerSettings) -> None:
 def cache_factory(model: Any, config: dict[str, Any], settings: WorkerSettings) -> caches.Factory:
     """How this model's empty caches are made. Raises CannotLoad where an option has no effect."""
     kind = config.get("model_type")
-    if settings.max_kv_size is not None and hasattr(model, "make_cache"):
+    if settings.max_kv_size is not None and not caches.can_be_bounded(model):
         raise CannotLoad(
-            f"max_kv_size has no effect on a {kind} model, which makes its own cache; "
-            "leave the option out"
+            f"max_kv_size has no effect on a {kind} model: some of its layers keep a window or "
+            "a state of their own; leave the option out"
         )
     new_cache = caches.factory(model, settings.max_kv_size, settings.kv_bits)
     if settings.kv_bits is not None and not caches.quantized(new_cache()):

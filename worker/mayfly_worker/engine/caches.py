@@ -29,7 +29,7 @@ Factory = Callable[[], Cache]
 
 def factory(model: Any, max_kv_size: int | None = None, kv_bits: int | None = None) -> Factory:
     """How empty caches of this model are made. ``max_kv_size`` bounds them to a sliding window
-    (for models that do not make their own), ``kv_bits`` quantizes keys and values.
+    (for models that :func:`can_be_bounded`), ``kv_bits`` quantizes keys and values.
 
     The window is a plain one. mlx-lm's own bounded cache also keeps a sequence's first tokens, but
     only while the sequence is no part of a batch, and answers would depend on who else is there.
@@ -47,6 +47,17 @@ def factory(model: Any, max_kv_size: int | None = None, kv_bits: int | None = No
         ]
 
     return fresh
+
+
+def can_be_bounded(model: Any) -> bool:
+    """Whether a sliding window may stand for this model's own caches: where each of those is a
+    plain one that grows with every token.
+
+    mlx-lm's ``make_prompt_cache`` is stricter, and leaves the bound out for every model that makes
+    its own cache. Llama does, for the sake of variants with sliding layers, and otherwise returns
+    plain ones.
+    """
+    return all(type(layer) is KVCache for layer in make_prompt_cache(model))
 
 
 def merge(caches: Sequence[Cache]) -> Cache:
