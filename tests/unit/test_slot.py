@@ -158,6 +158,9 @@ def test_a_fault_that_wears_the_worker_out_recycles_it() -> None:
     story = Story().ready()
     assert story.say(fault("recycle")) == [Send(1, Drain(BUDGETS.drain_s))]
     assert story.slot.state == "draining"
+    story.say(Bye(Exit.RECYCLED, "Resource limit exceeded"))
+    assert losses(story.exit(Exit.RECYCLED)) == []
+    assert story.lost == []
 
 
 @pytest.mark.parametrize(

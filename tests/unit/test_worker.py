@@ -270,6 +270,22 @@ def test_a_folder_that_cannot_be_served_is_a_configuration_error(
         assert "--trust-remote-code" in fault.first.text
 
 
+def test_a_worker_that_is_worn_out_leaves_as_one_that_is_recycled(
+    scripted_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    text = "[metal::malloc] Resource limit (499000) exceeded."
+    model = scripted_model([Play("last", "one two three", faults=[Trouble(2, "raise", text)])])
+    with WorkerProcess(model, tmp_path, trust_remote_code=True) as worker:
+        worker.wait_ready()
+        answer = worker.ask(generation(chat("last"), max_tokens=50))
+        assert isinstance(answer.end, Handover)
+        assert worker.wait_exit() == Exit.RECYCLED
+        worker.wait(lambda: worker.heard(Bye), "Bye")
+        [fault], [bye] = worker.heard(Fault), worker.heard(Bye)
+        assert (fault.kind, fault.scope) == ("metal_resource_limit", "recycle")
+        assert bye.code == Exit.RECYCLED
+
+
 def test_a_fault_of_worker_scope_hands_over_and_ends_the_process(
     scripted_model: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -236,8 +236,7 @@ def _verdict(life: Incarnation, exited: Exited) -> Verdict | None:
         # The worker itself knows best whether another one could do better.
         return replace(verdict, scope="model") if exited.status == Exit.CONFIGURATION else verdict
     obeyed = life.hurried or (life.asked and exited.status == Exit.BYE)
-    worn = bool(life.survived) and life.survived[-1].fault.scope == "recycle"
-    if obeyed or exited.status == Exit.RECYCLED or (worn and exited.status == Exit.POISONED):
+    if obeyed or exited.status == Exit.RECYCLED:
         return None
     return verdicts.of_exit(
         exited.status,

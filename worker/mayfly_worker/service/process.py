@@ -5,7 +5,7 @@
     stdin EOF --+
     SIGTERM   --+--> leave: admit nothing, finish what runs --> Bye, os._exit
     Drain     --+
-    fault     -----> hand everything over, Fault           --> os._exit(70)
+    fault     -----> hand everything over, Fault           --> os._exit(70), worn out: 75
 
 The process never ends by returning from ``main``: a process in which a thread used MLX may abort in
 its destructors, so every way out is ``os._exit`` after a bounded farewell.
@@ -290,7 +290,8 @@ class Worker:
             report.verdict.kind, suspects, report.marked, stays=report.rebuilt is not None
         )
         if report.rebuilt is None:
-            self._go(Exit.POISONED, first.text)
+            worn = report.verdict.scope == "recycle"
+            self._go(Exit.RECYCLED if worn else Exit.POISONED, first.text)
         self._engine = report.rebuilt
 
     # Peers, beats, leaving
