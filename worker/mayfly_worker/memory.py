@@ -17,6 +17,7 @@ import psutil
 
 from mayfly_protocol.lifecycle import ModelCard
 from mayfly_protocol.settings import WorkerSettings
+from mayfly_worker import device
 from mayfly_worker.engine.admission import Budget
 from mayfly_worker.loading import Loaded
 
@@ -39,8 +40,8 @@ def device_bytes() -> int:
 
 def free_bytes() -> int:
     """Bytes that nobody uses now. On Metal that is not known; what is recommended stands for it."""
-    free = mx.device_info().get("free_memory")
-    if mx.cuda.is_available() and isinstance(free, int):
+    free = device.free_memory()
+    if free is not None:
         return free
     return device_bytes() if mx.metal.is_available() else psutil.virtual_memory().available
 

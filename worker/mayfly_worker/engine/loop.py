@@ -26,6 +26,7 @@ import mlx.core as mx
 
 from mayfly_protocol.breadcrumb import Breadcrumb, BreadcrumbWriter
 from mayfly_protocol.lifecycle import WorkPhase
+from mayfly_worker import device
 from mayfly_worker.engine import caches
 from mayfly_worker.engine.admission import Budget
 from mayfly_worker.engine.chunks import SMALLEST, ChunkSizer
@@ -77,6 +78,7 @@ class Gauges:
     cache_bytes: int = 0
     peak_bytes: int = 0
     prefix_bytes: int = 0
+    device_free: int | None = None
     forward: Breadcrumb = IDLE
     """The forward pass that is running, or ran last."""
 
@@ -356,6 +358,7 @@ class Engine:
         self.gauges.cache_bytes = mx.get_cache_memory()
         self.gauges.peak_bytes = mx.get_peak_memory()
         self.gauges.prefix_bytes = self._prefixes.nbytes
+        self.gauges.device_free = device.free_memory()
 
 
 def _prompt(start: Start, cached: int) -> Prompt:

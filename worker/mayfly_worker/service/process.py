@@ -332,6 +332,7 @@ class Worker:
                     cache=gauges.cache_bytes,
                     peak=gauges.peak_bytes,
                     prefix_cache=gauges.prefix_bytes,
+                    device_free=gauges.device_free,
                 ),
             )
         )
