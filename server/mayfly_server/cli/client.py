@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     import httpx
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-KEY_VARIABLES = (API_KEY_VARIABLE, ADMIN_KEY_VARIABLE)
+KEY_VARIABLES = (ADMIN_KEY_VARIABLE, API_KEY_VARIABLE)
+"""The first that is set is sent: an admin's key opens everything."""
 
 Url = Annotated[str, typer.Option("--url", help="The server's address.")]
 
