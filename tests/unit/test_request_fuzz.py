@@ -1,0 +1,281 @@
+"""Request parsers meet anything: each either makes a prompt of it or says what is wrong."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
+
+from mayfly_server.api import chat, parameters
+from mayfly_server.api.anthropic import conversation as anthropic
+from mayfly_server.api.anthropic.request import CountTokensRequest, MessagesRequest
+from mayfly_server.api.body import parse_object
+from mayfly_server.api.chat_request import ChatRequest
+from mayfly_server.api.completion_request import CompletionRequest
+from mayfly_server.api.errors import refusal
+from mayfly_server.api.responses import conversation as responses
+from mayfly_server.api.responses.request import ResponsesRequest
+from mayfly_server.api.tokenize import DetokenizeRequest, TokenizeRequest
+from mayfly_server.edge import keys
+from mayfly_server.edge.hosts import host_name
+from mayfly_server.edge.keys import KeysError
+from mayfly_server.errors import InvalidRequest
+
+EXAMPLES = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+def _chat(request: ChatRequest) -> None:
+    chat.chat_prompt(request)
+    parameters.sampling(request)
+    parameters.constraint(request)
+    parameters.include_usage(request)
+    parameters.ending(request, request.max_tokens)
+
+
+def _completion(request: CompletionRequest) -> None:
+    parameters.sampling(request)
+    parameters.constraint(request)
+
+
+def _nothing(request: BaseModel) -> None:
+    pass
+
+
+Parser = tuple[type[BaseModel], Callable[[Any], Any], list[dict[str, Any]]]
+PARSERS: dict[str, Parser] = {
+    "chat": (
+        ChatRequest,
+        _chat,
+        [
+            {
+                "model": "m",
+                "messages": [
+                    {"role": "system", "content": "s"},
+                    {"role": "user", "content": [{"type": "text", "text": "a"}]},
+                    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+                    {"role": "tool", "content": "x", "tool_call_id": "c"},
+                ],
+                "tools": [TOOL],
+                "tool_choice": {"type": "function", "function": {"name": "f"}},
+                "temperature": 0.5,
+                "stop": ["a"],
+                "logit_bias": {"5": 1.0},
+                "stream": True,
+                "stream_options": {"include_usage": True},
+            },
+            {
+                "messages": [{"role": "user", "content": "a"}],
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "n", "schema": {"type": "object"}},
+                },
+                "guided_json": "{}",
+            },
+        ],
+    ),
+    "completions": (
+        CompletionRequest,
+        _completion,
+        [
+            {"prompt": ["a", "b"], "n": 2, "max_tokens": 5, "logprobs": 3, "seed": 1},
+            {"prompt": [[1, 2], [3]], "guided_choice": ["a"]},
+        ],
+    ),
+    "responses": (
+        ResponsesRequest,
+        responses.chat_prompt,
+        [
+            {
+                "instructions": "s",
+                "input": [
+                    {"role": "user", "content": [{"type": "input_text", "text": "a"}]},
+                    {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "t"}]},
+                    {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+                    {"type": "function_call_output", "call_id": "c", "output": "x"},
+                ],
+                "tools": [{"type": "function", "name": "f"}],
+                "tool_choice": {"type": "function", "name": "f"},
+                "text": {"format": {"type": "json_schema", "name": "n", "schema": {}}},
+                "reasoning": {"effort": "low"},
+            },
+            {"input": "a", "store": False},
+        ],
+    ),
+    "messages": (
+        MessagesRequest,
+        anthropic.chat_prompt,
+        [
+            {
+                "max_tokens": 5,
+                "system": [{"type": "text", "text": "s"}],
+                "messages": [
+                    {"role": "user", "content": "a"},
+                    {
+                        "role": "assistant",
+                        "content": [
+                            {"type": "thinking", "thinking": "t"},
+                            {"type": "tool_use", "id": "c", "name": "f", "input": {}},
+                        ],
+                    },
+                    {
+                        "role": "user",
+                        "content": [{"type": "tool_result", "tool_use_id": "c", "content": "x"}],
+                    },
+                ],
+                "tools": [{"name": "f", "input_schema": {}}],
+                "tool_choice": {"type": "tool", "name": "f"},
+                "thinking": {"type": "enabled", "budget_tokens": 1024},
+            }
+        ],
+    ),
+    "count_tokens": (
+        CountTokensRequest,
+        anthropic.chat_prompt,
+        [{"messages": [{"role": "user", "content": "a"}]}],
+    ),
+    "tokenize": (
+        TokenizeRequest,
+        _nothing,
+        [{"prompt": "a"}, {"messages": [{"role": "user", "content": "a"}], "tools": [TOOL]}],
+    ),
+    "detokenize": (DetokenizeRequest, _nothing, [{"tokens": [1, 2]}]),
+}
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=6)
+    | st.sampled_from(
+        ["text", "user", "assistant", "function", "auto", "tool_use", "", "{", "null"]
+    ),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.text(max_size=4) | st.sampled_from(["type", "text", "role", "content", "name"]),
+            inner,
+            max_size=3,
+        )
+    ),
+    max_leaves=8,
+)
+
+
+def places(value: Any, here: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every place inside a JSON value."""
+    inside: list[tuple[Any, Any]] = []
+    if isinstance(value, dict):
+        inside = list(value.items())
+    elif isinstance(value, list):
+        inside = list(enumerate(value))
+    return [here, *(place for key, item in inside for place in places(item, (*here, key)))]
+
+
+def changed(body: dict[str, Any], place: tuple[Any, ...], new: Any, how: str) -> Any:
+    """The body with something else at one place, something more, or nothing."""
+    if not place:
+        return new
+    body = copy.deepcopy(body)
+    parent: Any = body
+    for key in place[:-1]:
+        parent = parent[key]
+    if how == "drop":
+        del parent[place[-1]]
+    elif how == "add" and isinstance(parent, dict):
+        parent["more" if not isinstance(new, str) or not new else new] = new
+    else:
+        parent[place[-1]] = new
+    return body
+
+
+def read(body: Any, parser: Parser) -> None:
+    """As a route does. Only InvalidRequest may come out, and its text can be sent."""
+    model, go_on, _ = parser
+    try:
+        parsed = parse_object(json.dumps(body).encode())
+        try:
+            request = model.model_validate(parsed)
+        except ValidationError as error:
+            found = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
+            raise refusal(found, parsed) from error
+        go_on(request)
+    except InvalidRequest as refused:
+        json.dumps(refused.envelope()).encode()
+        assert len(refused.message) < 2000
+
+
+@pytest.mark.parametrize("name", PARSERS)
+class TestRequests:
+    def test_examples_are_read(self, name: str) -> None:
+        model, go_on, examples = PARSERS[name]
+        for example in examples:
+            request = model.model_validate(parse_object(json.dumps(example).encode()))
+            try:
+                go_on(request)
+            except InvalidRequest as refused:
+                assert "exclude each other" in refused.message
+
+    def test_anything(self, name: str) -> None:
+        @EXAMPLES
+        @given(JSON)
+        def run(body: Any) -> None:
+            read(body, PARSERS[name])
+
+        run()
+
+    def test_almost_a_request(self, name: str) -> None:
+        examples = PARSERS[name][2]
+
+        @EXAMPLES
+        @given(st.data())
+        def run(data: st.DataObject) -> None:
+            body: Any = data.draw(st.sampled_from(examples))
+            for _ in range(data.draw(st.integers(1, 3))):
+                if not isinstance(body, dict):
+                    break
+                place = data.draw(st.sampled_from(places(body)))
+                how = data.draw(st.sampled_from(["replace", "add", "drop"]))
+                body = changed(body, place, data.draw(JSON), how)
+            read(body, PARSERS[name])
+
+        run()
+
+
+@EXAMPLES
+@given(st.binary(max_size=100) | st.text(max_size=100).map(str.encode))
+def test_bodies(raw: bytes) -> None:
+    try:
+        assert isinstance(parse_object(raw), dict)
+    except InvalidRequest as refused:
+        assert refused.code == "invalid_json"
+
+
+@EXAMPLES
+@given(st.text(max_size=60) | st.from_regex(r"\[?[0-9a-zA-Z:.\[\]%-]{0,40}\]?(:[0-9]*)?"))
+def test_hosts(text: str) -> None:
+    found = host_name(text)
+    assert found is None or (found == found.lower() and " " not in found)
+
+
+@EXAMPLES
+@given(
+    st.text(max_size=100)
+    | st.lists(
+        st.sampled_from(["[[keys]]", 'name = "a"', f'sha256 = "{"0" * 64}"', "admin = true", "x"]),
+        max_size=6,
+    ).map("\n".join)
+)
+def test_keys_files(text: str) -> None:
+    try:
+        assert all(len(key.digest) == 32 for key in keys.parse(text))
+    except KeysError as error:
+        assert str(error)
