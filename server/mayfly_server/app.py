@@ -13,6 +13,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from mayfly_server.api import (
     chat,
     completions,
+    document,
     errors,
     health,
     models,
@@ -25,6 +26,7 @@ from mayfly_server.api.body import BodyLimit
 from mayfly_server.api.front import Front, FrontDep
 from mayfly_server.api.request_id import RequestId
 from mayfly_server.api.responses import routes as responses
+from mayfly_server.api.schemas.errors import ANTHROPIC_FAILURES, FAILURES
 from mayfly_server.config import FrontSettings
 from mayfly_server.edge.gate import Gate
 from mayfly_server.edge.hosts import HostPolicy, Hosts, own_names
@@ -59,24 +61,20 @@ def create_app(settings: FrontSettings, keys: Sequence[Key] = ()) -> FastAPI:
 
     app = FastAPI(
         title="Mayfly",
+        description=document.DESCRIPTION,
+        version=document.package_version(),
+        generate_unique_id_function=lambda route: route.name,
         lifespan=lifespan,
         docs_url=None,  # they would load their scripts from elsewhere
         redoc_url=None,
         strict_content_type=False,  # bodies are checked by StrictRoute
     )
     errors.install(app)
-    for routes in (
-        chat,
-        completions,
-        responses,
-        anthropic,
-        tokenize,
-        models,
-        unserved,
-        health,
-        status,
-    ):
-        app.include_router(routes.router)
+    for routes in (chat, completions, responses, tokenize, models, unserved, status):
+        app.include_router(routes.router, responses=FAILURES)
+    app.include_router(anthropic.router, responses=ANTHROPIC_FAILURES)
+    app.include_router(health.router, responses={"4XX": FAILURES["4XX"]})
+    document.install(app)
     if settings.metrics != "off":
         app.add_api_route("/metrics", metrics_page, include_in_schema=False)
     # The one that is added last sees a request first: see the drawing in edge.

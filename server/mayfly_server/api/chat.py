@@ -17,12 +17,18 @@ from mayfly_server.api.conversation import chat_key, named_key
 from mayfly_server.api.front import FrontDep
 from mayfly_server.api.messages import conversation
 from mayfly_server.api.run import Run
+from mayfly_server.api.schemas.base import streamed
+from mayfly_server.api.schemas.completions import CHAT_EVENTS, ChatCompletion
 from mayfly_server.errors import InvalidRequest
 
 router = APIRouter(route_class=StrictRoute)
 
 
-@router.post("/v1/chat/completions", response_class=Response)
+@router.post(
+    "/v1/chat/completions",
+    response_class=Response,
+    responses={200: streamed(ChatCompletion, CHAT_EVENTS)},
+)
 async def chat_completions(request: ChatRequest, front: FrontDep) -> Response:
     """Continues a conversation, in one piece or as a stream of server-sent events."""
     include_usage = parameters.include_usage(request)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from mayfly_protocol.requests import ToolChoice as Mode
 from mayfly_server.api.fields import CommonFields, Count, Strict, Unsupported, refused
+from mayfly_server.api.schemas.base import DocumentedAs
+from mayfly_server.api.schemas.conversation import ChatMessage
 
 TEMPLATE_KWARGS = frozenset(
     {
@@ -29,6 +31,12 @@ TEMPLATE_KWARGS = frozenset(
 other names are the server's own (``messages``, ``tools``, ``tokenize``, ``chat_template`` ...)."""
 
 MAX_MESSAGES = 16_384
+
+_Bounded = Field(min_length=1, max_length=MAX_MESSAGES)
+Messages = Annotated[
+    list[dict[str, Any]], _Bounded, DocumentedAs(Annotated[list[ChatMessage], _Bounded])
+]
+"""What they are is looked at by :mod:`mayfly_server.api.messages`."""
 
 ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
 
@@ -91,7 +99,36 @@ def _known_kwargs(value: dict[str, Any]) -> dict[str, Any]:
 class ChatRequest(CommonFields):
     """See the module. Messages are looked at by :mod:`mayfly_server.api.messages`."""
 
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES)]
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "model": "SmolLM2-135M-Instruct",
+                    "messages": [{"role": "user", "content": "What is the capital of France?"}],
+                    "temperature": 0,
+                    "max_completion_tokens": 64,
+                },
+                {
+                    "messages": [{"role": "user", "content": "Weather in Paris?"}],
+                    "tools": [
+                        {
+                            "type": "function",
+                            "function": {
+                                "name": "weather",
+                                "parameters": {
+                                    "type": "object",
+                                    "properties": {"city": {"type": "string"}},
+                                },
+                            },
+                        }
+                    ],
+                    "stream": True,
+                },
+            ]
+        }
+    )
+
+    messages: Messages
     max_completion_tokens: Count | None = None
     max_tokens: Annotated[Count | None, Field(description="As max_completion_tokens.")] = None
     logprobs: bool | None = None

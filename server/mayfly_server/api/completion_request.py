@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from mayfly_protocol.requests import TextPrompt, TokenPrompt
@@ -46,6 +46,14 @@ def _no_suffix(value: Any) -> None:
 
 class CompletionRequest(CommonFields):
     """See the module."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"prompt": "Once upon a time", "max_tokens": 32, "temperature": 0.8, "seed": 7},
+            ]
+        }
+    )
 
     prompt: Annotated[
         Any,

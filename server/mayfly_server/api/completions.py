@@ -17,12 +17,18 @@ from mayfly_server.api.conversation import prompt_key
 from mayfly_server.api.fields import MAX_CHOICES, MAX_COUNT
 from mayfly_server.api.front import FrontDep
 from mayfly_server.api.run import Run
+from mayfly_server.api.schemas.base import streamed
+from mayfly_server.api.schemas.completions import TEXT_EVENTS, TextCompletion
 from mayfly_server.errors import InvalidRequest
 
 router = APIRouter(route_class=StrictRoute)
 
 
-@router.post("/v1/completions", response_class=Response)
+@router.post(
+    "/v1/completions",
+    response_class=Response,
+    responses={200: streamed(TextCompletion, TEXT_EVENTS)},
+)
 async def completions(request: CompletionRequest, front: FrontDep) -> Response:
     """Continues one or several prompts, in one piece or as a stream of server-sent events."""
     include_usage = parameters.include_usage(request)

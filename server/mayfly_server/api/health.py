@@ -8,19 +8,25 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
 from mayfly_server.api.front import FrontDep
+from mayfly_server.api.schemas.server import Alive, NotReady
 from mayfly_server.errors import Unavailable
 
 router = APIRouter()
 
+_READY: dict[int | str, dict[str, Any]] = {
+    200: {"model": Alive},
+    503: {"model": NotReady, "description": "No request would be taken now."},
+}
 
-@router.get("/livez")
+
+@router.get("/livez", response_model=None, responses={200: {"model": Alive}})
 async def alive() -> dict[str, Any]:
     """This process answers."""
     return {"status": "ok"}
 
 
-@router.get("/health")
-@router.get("/readyz")
+@router.get("/health", name="health", response_model=None, responses=_READY)
+@router.get("/readyz", response_model=None, responses=_READY)
 async def ready(request: Request, front: FrontDep) -> JSONResponse:
     """Whether a request would be taken now: 200, or 503 with the reason, unless the caller lacks a
     key that others need."""

@@ -7,18 +7,20 @@ from typing import Any
 from fastapi import APIRouter
 
 from mayfly_server.api.front import Front, FrontDep
+from mayfly_server.api.schemas.server import ServedModel as Shown
+from mayfly_server.api.schemas.server import ServedModels
 from mayfly_server.pool.fleet import ServedModel
 
 router = APIRouter()
 
 
-@router.get("/v1/models")
+@router.get("/v1/models", response_model=None, responses={200: {"model": ServedModels}})
 async def list_models(front: FrontDep) -> dict[str, Any]:
     """Every model that is served or being loaded."""
     return {"object": "list", "data": [_model(front, model) for model in front.fleet.models()]}
 
 
-@router.get("/v1/models/{name:path}")
+@router.get("/v1/models/{name:path}", response_model=None, responses={200: {"model": Shown}})
 async def get_model(name: str, front: FrontDep) -> dict[str, Any]:
     """One model, by any name that a request may call it."""
     return _model(front, await front.model(name))

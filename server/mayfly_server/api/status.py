@@ -8,12 +8,14 @@ from fastapi import APIRouter
 
 from mayfly_protocol.roster import Roster, SlotView
 from mayfly_server.api.front import FrontDep
+from mayfly_server.api.schemas.server import Status
 
 router = APIRouter()
 
 
-@router.get("/mayfly/status")
+@router.get("/mayfly/status", response_model=None, responses={200: {"model": Status}})
 async def status(front: FrontDep) -> dict[str, Any]:
+    """Every node and its slots, as they were last heard of."""
     return {"nodes": [_node(roster, silent) for roster, silent in front.fleet.nodes()]}
 
 

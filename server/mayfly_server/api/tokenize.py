@@ -6,15 +6,16 @@ from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from mayfly_protocol.requests import ChatPrompt, TextPrompt
 from mayfly_protocol.serving import Detokenize, Detokenized, Tokenize, Tokenized
 from mayfly_server.api.body import StrictRoute
 from mayfly_server.api.chat import chat_prompt
-from mayfly_server.api.chat_request import MAX_MESSAGES, ChatRequest, Tool
+from mayfly_server.api.chat_request import ChatRequest, Messages, Tool
 from mayfly_server.api.fields import Strict, TokenId
 from mayfly_server.api.front import FrontDep
+from mayfly_server.api.schemas.base import Answer
 from mayfly_server.errors import InvalidRequest
 from mayfly_server.pool.inquiry import inquire
 
@@ -24,32 +25,47 @@ router = APIRouter(route_class=StrictRoute)
 class TokenizeRequest(Strict):
     """A text as ``prompt``, or a chat as ``messages``."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"prompt": "Once upon a time"},
+                {"messages": [{"role": "user", "content": "hi"}]},
+            ]
+        }
+    )
+
     model: str | None = None
     prompt: str | None = None
     add_special_tokens: Annotated[
         bool | None, Field(description="Only with prompt: those that the tokenizer adds. True.")
     ] = None
-    messages: (
-        Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES)] | None
-    ) = None
+    messages: Messages | None = None
     tools: Annotated[list[Tool], Field(max_length=1024)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class TokenizeResponse(Strict):
+class TokenizeResponse(Answer):
     count: int
     max_model_len: Annotated[int | None, Field(description="The model's context in tokens.")]
     tokens: list[int]
 
 
 class DetokenizeRequest(Strict):
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"tokens": [1, 2, 3]},
+            ]
+        }
+    )
+
     model: str | None = None
     tokens: Annotated[list[TokenId], Field(min_length=1)]
 
 
-class DetokenizeResponse(Strict):
+class DetokenizeResponse(Answer):
     prompt: str
 
 

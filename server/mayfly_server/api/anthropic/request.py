@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from mayfly_server.api.chat_request import MAX_MESSAGES, ToolName
 from mayfly_server.api.fields import Count, Number, Strict, Unsupported
@@ -163,6 +163,18 @@ class PromptFields(Strict):
 class MessagesRequest(PromptFields):
     """See the module."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "max_tokens": 64,
+                    "system": "Be brief.",
+                    "messages": [{"role": "user", "content": "What is the capital of France?"}],
+                },
+            ]
+        }
+    )
+
     max_tokens: Count
     stream: bool | None = None
     stop_sequences: (
@@ -185,3 +197,11 @@ class MessagesRequest(PromptFields):
 
 class CountTokensRequest(PromptFields):
     """See the module."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"messages": [{"role": "user", "content": "What is the capital of France?"}]},
+            ]
+        }
+    )

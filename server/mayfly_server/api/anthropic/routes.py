@@ -21,13 +21,19 @@ from mayfly_server.api.conversation import chat_key
 from mayfly_server.api.fields import CommonFields
 from mayfly_server.api.front import FrontDep
 from mayfly_server.api.run import Run
+from mayfly_server.api.schemas.base import streamed
+from mayfly_server.api.schemas.messages import EVENTS, MessageAnswer, TokenCount
 from mayfly_server.errors import InvalidRequest
 from mayfly_server.pool.inquiry import inquire
 
 router = APIRouter(route_class=StrictRoute)
 
 
-@router.post("/v1/messages", response_class=Response)
+@router.post(
+    "/v1/messages",
+    response_class=Response,
+    responses={200: streamed(MessageAnswer, EVENTS)},
+)
 async def messages(request: MessagesRequest, front: FrontDep, http: Request) -> Response:
     """Continues a conversation, as Anthropic's API does: in one piece or as a stream of events."""
     prompt = chat_prompt(request)
@@ -51,7 +57,9 @@ async def messages(request: MessagesRequest, front: FrontDep, http: Request) -> 
     return WholeAnswer(run, front.metrics, partial(MessageBody, thoughts=thoughts))
 
 
-@router.post("/v1/messages/count_tokens")
+@router.post(
+    "/v1/messages/count_tokens", response_model=None, responses={200: {"model": TokenCount}}
+)
 async def count_tokens(request: CountTokensRequest, front: FrontDep) -> dict[str, Any]:
     """How many tokens the prompt of a message would have."""
     prompt = chat_prompt(request)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from mayfly_server.api.chat_request import MAX_MESSAGES, ToolName
 from mayfly_server.api.fields import Count, Number, Strict, Unsupported, refused
@@ -168,6 +168,20 @@ def _no_background(value: Any) -> Any:
 
 class ResponsesRequest(Strict):
     """See the module."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"input": "What is the capital of France?", "max_output_tokens": 64},
+                {
+                    "instructions": "Be brief.",
+                    "input": [{"role": "user", "content": "What is the capital of France?"}],
+                    "reasoning": {"effort": "low"},
+                    "stream": True,
+                },
+            ]
+        }
+    )
 
     model: str | None = None
     input: Annotated[

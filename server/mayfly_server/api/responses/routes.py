@@ -19,6 +19,8 @@ from mayfly_server.api.responses.answer import ResponseBody, ResponseEvents
 from mayfly_server.api.responses.conversation import chat_prompt
 from mayfly_server.api.responses.request import JsonObject, JsonSchema, ResponsesRequest
 from mayfly_server.api.run import Run
+from mayfly_server.api.schemas.base import streamed
+from mayfly_server.api.schemas.responses import EVENTS, ResponseAnswer
 from mayfly_server.errors import InvalidRequest
 
 router = APIRouter(route_class=StrictRoute)
@@ -26,7 +28,11 @@ router = APIRouter(route_class=StrictRoute)
 _LOGPROBS = "message.output_text.logprobs"
 
 
-@router.post("/v1/responses", response_class=Response)
+@router.post(
+    "/v1/responses",
+    response_class=Response,
+    responses={200: streamed(ResponseAnswer, EVENTS)},
+)
 async def responses(request: ResponsesRequest, front: FrontDep) -> Response:
     """Answers a list of items with another one, in one piece or as a stream of events."""
     prompt = chat_prompt(request)

@@ -1,0 +1,50 @@
+"""The OpenAPI document of an application, as FastAPI makes it, and what FastAPI does not know."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from fastapi import FastAPI
+
+DESCRIPTION = """\
+MLX language models, over the APIs of OpenAI (chat completions, completions, responses) and
+Anthropic (messages).
+
+Where API keys are configured, every request needs one (`Authorization: Bearer KEY` or
+`x-api-key: KEY`), but for the probes. An `x-request-id` that a request carries comes back with the
+answer; otherwise one is drawn. Streams are server-sent events; comments in them keep the connection
+alive.
+"""
+_PROBES = ("/livez", "/readyz", "/health")
+
+
+def package_version() -> str:
+    try:
+        return version("mlx-mayfly")
+    except PackageNotFoundError:  # from a source tree
+        return "0"
+
+
+def install(app: FastAPI) -> None:
+    """Adds what a caller may have to send: keys, where there are any."""
+    make = app.openapi
+
+    def document() -> dict[str, Any]:
+        known = app.openapi_schema is not None
+        made = make()
+        if not known:
+            _add_keys(made)
+        return made
+
+    app.openapi = document  # type: ignore[method-assign]
+
+
+def _add_keys(document: dict[str, Any]) -> None:
+    document["components"]["securitySchemes"] = {
+        "bearer": {"type": "http", "scheme": "bearer"},
+        "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+    }
+    document["security"] = [{"bearer": []}, {"header": []}, {}]
+    for probe in _PROBES:
+        document["paths"][probe]["get"]["security"] = []

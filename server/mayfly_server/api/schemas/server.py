@@ -1,0 +1,80 @@
+"""Answers about the server itself."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from mayfly_protocol.roster import SlotState
+from mayfly_server.api.schemas.base import Answer
+
+
+class Alive(Answer):
+    status: Literal["ok"]
+
+
+class NotReady(Answer):
+    status: Literal["unavailable"]
+    reason: Annotated[
+        str | None, Field(description="Not for a caller who lacks a key that others need.")
+    ] = None
+
+
+class ServedModel(Answer):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: Annotated[
+        int | None, Field(description="The context in tokens; null until the model is loaded.")
+    ]
+
+
+class ServedModels(Answer):
+    object: Literal["list"]
+    data: list[ServedModel]
+
+
+class SlotStatus(Answer):
+    """Sizes are bytes, times seconds."""
+
+    slot: str
+    model: str
+    state: SlotState
+    incarnation: int
+    pid: int
+    running: int
+    inferences: int
+    waiting: int
+    generated_tokens: int
+    phase: str
+    load_done: int
+    load_total: int
+    footprint: int
+    age_s: float
+    retry_in_s: float | None
+    detail: str
+
+
+class LossStatus(Answer):
+    """A worker that was lost within the last minute."""
+
+    slot: str
+    incarnation: int
+    kind: str
+    scope: str
+    age_s: float
+
+
+class NodeStatus(Answer):
+    node: str
+    pid: int
+    epoch: str
+    silent: Annotated[bool, Field(description="Nothing was heard of it lately.")]
+    slots: list[SlotStatus]
+    losses: list[LossStatus]
+
+
+class Status(Answer):
+    nodes: list[NodeStatus]
