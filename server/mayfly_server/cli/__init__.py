@@ -21,6 +21,7 @@ from mayfly_server.cli import (
     quarantine,
     recycle,
     serve,
+    service,
     status,
     version,
 )
@@ -44,6 +45,7 @@ app.add_typer(config.app)
 app.add_typer(faults.app)
 app.add_typer(keys.app)
 app.add_typer(quarantine.app)
+app.add_typer(service.app)
 app.command()(version.version)
 
 

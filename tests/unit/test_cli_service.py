@@ -1,0 +1,183 @@
+"""``mayfly service``, and a service that really runs where systemd does."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+from typer.testing import CliRunner, Result
+
+from mayfly_server.cli import app, service
+from mayfly_server.cli.services import systemd
+from mayfly_server.cli.services.description import Service
+from mayfly_server.cli.services.manager import ServiceError, Status, run
+from models.fake_engine import FakeNode
+from models.running_front import PATIENCE_S, RunningFront
+
+NOT_INSTALLED = Status(False, False, "not installed")
+
+
+@dataclass
+class Recorder:
+    """A manager that does nothing and remembers what it was to install."""
+
+    found: Status = NOT_INSTALLED
+    installed: Service | None = None
+    refuses: bool = False
+
+    def files(self, service: Service) -> dict[Path, str]:
+        return {Path("/units") / service.name: "text"}
+
+    def install(self, service: Service) -> None:
+        if self.refuses:
+            raise ServiceError("launchctl: no")
+        self.installed = service
+
+    def uninstall(self, name: str, scope: str) -> bool:
+        return self.found.installed
+
+    def status(self, name: str, scope: str) -> Status:
+        return self.found
+
+
+@pytest.fixture
+def manager(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    recorder = Recorder()
+    monkeypatch.setattr(service, "_manager", lambda: recorder)
+    return recorder
+
+
+def mayfly(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["service", *map(str, arguments)])
+
+
+def test_a_server_is_installed(
+    manager: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mayfly.toml").touch()
+    monkeypatch.chdir(tmp_path)
+    result = mayfly("install", "serve", "--", "--config", "mayfly.toml", "--port", 9000)
+    assert result.exit_code == 0, result.output
+    assert "wrote /units/serve" in result.stdout
+    assert manager.installed is not None
+    program, *arguments = manager.installed.command
+    assert Path(program).is_absolute()
+    config = str(tmp_path / "mayfly.toml")  # a service starts in another folder
+    assert arguments[-5:] == ["serve", "--config", config, "--port", "9000"]
+    assert manager.installed.stop_s > 20
+
+
+@pytest.mark.parametrize(("platform", "bound"), [("linux", False), ("darwin", True)])
+def test_a_front_end_is_told_where_to_listen(
+    manager: Recorder, monkeypatch: pytest.MonkeyPatch, platform: str, bound: bool
+) -> None:
+    """On Linux systemd binds, on macOS it does so itself."""
+    monkeypatch.setattr(sys, "platform", platform)
+    node = ("--node", "tcp://mac-1.local:7700")
+    assert mayfly("install", "front", "--listen", "[::1]:8001", "--", *node).exit_code == 0
+    assert manager.installed is not None
+    assert manager.installed.listen == ("[::1]:8001",)
+    binds = ["--host", "::1", "--port", "8001"] if bound else []
+    assert list(manager.installed.command[-2 - len(binds) :]) == [*node, *binds]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("install", "nonsense"), 2, "nonsense"),
+        (("install", "serve", "--listen", "127.0.0.1:1"), 2, "--listen is a front end's"),
+        (("install", "front", "--listen", "8001"), 2, "ADDRESS:PORT"),
+        (("install", "front", "--listen", "::1:99999"), 2, "ADDRESS:PORT"),
+        (("install", "serve", "--name", "A b"), 2, "cannot name a service"),
+        (("install", "serve", "--system", "--print", "--user", "no-such-user"), 1, "no user"),
+        (("install", "serve", "--system", "--print", "--user", "root"), 1, "not run as root"),
+        (("uninstall", "serve"), 1, "no service serve is installed"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    manager: Recorder, arguments: tuple[str, ...], code: int, says: str
+) -> None:
+    result = mayfly(*arguments)
+    assert result.exit_code == code
+    assert says in result.stderr
+    assert manager.installed is None
+
+
+def test_a_manager_that_refuses_is_quoted(manager: Recorder) -> None:
+    manager.refuses = True
+    result = mayfly("install", "serve")
+    assert (result.exit_code, result.stderr) == (1, "mayfly: launchctl: no\n")
+
+
+def test_status_says_how_it_is(manager: Recorder) -> None:
+    assert mayfly("status").exit_code == 1
+    manager.found = Status(True, True, "active (running)", 7, "signal", 2, ("it moved",))
+    result = mayfly("status")
+    assert result.exit_code == 0
+    assert result.stdout == (
+        "serve: active (running), pid 7, started 2 times, the last run ended: signal\n"
+    )
+    assert result.stderr == "it moved\n"
+
+
+def test_the_files_can_be_looked_at_first() -> None:
+    result = mayfly("install", "front", "--print")
+    assert result.exit_code == 0
+    assert ("ListenStream=" in result.stdout) == (sys.platform != "darwin")
+
+
+@pytest.fixture
+def user_units() -> Path:
+    """Of the systemd that serves this user; skips where none does."""
+    try:
+        asked = run(("systemctl", "--user", "show", "--property=Version"))
+    except ServiceError:
+        pytest.skip("systemctl is missing")
+    if asked.code:
+        pytest.skip(f"no systemd serves this user: {asked.stderr.strip()}")
+    return systemd.here().user_units
+
+
+@pytest.fixture
+def node() -> Iterator[FakeNode]:
+    with FakeNode() as node:
+        node.worker()
+        yield node
+
+
+def test_a_front_end_is_replaced_and_nobody_is_refused(node: FakeNode, user_units: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    name = f"test-{os.getpid()}-{secrets.token_hex(2)}"
+    front = Service(
+        *(name, "front", "user"),
+        (sys.executable, "-m", "mayfly_server.front", "--node", node.control),
+        *(20, "Because."),
+        listen=(f"127.0.0.1:{port}",),
+    )
+    manager = systemd.Systemd(user_units)
+    url = f"http://127.0.0.1:{port}/livez"
+    try:
+        manager.install(front)
+        assert httpx.get(url, timeout=PATIENCE_S).status_code == 200
+        first = manager.status(name, "user")
+        assert first.running
+        assert first.pid
+        os.kill(first.pid, 9)
+        assert httpx.get(url, timeout=PATIENCE_S).status_code == 200, "its socket takes it"
+        RunningFront.wait(lambda: manager.status(name, "user").pid not in (None, first.pid))
+        unit = f"{systemd.PREFIX}{name}.service"
+        restarting = subprocess.Popen(["systemctl", "--user", "restart", unit])
+        while restarting.poll() is None:
+            assert httpx.get(url, timeout=PATIENCE_S).status_code == 200
+    finally:
+        manager.uninstall(name, "user")
+    assert not manager.status(name, "user").installed
