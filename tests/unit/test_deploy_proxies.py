@@ -1,0 +1,135 @@
+"""haproxy and Caddy, with the configurations of ``deploy/``, in front of real front ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from models.fake_engine import WORDS, FakeNode, say, until
+from models.running_front import PATIENCE_S, RunningFront
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+HELLO = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
+
+
+def haproxy(folder: Path, text: str) -> tuple[list[str], list[str]]:
+    path = folder / "haproxy.cfg"
+    path.write_text(text)
+    return ["haproxy", "-c", "-f", str(path)], ["haproxy", "-db", "-f", str(path)]
+
+
+def caddy(folder: Path, text: str) -> tuple[list[str], list[str]]:
+    path = folder / "Caddyfile"
+    path.write_text("{\n\tadmin off\n}\n" + text)
+    of = ["--adapter", "caddyfile", "--config", str(path)]
+    return ["caddy", "validate", *of], ["caddy", "run", *of]
+
+
+PROXIES = {"haproxy.cfg": haproxy, "Caddyfile": caddy}
+
+
+@contextmanager
+def proxied(name: str, folder: Path, ports: list[int]) -> Iterator[httpx.Client]:
+    """A client of a proxy before front ends on these ports; 8001 and so on in its configuration."""
+    prepare: Callable[[Path, str], tuple[list[str], list[str]]] = PROXIES[name]
+    if shutil.which(prepare.__name__) is None:
+        pytest.skip(f"{prepare.__name__} is missing")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    places = dict(zip((8000, 8001, 8002, 8003), (port, *ports), strict=True))
+    text = re.sub(
+        r"(127\.0\.0\.1):(\d+)",
+        lambda found: f"{found[1]}:{places[int(found[2])]}",
+        (DEPLOY / name).read_text(),
+    )
+    check, serve = prepare(folder, text)
+    environment = {**os.environ, "HOME": str(folder), "XDG_CONFIG_HOME": "", "XDG_DATA_HOME": ""}
+    checked = subprocess.run(
+        check, capture_output=True, text=True, check=False, env=environment, cwd=folder
+    )
+    assert checked.returncode == 0, checked.stderr
+    with (folder / "proxy.log").open("w") as log:
+        process = subprocess.Popen(serve, stdout=log, stderr=log, env=environment, cwd=folder)
+        try:
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as client:
+                RunningFront.wait(lambda: answers(client))
+                yield client
+        finally:
+            process.kill()
+            process.wait()
+
+
+def answers(client: httpx.Client) -> bool:
+    try:
+        return client.get("/livez").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+@pytest.mark.parametrize("name", PROXIES)
+def test_streams_pass_as_they_come_and_nobody_is_refused(name: str, tmp_path: Path) -> None:
+    gate = threading.Event()
+
+    def rest(submit):  # type: ignore[no-untyped-def]
+        yield gate
+        yield from list(say()(submit))[2:]
+
+    with ExitStack() as stack:
+        node = stack.enter_context(FakeNode())
+        worker = node.worker()
+        # The notice that a real front end gives.
+        fronts = [
+            stack.enter_context(RunningFront(node.control, notice_s=0.5, grace_s=PATIENCE_S))
+            for _ in range(3)
+        ]
+        ports = [front.port for front in fronts]
+        client = stack.enter_context(proxied(name, tmp_path, ports))
+        RunningFront.wait(lambda: client.get("/readyz").status_code == 200)
+
+        worker.script = until(1, rest)
+        with client.stream("POST", "/v1/chat/completions", json=HELLO) as response:
+            lines = response.iter_lines()
+            assert any(WORDS[0] in line for line in lines), "the first word, while the rest waits"
+            worker.script = say()
+            gate.set()
+            assert list(lines)[-2:] == ["data: [DONE]", ""]
+
+        for front in fronts[:2]:
+            front.stop()
+        while any(alive(port) for port in ports[:2]):
+            # Every request is a new connection to the proxy, and one of its own behind it.
+            answer = httpx.post(f"{client.base_url}/v1/chat/completions", json=HELLO)
+            assert answer.status_code == 200
+            assert answer.text.endswith("data: [DONE]\n\n")
+
+
+def alive(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.mark.parametrize("name", PROXIES)
+def test_where_none_is_ready_the_front_end_says_when_to_come_again(
+    name: str, tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+        node = stack.enter_context(FakeNode())
+        node.worker()
+        fronts = [stack.enter_context(RunningFront(node.control)) for _ in range(3)]
+        client = stack.enter_context(proxied(name, tmp_path, [front.port for front in fronts]))
+        RunningFront.wait(lambda: client.get("/readyz").status_code == 200)
+        node.lose("slot-1", "killed")
+        RunningFront.wait(lambda: client.get("/readyz").status_code == 503)
+        answer = client.get("/readyz")
+        assert "reason" in answer.json()
+        assert int(answer.headers["retry-after"]) > 0
