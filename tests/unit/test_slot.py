@@ -19,6 +19,7 @@ from mayfly_protocol.lifecycle import (
 )
 from mayfly_reaper.actions import Record, Send, Signal, Spawn
 from mayfly_reaper.events import (
+    Ended,
     Event,
     Exited,
     NotStarted,
@@ -132,6 +133,14 @@ def test_what_an_earlier_incarnation_says_changes_nothing() -> None:
     assert story.tell(Exited(1, 3)) == []
     assert story.slot.state == before.state
     assert story.slot.life == before.life
+
+
+def test_a_worker_whose_process_ended_serves_no_more_before_it_is_known_why() -> None:
+    story = Story().ready()
+    assert story.tell(Ended(1)) == []
+    assert story.slot.state == "gone"
+    assert story.lost == []
+    assert losses(story.exit(-signal.SIGSEGV)) == [("crashed", "worker", "killed by SIGSEGV")]
 
 
 def test_a_fault_ends_an_incarnation_before_its_exit() -> None:

@@ -23,6 +23,7 @@ from mayfly_protocol.lifecycle import (
 )
 from mayfly_reaper.actions import Action, Lose, Record, Send, Signal, Spawn, WipeKernels
 from mayfly_reaper.events import (
+    Ended,
     Event,
     Exited,
     Granted,
@@ -164,7 +165,8 @@ class SlotMachine(RuleBasedStateMachine):
         oldest = min((life.number for _, life in self.slot.lives), default=self.spawned + 1)
         number = oldest - 1 - ago
         before = self.slot
-        for event in (Said(number, message), Exited(number, status), Started(number, 1)):
+        late = (Said(number, message), Ended(number), Exited(number, status), Started(number, 1))
+        for event in late:
             after, actions = self.rules.step(self.slot, event, self.now)
             assert actions == []
             assert replace(after, late=before.late, seen_at=before.seen_at) == before
@@ -176,6 +178,8 @@ class SlotMachine(RuleBasedStateMachine):
     def a_worker_ends(self, status: int, pick: int) -> None:
         number = self.one_of_the_living(pick)
         self.alive.remove(number)
+        self.tell(Ended(number))
+        self.what_serves_runs_and_what_runs_is_known()
         self.tell(Exited(number, status))
 
     @rule()

@@ -53,6 +53,14 @@ class Children:
         for _, process in self._processes.values():
             process.stderr.trim()
 
+    def ended(self) -> list[tuple[str, int]]:
+        """Those that have ended since, by their slots' names; :meth:`exits` tells more of them."""
+        return [
+            (slot, incarnation)
+            for incarnation, (slot, process) in self._processes.items()
+            if process.poll() is not None
+        ]
+
     def exits(self, footprint: Callable[[int], tuple[int, int]]) -> Iterator[tuple[str, Exited]]:
         """Those that have ended since, with their slots' names.
 

@@ -29,10 +29,19 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
+class Ended:
+    """An incarnation's process is gone. ``Exited`` follows: to find out how it went takes longer
+    than to tell everyone that it serves no more."""
+
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
 class Exited:
-    """An incarnation's process is gone; ``status`` as ``subprocess.Popen.returncode`` has it,
-    ``stderr`` the last lines that it wrote, ``crumb`` what its last forward pass was about.
-    ``starved`` is what shows that the system was short of memory, empty where nothing does."""
+    """How an incarnation's process ended and what it has left: ``status`` as
+    ``subprocess.Popen.returncode`` has it, ``stderr`` the last lines that it wrote, ``crumb`` what
+    its last forward pass was about. ``starved`` is what shows that the system was short of memory,
+    empty where nothing does."""
 
     incarnation: int
     status: int
@@ -78,4 +87,7 @@ class StopAsked:
     grace_s: float | None = None
 
 
-Event = Started | NotStarted | Said | Exited | Tick | Granted | Held | RecycleAsked | StopAsked
+OfLife = Started | NotStarted | Said | Ended | Exited
+"""What is about one incarnation."""
+
+Event = OfLife | Tick | Granted | Held | RecycleAsked | StopAsked

@@ -36,7 +36,7 @@ from mayfly_reaper import incarnation as with_
 from mayfly_reaper import ladder as ladders
 from mayfly_reaper import verdict as verdicts
 from mayfly_reaper.actions import Action, Lose, Send, Signal
-from mayfly_reaper.events import Exited, NotStarted, Said, Started, Tick
+from mayfly_reaper.events import Ended, Exited, NotStarted, OfLife, Said, Started, Tick
 from mayfly_reaper.incarnation import STARTING, Incarnation
 from mayfly_reaper.ladder import SIGNALS, Ladder
 from mayfly_reaper.settings import Budgets
@@ -59,9 +59,7 @@ class LifeRules:
     def __init__(self, budgets: Budgets) -> None:
         self._budgets = budgets
 
-    def step(
-        self, life: Incarnation, event: Started | NotStarted | Said | Exited | Tick, now: float
-    ) -> Step:
+    def step(self, life: Incarnation, event: OfLife | Tick, now: float) -> Step:
         """What an event makes of an incarnation, and what is to be done about it."""
         match event:
             case Tick():
@@ -71,6 +69,8 @@ class LifeRules:
             case NotStarted(_, reason):
                 cause = Verdict("not_started", "machine", Cause("OSError", reason))
                 return self._over(replace(life, exited_at=now), cause)
+            case Ended():
+                return _gone(life), []
             case Exited():
                 return self._exited(life, event, now)
             case Said(_, message):

@@ -37,7 +37,7 @@ from mayfly_reaper.actions import Action, Lose, Record, Send, Signal, Spawn, Wip
 from mayfly_reaper.awake import awake
 from mayfly_reaper.children import Children
 from mayfly_reaper.errors import StartError
-from mayfly_reaper.events import Event, Granted, Held, RecycleAsked, Said, StopAsked, Tick
+from mayfly_reaper.events import Ended, Event, Granted, Held, RecycleAsked, Said, StopAsked, Tick
 from mayfly_reaper.front_end import FrontEndProcess, listen
 from mayfly_reaper.host import LOOK_AGAIN_S, Host
 from mayfly_reaper.incarnation import STARTING
@@ -149,8 +149,7 @@ class _Loop:
         while True:
             self._pass_time()
             self._renew()
-            self._show()
-            self._publish()
+            self._tell()
             if self._over():
                 return
             self._poller.poll(self._patience_ms())
@@ -310,6 +309,11 @@ class _Loop:
         return Done(True, f"draining {', '.join(self._seats)}")
 
     def _take_exits(self) -> None:
+        ended = self._children.ended()
+        for name, number in ended:
+            self._apply(name, Ended(number))
+        if ended:
+            self._tell()  # whoever looks at what the dead left, and tidies up, waits for the disk
         everyone = self._seats.values()
         for name, exited in self._children.exits(lambda n: seats.footprint(everyone, n)):
             self._apply(name, exited)
@@ -361,6 +365,10 @@ class _Loop:
             autopsy.append(self._autopsies, written)
         except OSError as error:
             self._complain(f"autopsies cannot be written: {error}")
+
+    def _tell(self) -> None:
+        self._show()
+        self._publish()
 
     def _show(self) -> None:
         now = time.monotonic()

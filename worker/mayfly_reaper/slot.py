@@ -39,11 +39,13 @@ from mayfly_reaper import incarnation as with_
 from mayfly_reaper.actions import Action, Record, Spawn, WipeKernels
 from mayfly_reaper.backoff import delay
 from mayfly_reaper.events import (
+    Ended,
     Event,
     Exited,
     Granted,
     Held,
     NotStarted,
+    OfLife,
     RecycleAsked,
     Said,
     Started,
@@ -161,7 +163,9 @@ class SlotRules:
                 return self._recycle(slot, event, now)
             case StopAsked():
                 return self._stop(slot, event, now)
-            case Started(number) | NotStarted(number) | Exited(number) | Said(number):
+            case (
+                Started(number) | NotStarted(number) | Ended(number) | Exited(number) | Said(number)
+            ):
                 if all(life.number != number for _, life in slot.lives):
                     return replace(slot, late=slot.late + isinstance(event, Said)), []
                 return self._live(slot, number, event, now)
@@ -188,13 +192,7 @@ class SlotRules:
             actions += more
         return slot, actions
 
-    def _live(
-        self,
-        slot: Slot,
-        number: int,
-        event: Started | NotStarted | Said | Exited | Tick,
-        now: float,
-    ) -> Step:
+    def _live(self, slot: Slot, number: int, event: OfLife | Tick, now: float) -> Step:
         role, life = next(each for each in slot.lives if each[1].number == number)
         life, actions = self._lives.step(life, event, now)
         slot = slot.having(role, life)
