@@ -122,6 +122,12 @@ class Server:
             return []
         return [json.loads(line) for line in path.read_text().splitlines()]
 
+    def faults(self) -> list[dict[str, Any]]:
+        """As ``mayfly faults`` lists them."""
+        command = ("faults", "--json", "--state-dir", str(self.state_dir))
+        ran = subprocess.run([*_mayfly(None), *command], check=True, stdout=subprocess.PIPE)
+        return list(json.loads(ran.stdout))
+
     def chat(self, text: str = "Tell me a story", **options: Any) -> Any:
         body = {"temperature": 0, "max_tokens": 8, **options}
         return self.client.chat.completions.create(

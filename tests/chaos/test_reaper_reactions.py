@@ -26,6 +26,11 @@ STICKY = "cudaEventSynchronize(event) failed: an illegal memory access was encou
 TERMINATE = (
     f"terminate called after throwing an instance of 'std::runtime_error'\n  what():  {HANG}"
 )
+THRASH = (
+    "Cache thrashing is happening, please set the environment variable "
+    "MLX_CUDA_GRAPH_CACHE_SIZE to a larger value than 400"
+)
+MASK = "cudaGraphAddDependencies(graph, from, to, count) failed: invalid argument"
 ALLOCATION = "[malloc] Unable to allocate 123456789 bytes."
 HANDLES = "[metal::malloc] Resource limit (499000) exceeded."
 
@@ -60,7 +65,7 @@ class Case:
 
 LOST = [
     Case("raise", "raise", "metal_timeout", TIMEOUT, TIMEOUT),
-    Case("abort", "abort", "metal_hang", HANG, TERMINATE),
+    Case("abort", "abort", "metal_hang", HANG, f"{TERMINATE}\n{MASK}"),
     Case("segfault", "segfault", "crashed", "killed by SIGSEGV"),
     Case("spin", "spin_gil_released", "wedged", "no progress in"),
     Case("spin with the GIL", "spin_gil_held", "silent", "no heartbeat for 4 s"),
@@ -74,12 +79,15 @@ MORE_LOST = [
     Case("nan", "nan", "nonfinite_logits", "logits"),
     Case("constant", "constant", "nonfinite_logits", "logits"),
 ]
+MASKED = Case(
+    "masked", "raise_masked", "cuda_graph_thrash", THRASH, "\n".join([THRASH, *[MASK] * 99])
+)
 EVERYWHERE: list[int | str] = ["prefill", 0, 5]
 MATRIX = [
     pytest.param(case, at, id=f"{case.name} at {at}")
-    for case in LOST + MORE_LOST
+    for case in (*LOST, *MORE_LOST, MASKED)
     for at in EVERYWHERE
-    if not (case in LOST and at == 5)  # those run in CI
+    if not (case in (*LOST, MASKED) and at == 5)  # those run in CI
     # A row's logits are looked at when a token is drawn.
     if not (case.kind == "nonfinite_logits" and at == "prefill")
 ]
@@ -89,7 +97,7 @@ MATRIX = [
 def server(
     scripted_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
-    plays = [case.play(at) for case in LOST + MORE_LOST for at in EVERYWHERE]
+    plays = [case.play(at) for case in (*LOST, *MORE_LOST, MASKED) for at in EVERYWHERE]
     plays.append(Play("[batch]", REPLY, [Fault(5, "raise", ALLOCATION, times=1)]))
     plays.append(Play("[full disk]", REPLY, [Fault(5, "raise", ALLOCATION, times=1)]))
     plays.append(Play("[recycle]", REPLY, [Fault(5, "raise", HANDLES, times=1)]))
@@ -138,6 +146,20 @@ def assert_health_told_the_truth(watch: Watch) -> None:
 @pytest.mark.parametrize("case", LOST, ids=lambda case: case.name)
 def test_a_worker_is_lost_and_its_request_is_not(server: Server, case: Case) -> None:
     lose(server, case, 5)
+
+
+def test_what_cleanup_raises_does_not_stand_where_the_first_cause_belongs(server: Server) -> None:
+    """An evaluation fails, and the close behind it again and again on what that left."""
+    lose(server, MASKED, 5)
+    autopsy = server.autopsies()[-1]
+    assert autopsy["first_cause"]["text"] == THRASH
+    assert "_raise_masked" in autopsy["first_cause"]["traceback"]
+    assert {later["text"] for later in autopsy["later"]} == {MASK}
+    lost = next(line for line in server.log().splitlines() if f"(pid {autopsy['pid']})" in line)
+    assert THRASH in lost
+    assert MASK not in lost
+    listed = server.faults()
+    assert (listed[-1]["kind"], listed[-1]["first_cause"]) == (MASKED.kind, THRASH)
 
 
 @pytest.mark.long

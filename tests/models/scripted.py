@@ -35,6 +35,7 @@ from models import tokenizer as tokenizers
 Action = Literal[
     "wait",
     "raise",
+    "raise_masked",
     "abort",
     "segfault",
     "kill",
@@ -56,11 +57,12 @@ class Fault:
     prefills several tokens of a prompt with the trigger already in it (``"prefill"``), or while
     the model loads (``"load"``, for ``build(load_faults=...)``).
 
-    ``message`` is the exception's text (``raise``), the last line on stderr (``abort``), the code
+    ``message`` is the exception's text (``raise``), the last lines on stderr (``abort``), the code
     (``exit``), or what a ``wait`` is called: it writes its pid into a file ``<name>.waits`` and
-    goes on when there is one called ``<name>.go``. ``nan`` and ``constant`` spoil the row's
-    logits. ``times`` bounds how often it strikes over all processes that load the folder: with 1,
-    the worker that comes next survives. Faults of the same moment strike in their order.
+    goes on when there is one called ``<name>.go``. Of a ``raise_masked`` the first line is raised,
+    and each further one by the cleanup after the one before. ``nan`` and ``constant`` spoil the
+    row's logits. ``times`` bounds how often it strikes over all processes that load the folder:
+    with 1, the worker that comes next survives. Faults of the same moment strike in their order.
     """
 
     at: int | Literal["prefill", "load"]

@@ -98,6 +98,16 @@ def _raise(message: str) -> None:
     raise RuntimeError(message)
 
 
+def _raise_masked(message: str) -> None:
+    """What comes out at last is the last line, with all that it stands before as its context."""
+    before, newline, last = message.rpartition("\n")
+    try:
+        if newline:
+            _raise_masked(before)
+    finally:
+        raise RuntimeError(last)
+
+
 def _wait(name: str) -> None:
     """Says who is here, and stays until it is told to go on."""
     told = FOLDER / f"{name}.waits.tmp"
@@ -111,6 +121,7 @@ def _wait(name: str) -> None:
 ACTIONS = {
     "wait": _wait,
     "raise": _raise,
+    "raise_masked": _raise_masked,
     "abort": _abort,
     "segfault": lambda _: ctypes.string_at(0),
     "kill": lambda _: os.kill(os.getpid(), signal.SIGKILL),
