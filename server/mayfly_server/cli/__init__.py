@@ -16,6 +16,7 @@ from mayfly_server.cli import (
     config,
     doctor,
     drain,
+    drill,
     faults,
     keys,
     quarantine,
@@ -41,6 +42,7 @@ app.command()(chat.chat)
 app.command()(doctor.doctor)
 app.command()(recycle.recycle)
 app.command()(drain.drain)
+app.command()(drill.drill)
 app.add_typer(config.app)
 app.add_typer(faults.app)
 app.add_typer(keys.app)
