@@ -1,0 +1,171 @@
+"""A request that kills workers, among many that do not."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from chaos_cells import METAL_HANG, SHAPES
+from chaos_client import Asking
+from mayfly_reaper.paths import runtime_of
+from models.scripted import Action, Fault, Play
+from server_harness import Server, free_port, serving, wait_for
+
+INNOCENTS = 100
+AT_ONCE = 16
+FATAL = 200
+BUDGETS = {
+    "retry_s": 0.1,
+    "retry_max_s": 0.5,
+    "spacing_s": 0.1,
+    "steady_s": 0.0,
+    "trial_losses": 1000,
+    "batch_faults": 1000,
+}
+TALE = " ".join(f"line {number}" for number in range(150))
+
+
+def reply(number: int) -> str:
+    """Of different lengths, so that there are always some that have just begun."""
+    return " ".join(f"{number} says {n}" for n in range(3 + number * 7 % 20))
+
+
+def plays(poison: Play) -> list[Play]:
+    return [poison, *(Play(f"[{n:03}]", reply(n)) for n in range(INNOCENTS))]
+
+
+@contextmanager
+def another_front_end(server: Server) -> Iterator[str]:
+    """Its address."""
+    port = free_port()
+    control = runtime_of(server.state_dir).control
+    command = [sys.executable, "-m", "mayfly_server.front", "--node", control, "--port", str(port)]
+    log = (server.state_dir / "front.log").open("w")
+    front = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    url = f"http://127.0.0.1:{port}"
+
+    def ready() -> bool:
+        try:
+            return httpx.get(f"{url}/readyz").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    try:
+        wait_for(ready, "the other front end")
+        yield url
+    finally:
+        front.terminate()
+        front.wait(20)
+        log.close()
+
+
+def refused(asking: Asking) -> openai.APIError:
+    error = asking.error
+    assert isinstance(error, openai.APIError), error
+    return error
+
+
+CASES: list[tuple[int | str, Action, str, str, int]] = [
+    (FATAL, "segfault", "", "crashed", 3),
+]
+MORE_CASES: list[tuple[int | str, Action, str, str, int]] = [
+    ("prefill", "segfault", "", "crashed", 3),
+    ("prefill", "raise", METAL_HANG, "metal_hang", 3),
+    (FATAL, "raise", METAL_HANG, "metal_hang", 3),
+    ("prefill", "raise", SHAPES, "shape", 0),
+    (FATAL, "raise", SHAPES, "shape", 0),
+    (FATAL, "abort", "", "aborted", 3),
+    (0, "nan", "", "nonfinite_logits", 3),
+    (FATAL, "nan", "", "nonfinite_logits", 3),
+]
+
+
+@pytest.mark.parametrize(
+    ("at", "action", "message", "kind", "deaths"),
+    [*CASES, *(pytest.param(*case, marks=pytest.mark.long) for case in MORE_CASES)],
+)
+def test_a_poisonous_request_is_found_and_stopped(
+    scripted_model: Callable[..., Path],
+    tmp_path: Path,
+    at: int | str,
+    action: Action,
+    message: str,
+    kind: str,
+    deaths: int,
+) -> None:
+    fault = Fault(at, action, message)  # type: ignore[arg-type]
+    model = scripted_model(plays(Play("[poison]", TALE, [fault])), step_s=0.005)
+    options = ("--trust-remote-code", "--workers", "3")
+    with (
+        serving(model, tmp_path, *options, budgets=BUDGETS) as server,
+        another_front_end(server) as other,
+        ThreadPoolExecutor(AT_ONCE) as pool,
+    ):
+        wait_for(lambda: all(s["state"] == "ready" for s in server.slots()), "every worker")
+
+        def ask(number: int) -> str:
+            return Asking(server, f"[{number:03}]").result().text
+
+        asked = [pool.submit(ask, number) for number in range(INNOCENTS)]
+        wait_for(lambda: sum(each.done() for each in asked) >= 5, "some answers")
+        poison = Asking(server, "[poison]")
+        error = refused(poison)
+        assert error.code == kind
+        assert error.body["retryable"] is False  # type: ignore[index]
+        said = poison.answer.text
+        assert TALE.startswith(said)
+        assert bool(said) == (at == FATAL)
+        assert [each.result() for each in asked] == [reply(n) for n in range(INNOCENTS)]
+        assert [a["kind"] for a in server.autopsies()] == [kind] * deaths
+
+        # The same again: nobody has to die of it.
+        for url in (server.url, other):
+            began = time.monotonic()
+            again = refused(Asking(server, "[poison]", url=url, seed=8))
+            assert time.monotonic() - began < 2.0
+            assert (again.code, getattr(again, "status_code", None)) == (kind, 500)
+            assert again.response.headers["x-should-retry"] == "false"  # type: ignore[attr-defined]
+        assert len(server.autopsies()) == deaths
+        assert ask(1) == reply(1)
+
+
+@pytest.mark.parametrize(
+    ("message", "seed"),
+    [
+        pytest.param(message, seed, marks=[pytest.mark.long] if seed or message == SHAPES else [])
+        for message in (METAL_HANG, SHAPES)
+        for seed in range(8)
+    ],
+    ids=lambda value: {METAL_HANG: "worker", SHAPES: "batch"}.get(value),
+)
+def test_a_random_fault_delays_no_innocent(
+    scripted_model: Callable[..., Path], tmp_path: Path, message: str, seed: int
+) -> None:
+    """Whenever it falls: nobody has to wait behind another for having been there."""
+    at = random.Random(seed).randrange(0, 60)
+    text = " ".join(f"word {number}" for number in range(30))
+    plain = [Play(f"[{n:02}]", text) for n in range(AT_ONCE - 1)]
+    victim = Play("[victim]", text, [Fault(at, "raise", message, times=1)])
+    model = scripted_model([victim, *plain], step_s=0.02)
+    options = ("--trust-remote-code", "--workers", "2")
+    with serving(model, tmp_path, *options, budgets=BUDGETS) as server:
+        wait_for(lambda: all(s["state"] == "ready" for s in server.slots()), "every worker")
+        asked = [
+            Asking(server, play.trigger, prompt_cache_key="together") for play in [*plain, victim]
+        ]
+        answers = [each.result() for each in asked]
+        assert [answer.text for answer in answers] == [text] * AT_ONCE
+        gaps = sorted(answer.gap_s for answer in answers)
+        struck = [gap for gap in gaps if gap > 0.1]
+        print(f"at token {at}: {len(struck)} struck, gaps {gaps[0]:.3f} to {gaps[-1]:.3f} s")
+        assert gaps[-1] < 1.0, "one after the other they would have taken longer"
