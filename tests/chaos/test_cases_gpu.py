@@ -1,0 +1,188 @@
+"""GPU faults that other servers were reported for, as far as a CPU can stage them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import openai
+import pytest
+
+from chaos_client import Asking
+from models.scripted import Fault, Play
+from server_harness import Server, serving, wait_for
+from worker_harness import WorkerProcess, generation
+
+BUDGETS = {
+    "retry_s": 0.1,
+    "retry_max_s": 0.5,
+    "spacing_s": 0.1,
+    "steady_s": 0.0,
+    "trial_losses": 1000,
+    "batch_faults": 1000,
+}
+WORDS = [f"word{number}" for number in range(60)]
+TALE = " ".join(WORDS)
+HANDLES = "[metal::malloc] Resource limit (499000) exceeded."
+GRAPH = "cudaGraphAddKernelNode(&node, graph_, nullptr, 0, &params) failed: invalid argument"
+
+PLAYS = [
+    *(Play(f"[abort {n}]", TALE, [Fault(9, "abort", times=1)]) for n in range(6)),
+    Play("[poison]", TALE, [Fault("prefill", "abort")]),
+    Play("[handles]", TALE, [Fault(50, "raise", HANDLES, times=1)]),
+    Play("[graph]", TALE, [Fault(20, "raise", GRAPH)]),
+    Play("[tale]", TALE),
+]
+
+
+OPTIONS = ("--trust-remote-code", "--workers", "2")
+
+
+@pytest.fixture(scope="module")
+def server(
+    scripted_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    model = scripted_model(PLAYS, step_s=0.01)
+    folder = tmp_path_factory.mktemp("gpu")
+    with serving(model, folder, *OPTIONS, budgets=BUDGETS) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def unscathed(
+    scripted_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """One that loses workers to requests alone: after losses that have nothing in common, nobody
+    is blamed."""
+    model = scripted_model(PLAYS, step_s=0.01)
+    folder = tmp_path_factory.mktemp("unscathed")
+    with serving(model, folder, *OPTIONS, budgets=BUDGETS) as server:
+        yield server
+
+
+def whole(server: Server) -> None:
+    wait_for(lambda: all(slot["state"] == "ready" for slot in server.slots()), "every worker")
+
+
+def kinds(server: Server) -> list[str]:
+    return [autopsy["kind"] for autopsy in server.autopsies()]
+
+
+@pytest.mark.parametrize("numbers", [(4, 5), pytest.param(range(4), marks=pytest.mark.long)])
+def test_R110_aborts_in_a_row_and_the_server_stays(server: Server, numbers: Sequence[int]) -> None:
+    before = len(kinds(server))
+    front_end = server.node()["pid"]
+    for number in numbers:
+        assert Asking(server, f"[abort {number}]").result().text == TALE
+    assert kinds(server)[before:] == ["aborted"] * len(numbers)
+    whole(server)
+    assert server.http.get("/readyz").status_code == 200
+    assert server.node()["pid"] == front_end
+    assert Asking(server, "[tale]").result().text == TALE
+
+
+def test_R111_a_prompt_that_aborts_its_prefill_is_not_retried_for_ever(unscathed: Server) -> None:
+    server = unscathed
+    whole(server)
+    before = len(kinds(server))
+    first = Asking(server, "[poison]").error
+    assert isinstance(first, openai.APIError)
+    assert first.code == "aborted"
+    again = Asking(server, "[poison]").error
+    assert isinstance(again, openai.InternalServerError)
+    assert again.code == "aborted"
+    assert again.response.headers["x-should-retry"] == "false"
+    assert kinds(server)[before:] == ["aborted"] * 3
+    whole(server)
+    assert Asking(server, "[tale]").result().text == TALE
+
+
+def test_R112_streams_of_the_other_worker_do_not_notice(server: Server) -> None:
+    whole(server)
+    asked = [Asking(server, "[tale]", seed=number) for number in range(4)]
+    wait_for(lambda: sum(slot["running"] for slot in server.slots()) == 4, "four streams")
+    busy = [slot for slot in server.slots() if slot["running"]]
+    assert len(busy) == 2, "they share the load"
+    os.kill(busy[0]["pid"], signal.SIGABRT)
+    answers = [each.result() for each in asked]
+    assert [answer.text for answer in answers] == [TALE] * 4
+    gaps = sorted(answer.gap_s for answer in answers)
+    spared = 4 - busy[0]["running"]
+    assert all(gap < 0.5 for gap in gaps[:spared])
+
+
+def test_R113_a_worker_without_handles_leaves_and_nobody_is_cut_short(server: Server) -> None:
+    whole(server)
+    before = len(kinds(server))
+    others = [Asking(server, "[tale]", prompt_cache_key="together") for _ in range(2)]
+    struck = Asking(server, "[handles]", prompt_cache_key="together")
+    assert [each.result().text for each in (struck, *others)] == [TALE] * 3
+    assert kinds(server)[before:] == [], "that is no loss"
+    assert "metal_resource_limit" in server.log()
+    whole(server)
+    assert server.http.get("/health").status_code == 200
+
+
+@pytest.mark.long
+def test_R113_ten_thousand_tokens_leave_nothing_behind(
+    scripted_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    model = scripted_model([Play("[tale]", TALE)], context=12_000)
+    with WorkerProcess(model, tmp_path, trust_remote_code=True, prefix_cache=1 << 20) as worker:
+        worker.wait_ready()
+        worker.ask(generation("warm up", max_tokens=64))
+        before = worker.memory()
+        answer = worker.ask(generation("no marker, no end", max_tokens=10_000))
+        assert len(answer.ids()) == 10_000
+        worker.ask(generation("after that", max_tokens=64))
+        after = worker.memory()
+        assert after.active - before.active <= 2 << 20, "what the cache keeps, and no more"
+
+
+def test_R114_ever_longer_prompts_do_not_fill_the_memory(tiny_model: Path, tmp_path: Path) -> None:
+    """The cache of prompts is bounded, and so is what one request may need."""
+    room = 1 << 20
+    with WorkerProcess(tiny_model, tmp_path, prefix_cache=room, kv_budget=8 << 20) as worker:
+        worker.wait_ready()
+        for words in range(10, 500, 45):
+            prompt = f"{words} " + "stone " * words
+            answer = worker.ask(generation(prompt, max_tokens=4))
+            assert len(answer.ids()) == 4
+        worker.wait(lambda: worker.memory().prefix_cache > 0, "a beat")
+        assert worker.memory().prefix_cache <= room
+        refused = worker.ask(generation("stone " * 5000, max_tokens=4))
+        assert refused.end is not None
+        assert getattr(refused.end, "reason", "") == "invalid"
+        assert worker.process.poll() is None
+
+
+@pytest.mark.long
+def test_R116_a_kernel_that_cannot_be_launched_is_one_requests_error(unscathed: Server) -> None:
+    server = unscathed
+    whole(server)
+    before = len(kinds(server))
+    beside = Asking(server, "[tale]", prompt_cache_key="together")
+    asking = Asking(server, "[graph]", prompt_cache_key="together")
+    assert isinstance(asking.error, openai.APIError)
+    assert asking.error.code == "cuda_graph_launch"
+    assert TALE.startswith(asking.answer.text)
+    assert beside.result().text == TALE
+    assert kinds(server)[before:] == ["cuda_graph_launch"] * 3
+    whole(server)
+    assert Asking(server, "[tale]").result().text == TALE
+
+
+def test_R117_prompts_of_many_lengths_through_one_worker(tiny_model: Path, tmp_path: Path) -> None:
+    """Answers do not depend on what was run before."""
+    lengths = [1, 2, 3, 7, 8, 9, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 600]
+    prompts = ["stone " * length for length in lengths]
+
+    with WorkerProcess(tiny_model, tmp_path) as worker:
+        worker.wait_ready()
+
+        def answers(order: list[str]) -> dict[str, list[int]]:
+            return {p: worker.ask(generation(p, max_tokens=4)).ids() for p in order}
+
+        assert answers(prompts) == answers(prompts[::-1])
