@@ -94,11 +94,13 @@ class Constraint:
     """A grammar that the output must follow.
 
     ``value`` is the JSON schema (``json_schema``, ``json_object``: as JSON text), the regular
-    expression, the Lark grammar, or the choices as a JSON array of strings.
+    expression, the Lark grammar, or the choices as a JSON array of strings. ``param`` is the
+    request's field that asks for it, as errors name it.
     """
 
     kind: Literal["json_object", "json_schema", "regex", "choice", "grammar"]
     value: str = ""
+    param: str = "response_format"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from api_harness import (
     choice,
     post,
     refused,
+    stream,
     tokenizer_of,
     user,
     whole_stream,
@@ -115,6 +116,39 @@ def test_R57_schemas_that_cannot_be_followed(tiny: Server, schema: Json, place: 
     for streamed in (False, True):
         error = refused(post(tiny, CHAT, **following(schema), stream=streamed), "response_format")
         assert place in error["message"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"guided_json": {"type": "objekt"}},
+        {"guided_regex": "("},
+        {"guided_regex": "(a{1000}){1000}"},
+        {"guided_choice": ["a", "b" * 300_000]},
+        {"guided_grammar": "start: nowhere"},
+    ],
+    ids=lambda fields: str(next(iter(fields))),
+)
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("path", PATHS)
+def test_R57_an_error_names_the_field_that_asks_for_it(
+    tiny: Server, path: str, streamed: bool, fields: Json
+) -> None:
+    [param] = fields
+    refused(post(tiny, path, **fields, stream=streamed), param)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_R57_what_shows_late_that_it_cannot_be_followed(tiny: Server, path: str) -> None:
+    """The expression needs too many states, but not before its twentieth character."""
+    asked = {"guided_regex": "[0-9]{20}(a?){1000}a{1000}", "max_tokens": 60}
+    error = refused(post(tiny, path, **asked), "guided_regex")
+    assert error["code"] == "format_too_complex"
+    assert "too many states" in error["message"]
+    streamed = stream(tiny, path, **asked)
+    assert streamed.errors == [error]
+    assert not streamed.done
+    assert post(tiny, path).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -331,7 +331,7 @@ def test_an_error_in_the_middle_is_an_event() -> None:
     def script(submit: Any) -> Iterator[Any]:
         yield accept(submit)
         yield step(submit, 0, "a")
-        yield Failed(submit.rid, submit.attempt, "grammar", "/secret/path")
+        yield Failed(submit.rid, submit.attempt, "metal_buffer_size", "/secret/path")
 
     with FakeNode() as node:
         node.worker(script)
@@ -340,7 +340,7 @@ def test_an_error_in_the_middle_is_an_event() -> None:
             events = events_of(response)
     assert [event["type"] for event in events[-2:]] == ["content_block_delta", "error"]
     assert events[-1]["error"]["type"] == "api_error"
-    assert events[-1]["error"]["details"] == {"error_code": "grammar"}
+    assert events[-1]["error"]["details"] == {"error_code": "metal_buffer_size"}
     assert events[-1]["request_id"] == response.headers["request-id"]
     assert "secret" not in response.text
     assert "[DONE]" not in response.text

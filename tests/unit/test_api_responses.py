@@ -275,7 +275,7 @@ def test_an_error_in_the_middle() -> None:
     def script(submit: Any) -> Iterator[Any]:
         yield accept(submit)
         yield step(submit, 0, "a")
-        yield Failed(submit.rid, submit.attempt, "grammar", "/secret/path")
+        yield Failed(submit.rid, submit.attempt, "metal_buffer_size", "/secret/path")
 
     with FakeNode() as node:
         node.worker(script)

@@ -245,17 +245,28 @@ def test_constraints_exclude_each_other(client: Client, path: str) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "constraint"),
     [
-        ("guided_regex", "[ab]+", Constraint("regex", "[ab]+")),
-        ("guided_choice", ["a", "b"], Constraint("choice", '["a", "b"]')),
-        ("guided_grammar", "start: A", Constraint("grammar", "start: A")),
-        ("guided_json", {"type": "null"}, Constraint("json_schema", '{"type": "null"}')),
-        ("guided_json", '{"type":"null"}', Constraint("json_schema", '{"type": "null"}')),
+        ("guided_regex", "[ab]+", ("regex", "[ab]+")),
+        ("guided_choice", ["a", "b"], ("choice", '["a", "b"]')),
+        ("guided_grammar", "start: A", ("grammar", "start: A")),
+        ("guided_json", {"type": "null"}, ("json_schema", '{"type": "null"}')),
+        ("guided_json", '{"type":"null"}', ("json_schema", '{"type": "null"}')),
     ],
 )
 def test_constraints(
-    client: Client, path: str, field: str, value: Any, constraint: Constraint
+    client: Client, path: str, field: str, value: Any, constraint: tuple[Any, str]
 ) -> None:
-    assert client.taken(path, **{field: value}).generation.output.constraint == constraint
+    found = client.taken(path, **{field: value}).generation.output.constraint
+    assert found == Constraint(*constraint, param=field)
+
+
+@both
+@pytest.mark.parametrize("asked", [{"ignore_eos": True}, {"min_tokens": 1}])
+def test_an_output_ends_with_its_format(client: Client, path: str, asked: dict[str, Any]) -> None:
+    [param] = asked
+    client.refused(path, param, guided_choice=["a"], **asked)
+    if path == CHAT:
+        client.refused(path, param, tools=[TOOL], tool_choice="required", **asked)
+    client.taken(path, guided_choice=["a"], ignore_eos=False, min_tokens=0)
 
 
 @pytest.mark.parametrize("asked", [True, 6, -1, "1", 1.0, False])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -228,23 +229,49 @@ def test_lark_and_gbnf() -> None:
 
 
 @pytest.mark.parametrize(
-    ("constraint", "param", "why"),
+    ("kind", "value", "why"),
     [
-        (Constraint("regex", "(a"), "guided_regex", "unclosed group"),
-        (Constraint("regex", "(?=a)b"), "guided_regex", "look-around"),
-        (Constraint("regex", r"[^\x00-\x{10FFFF}]"), "guided_regex", "nothing can ever match"),
-        (Constraint("choice", "[]"), "guided_choice", "list of strings"),
-        (Constraint("choice", "[1]"), "guided_choice", "list of strings"),
-        (Constraint("choice", "{"), "guided_choice", "not JSON"),
-        (Constraint("grammar", "start: nowhere"), "guided_grammar", "nowhere"),
-        (Constraint("grammar", 'root ::= ("a"'), "guided_grammar", "neither Lark nor GBNF"),
-        (Constraint("grammar", ""), "guided_grammar", "neither Lark nor GBNF"),
+        ("regex", "(a", "unclosed group"),
+        ("regex", "(?=a)b", "look-around"),
+        ("regex", r"[^\x00-\x{10FFFF}]", "nothing can ever match"),
+        ("choice", "[]", "list of strings"),
+        ("choice", "[1]", "list of strings"),
+        ("choice", "{", "not JSON"),
+        ("grammar", "start: nowhere", "nowhere"),
+        ("grammar", 'root ::= ("a"', "neither Lark nor GBNF"),
+        ("grammar", "", "neither Lark nor GBNF"),
     ],
 )
-def test_what_is_no_grammar_is_refused(constraint: Constraint, param: str, why: str) -> None:
+def test_what_is_no_grammar_is_refused(kind: Any, value: str, why: str) -> None:
     with pytest.raises(InvalidRequest, match=re.escape(why)) as error:
-        GRAMMARS.compile(constraint)
-    assert error.value.param == param
+        GRAMMARS.compile(Constraint(kind, value, "the_field"))
+    assert error.value.param == "the_field"
+
+
+@pytest.mark.parametrize(
+    "value", ["(a{1000}){1000}", "(a?){1000}a{1000}", "((x{40}){40}){400}", "(a{1,9}){900}a{900}"]
+)
+@pytest.mark.parametrize("kind", ["regex", "grammar", "json_schema"])
+def test_what_needs_too_many_states_is_refused_soon(kind: Any, value: str) -> None:
+    written = {
+        "regex": value,
+        "grammar": f"start: /{value}/",
+        "json_schema": json.dumps(record(b={"type": "string", "pattern": f"^{value}$"})),
+    }
+    before = time.monotonic()
+    with pytest.raises(InvalidRequest, match="too many states") as error:
+        GRAMMARS.compile(Constraint(kind, written[kind]))
+    assert time.monotonic() - before < 20
+    if kind == "json_schema":
+        assert "at #/properties/b" in error.value.message
+
+
+def test_what_shows_later_that_it_needs_too_many_states_fails_its_row() -> None:
+    matcher = GRAMMARS.compile(Constraint("regex", "[0-9]{20}(a?){1000}a{1000}")).matcher()
+    with pytest.raises(GrammarFailed, match="too many states"):
+        for id in vocabularies.in_pieces("01234567890123456789aa", PLAIN):
+            allowed(matcher)
+            matcher.consume(id)
 
 
 # Matchers

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mayfly_protocol.requests import Generation, Output, Sampling, TextPrompt
+from mayfly_protocol.requests import Constraint, Generation, Output, Sampling, TextPrompt
 from mayfly_protocol.serving import (
     Accepted,
     Delta,
@@ -168,6 +168,20 @@ def test_a_fault_of_its_own_names_its_kind_and_tells_no_details() -> None:
         attempted.receive(Failed("r", 1, "metal_buffer_size", "/Users/me/secret"))
     assert caught.value.code == "metal_buffer_size"
     assert "secret" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("constraint", "param"),
+    [(Constraint("regex", "a", "guided_regex"), "guided_regex"), (None, "tools")],
+)
+def test_a_format_that_cannot_be_followed_to_its_end_is_the_requests_fault(
+    constraint: Constraint | None, param: str
+) -> None:
+    attempted = Attempted("r", replace(GENERATION, output=Output(constraint=constraint)))
+    attempted.submit()
+    with pytest.raises(InvalidRequest, match="too many states") as caught:
+        attempted.receive(Failed("r", 1, "grammar", "it needs too many states"))
+    assert (caught.value.param, caught.value.code) == (param, "format_too_complex")
 
 
 def test_progress_starts_it() -> None:

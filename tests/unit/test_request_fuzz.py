@@ -35,9 +35,9 @@ CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{
 def _chat(request: ChatRequest) -> None:
     chat.chat_prompt(request)
     parameters.sampling(request)
-    parameters.constraint(request)
+    formatted = parameters.constraint(request) is not None
     parameters.include_usage(request)
-    parameters.ending(request, request.max_tokens)
+    parameters.ending(request, request.max_tokens, formatted=formatted)
 
 
 def _completion(request: CompletionRequest) -> None:

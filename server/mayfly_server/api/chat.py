@@ -34,7 +34,8 @@ async def chat_completions(request: ChatRequest, front: FrontDep) -> Response:
     include_usage = parameters.include_usage(request)
     prompt = chat_prompt(request)
     output = _output(request, prompt)
-    ending = parameters.ending(request, _max_tokens(request))
+    formatted = output.constraint is not None or prompt.tool_choice == "required"
+    ending = parameters.ending(request, _max_tokens(request), formatted=formatted)
     model = await front.chat_model(request.model)
     generation = Generation(
         model=model.name,

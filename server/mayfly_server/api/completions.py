@@ -35,7 +35,8 @@ async def completions(request: CompletionRequest, front: FrontDep) -> Response:
     prompts: Prompts = request.prompt
     n = _choices(request, len(prompts))
     output = _output(request)
-    ending = parameters.ending(request, _max_tokens(request))
+    formatted = output.constraint is not None
+    ending = parameters.ending(request, _max_tokens(request), formatted=formatted)
     sampling = parameters.sampling(request)
     model = await front.model(request.model)
     generations = [

@@ -36,9 +36,16 @@ def sampling(fields: CommonFields) -> Sampling:
     )
 
 
-def ending(fields: CommonFields, max_tokens: int | None) -> Ending:
-    """Raises InvalidRequest where more tokens are demanded than allowed."""
+def ending(fields: CommonFields, max_tokens: int | None, *, formatted: bool) -> Ending:
+    """Raises InvalidRequest where more tokens are demanded than allowed, by ``max_tokens`` or by a
+    format that the output follows: nothing can come after its end."""
     min_tokens = fields.min_tokens or 0
+    asked = {"min_tokens": min_tokens > 0, "ignore_eos": fields.ignore_eos}
+    for name in (name for name, value in asked.items() if value and formatted):
+        raise InvalidRequest(
+            f"{name}: an output that has to follow a format, or to call a tool, ends with it.",
+            param=name,
+        )
     if max_tokens is not None and min_tokens > max_tokens:
         raise InvalidRequest("min_tokens is more than max_tokens.", param="min_tokens")
     return Ending(
@@ -82,7 +89,8 @@ def constraint(fields: CommonFields) -> Constraint | None:
 def _guided(kind: Any, value: str | list[str] | None) -> Constraint | None:
     if value is None:
         return None
-    return Constraint(kind, value if isinstance(value, str) else json.dumps(value))
+    text = value if isinstance(value, str) else json.dumps(value)
+    return Constraint(kind, text, f"guided_{kind}")
 
 
 def _guided_json(schema: Any) -> Constraint | None:
@@ -97,7 +105,7 @@ def _guided_json(schema: Any) -> Constraint | None:
             ) from error
     if not isinstance(schema, dict):
         raise InvalidRequest("guided_json: Input should be a JSON schema.", param="guided_json")
-    return Constraint("json_schema", json.dumps(schema))
+    return Constraint("json_schema", json.dumps(schema), "guided_json")
 
 
 def _response_format(fields: ChatRequest) -> Constraint | None:

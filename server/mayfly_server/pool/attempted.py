@@ -115,7 +115,7 @@ class Attempted:
         """What a message about the present attempt means; None where it means nothing new.
 
         Raises:
-            InvalidRequest: the worker says that this can never run.
+            InvalidRequest: the worker says that this can never run, or not to its end.
             RequestFailed: the request met a fault of its own.
         """
         match message:
@@ -136,6 +136,8 @@ class Attempted:
                 return self._lost(message.cause, stays=message.stays, struck=struck)
             case Rejected():
                 return self._rejected(message)
+            case Failed(kind="grammar"):
+                raise self._grammar_failed(message.message)
             case Failed():
                 raise RequestFailed(
                     f"The model failed on this request ({message.kind}) and would fail again.",
@@ -149,6 +151,16 @@ class Attempted:
     def stalled(self) -> Again | Ended:
         """The worker has been silent about the request for too long."""
         return self._lost("stalled")
+
+    def _grammar_failed(self, why: str) -> InvalidRequest:
+        """The format that the client asked for is more than can be followed, as showed only while
+        it was."""
+        asked = self._generation.output.constraint
+        return InvalidRequest(
+            f"The output cannot follow this to its end: {why}.",
+            param=asked.param if asked else "tools",
+            code="format_too_complex",
+        )
 
     def _delta(self, delta: Delta) -> Delta | Again | Ended:
         if self.accepted is None or not 0 <= delta.choice < len(self._choices):

@@ -9,7 +9,7 @@ from threading import Lock
 from typing import Any
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.hf import from_tokenizer
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
@@ -17,7 +17,15 @@ from transformers import PreTrainedTokenizerFast
 from mayfly_protocol.requests import ChatPrompt, Constraint
 from mayfly_worker.errors import GrammarFailed, InvalidRequest
 from mayfly_worker.grammar.schemas import endless, find_fault
-from mayfly_worker.grammar.sources import Schema, Source, of_constraint, of_tools, thought
+from mayfly_worker.grammar.sources import (
+    MAX_CHARACTERS,
+    Schema,
+    Source,
+    compact,
+    of_constraint,
+    of_tools,
+    thought,
+)
 from mayfly_worker.text.detokenize import hugging_face
 
 KEPT = 64
@@ -26,7 +34,18 @@ KEPT = 64
 MAX_REASON = 500
 """Characters of an error: some quote the whole expression that they are about."""
 
+TRIED = 4
+"""Tokens that a grammar is followed for before it is taken: one that repeats repetitions shows
+only there that it needs more states than llguidance makes."""
+
+# Its own bound, four times as high, lets an expression such as (a{1000}){1000} take seconds, and
+# no text of MAX_CHARACTERS needs more than this.
+_LIMITS = LLParserLimits(initial_lexer_fuel=MAX_CHARACTERS)
+
 _WORDS = {
+    "lexer error: too many expressions": "it needs too many states; nest its repetitions less "
+    "deeply, or let them repeat less often",
+    "initial lexer configuration": "it is too large",
     "NoExtensionBias": "nothing can ever match it",
     "oneOf constraints": "oneOf is followed only where its alternatives plainly exclude each "
     "other (required members of different constants); use anyOf",
@@ -88,14 +107,15 @@ class Grammars:
                 raise InvalidRequest(
                     f"{name} cannot be met: {place} requires itself, without end", source.param
                 )
+        if fault := _fault(matcher):
+            raise InvalidRequest(self._explained(source, fault), source.param)
         if in_reasoning:
             matcher = self._begin(source.after(self._thought(vocabulary)).text())
         return Compiled(matcher, self._width, vocabulary.vocab_size)
 
     def _begin(self, grammar: str) -> LLMatcher:
-        """A matcher that has made its first mask: what can never be met shows there at the latest
-        (``is_error``)."""
-        matcher = LLMatcher(self._llguidance(), grammar, log_level=0)
+        """A matcher that has made its first mask, where it could (``is_error``)."""
+        matcher = LLMatcher(self._llguidance(), grammar, log_level=0, limits=_LIMITS)
         if not matcher.is_error():
             matcher.compute_bitmask()
         return matcher
@@ -113,9 +133,8 @@ class Grammars:
         return f"the grammar cannot be followed: {fault}"
 
     def _schema_fault(self, schema: Schema) -> str:
-        part = {"name": "schema", "json_schema": schema}
-        matcher = self._begin(json.dumps({"grammars": [part]}))
-        return _reason(matcher) if matcher.is_error() else ""
+        part = {"name": "schema", "json_schema": compact(schema)}
+        return _fault(self._begin(json.dumps({"grammars": [part]})))
 
     def _llguidance(self) -> LLTokenizer:
         """The tokenizer as llguidance has it: a third of a second of work, done once, on demand."""
@@ -206,6 +225,22 @@ class Matcher:
 
 def _words(bits: int) -> int:
     return (bits + 31) // 32
+
+
+def _fault(begun: LLMatcher) -> str:
+    """Why the grammar of a matcher at its beginning cannot be followed: not at all, or not for
+    ``TRIED`` tokens. Empty where it can."""
+    matcher = begun.deep_copy()
+    for _ in range(TRIED):
+        if not matcher.is_error() and not matcher.is_stopped():
+            matcher.consume_token(_first(matcher.compute_bitmask()))
+    return _reason(matcher) if matcher.is_error() else ""
+
+
+def _first(mask: bytes) -> int:
+    """The lowest id that a mask, a bit for each, allows."""
+    bits = int.from_bytes(mask, "little")
+    return (bits & -bits).bit_length() - 1
 
 
 def _reason(matcher: LLMatcher) -> str:

@@ -54,9 +54,9 @@ def of_constraint(constraint: Constraint) -> Source:
         raise InvalidRequest(
             f"the {constraint.kind} has {len(constraint.value)} characters, "
             f"and at most {MAX_CHARACTERS} are read",
-            _PARAMS[constraint.kind],
+            constraint.param,
         )
-    return _WRITERS[constraint.kind](constraint.value)
+    return _WRITERS[constraint.kind](constraint.value, constraint.param)
 
 
 def of_tools(prompt: ChatPrompt) -> Source:
@@ -81,7 +81,7 @@ def of_tools(prompt: ChatPrompt) -> Source:
         opening = f'{{"name":{json.dumps(tool["name"])},"arguments":'
         rules.append(f'call_{n}: {json.dumps(opening)} @arguments_{n} "}}"')
         schema = _parameters(tool)
-        parts.append({"name": f"arguments_{n}", "json_schema": _compact(schema)})
+        parts.append({"name": f"arguments_{n}", "json_schema": compact(schema)})
         schemas.append((f"the parameters of tool {tool['name']!r}", schema))
     calls = {"name": "calls", "lark_grammar": "\n".join(rules)}
     return Source((calls, *parts), "tools", tuple(schemas))
@@ -107,29 +107,30 @@ def _quoted(text: str) -> str:
     return "".join(c if c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text)
 
 
-def _compact(schema: Schema) -> Schema:
+def compact(schema: Schema) -> Schema:
+    """The same for documents without whitespace between their tokens."""
     return {**schema, "x-guidance": {"whitespace_flexible": False}}
 
 
-def _object(value: str) -> Source:
-    schema = _read_schema(value) if value else {}
-    return _schema(json.dumps({"type": "object", **schema}))
+def _object(value: str, param: str) -> Source:
+    schema = _read_schema(value, param) if value else {}
+    return _schema(json.dumps({"type": "object", **schema}), param)
 
 
-def _schema(value: str) -> Source:
-    schema = _read_schema(value)
-    part = {"name": "schema", "json_schema": _compact(schema)}
-    return Source((part,), "response_format", (("the schema", schema),))
+def _schema(value: str, param: str) -> Source:
+    schema = _read_schema(value, param)
+    part = {"name": "schema", "json_schema": compact(schema)}
+    return Source((part,), param, (("the schema", schema),))
 
 
-def _read_schema(value: str) -> Schema:
+def _read_schema(value: str, param: str) -> Schema:
     try:
         schema = json.loads(value)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"the schema is not JSON: {error}", "response_format") from error
+        raise InvalidRequest(f"the schema is not JSON: {error}", param) from error
     if not isinstance(schema, dict):
-        raise InvalidRequest("the schema has to be a JSON object", "response_format")
-    _check_size(schema, "response_format")
+        raise InvalidRequest("the schema has to be a JSON object", param)
+    _check_size(schema, param)
     return schema
 
 
@@ -165,31 +166,29 @@ def _parameters(tool: dict[str, Any]) -> Schema:
     return {**schema, **closed, "type": "object"}
 
 
-def _regex(value: str) -> Source:
+def _regex(value: str, param: str) -> Source:
     part = {"name": "regex", "lark_grammar": f"start: /{regex_to_lark(value, 'd')}/"}
-    return Source((part,), "guided_regex")
+    return Source((part,), param)
 
 
-def _choice(value: str) -> Source:
+def _choice(value: str, param: str) -> Source:
     try:
         choices = json.loads(value)
     except ValueError as error:
-        raise InvalidRequest(f"the choices are not JSON: {error}", "guided_choice") from error
+        raise InvalidRequest(f"the choices are not JSON: {error}", param) from error
     if not isinstance(choices, list) or not all(isinstance(c, str) for c in choices) or not choices:
-        raise InvalidRequest("the choices have to be a list of strings", "guided_choice")
+        raise InvalidRequest("the choices have to be a list of strings", param)
     alternatives = " | ".join(json.dumps(choice) for choice in choices)
-    return Source(({"name": "choice", "lark_grammar": f"start: {alternatives}"},), "guided_choice")
+    return Source(({"name": "choice", "lark_grammar": f"start: {alternatives}"},), param)
 
 
-def _grammar(value: str) -> Source:
+def _grammar(value: str, param: str) -> Source:
     try:
         lark = any_to_lark(value)
     except Exception as error:
         # The translator is a plain parser that raises whatever a malformed text trips.
-        raise InvalidRequest(
-            f"the grammar is neither Lark nor GBNF: {error}", "guided_grammar"
-        ) from error
-    return Source(({"name": "grammar", "lark_grammar": lark},), "guided_grammar")
+        raise InvalidRequest(f"the grammar is neither Lark nor GBNF: {error}", param) from error
+    return Source(({"name": "grammar", "lark_grammar": lark},), param)
 
 
 _WRITERS = {
@@ -198,11 +197,4 @@ _WRITERS = {
     "regex": _regex,
     "choice": _choice,
     "grammar": _grammar,
-}
-_PARAMS = {
-    "json_object": "response_format",
-    "json_schema": "response_format",
-    "regex": "guided_regex",
-    "choice": "guided_choice",
-    "grammar": "guided_grammar",
 }

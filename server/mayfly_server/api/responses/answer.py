@@ -26,7 +26,7 @@ from mayfly_protocol.serving import Delta, ToolCallDelta, Usage
 from mayfly_server.api import sse
 from mayfly_server.api.logprobs import chat_logprobs
 from mayfly_server.api.run import Head
-from mayfly_server.errors import RequestError
+from mayfly_server.errors import InvalidRequest, RequestError
 
 Kind = Literal["reasoning", "message", "function_call"]
 _ID = {"reasoning": "rs", "message": "msg", "function_call": "fc"}
@@ -172,6 +172,13 @@ class ResponseBody:
         return self._frame.ended(self._output, usage)
 
 
+def _failure_code(error: RequestError) -> str:
+    """One of the few that OpenAI has for a response that failed."""
+    if isinstance(error, InvalidRequest):
+        return "invalid_prompt"
+    return "rate_limit_exceeded" if error.status == 429 else "server_error"
+
+
 class ResponseEvents:
     def __init__(self, head: Head, echoed: dict[str, Any], *, logprobs: bool) -> None:
         self._frame = Frame(head, echoed)
@@ -195,9 +202,8 @@ class ResponseEvents:
         return closed + self._event(kind, response=self._frame.ended(self._output, usage))
 
     def failure(self, error: RequestError) -> str:
-        code = "rate_limit_exceeded" if error.status == 429 else "server_error"
         response = self._frame.response("failed", self._output)
-        response["error"] = {"code": code, "message": error.message}
+        response["error"] = {"code": _failure_code(error), "message": error.message}
         return self._event("response.failed", response=response)
 
     def _piece(self, piece: Piece) -> str:

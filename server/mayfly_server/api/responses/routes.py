@@ -84,9 +84,9 @@ def _output(request: ResponsesRequest, prompt: ChatPrompt, *, logprobs: bool) ->
 def _constraint(request: ResponsesRequest) -> Constraint | None:
     match request.text.format if request.text else None:
         case JsonObject():
-            return Constraint("json_object")
+            return Constraint("json_object", param="text.format")
         case JsonSchema(schema_=schema):
-            return Constraint("json_schema", json.dumps(schema))
+            return Constraint("json_schema", json.dumps(schema), "text.format.schema")
         case _:
             return None
 

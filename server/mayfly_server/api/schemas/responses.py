@@ -79,7 +79,7 @@ class IncompleteDetails(Answer):
 
 
 class ResponseError(Answer):
-    code: Literal["server_error", "rate_limit_exceeded"]
+    code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
     message: str
 
 
