@@ -31,17 +31,17 @@ def listing(*names: str, epoch: str = "a", left_s: float = 60.0) -> Roster:
     ],
 )
 def test_a_request_is_another_if_it_computes_something_else(other: Generation) -> None:
-    assert fingerprint(other, "digest") != fingerprint(GENERATION, "digest")
+    assert fingerprint(other, "digest", "") != fingerprint(GENERATION, "digest", "")
 
 
 def test_it_is_the_same_with_another_seed_or_under_another_name() -> None:
     same = replace(GENERATION, model="alias", sampling=Sampling(seed=2))
-    assert fingerprint(same, "digest") == fingerprint(GENERATION, "digest")
+    assert fingerprint(same, "digest", "") == fingerprint(GENERATION, "digest", "")
 
 
 def test_it_is_another_with_another_model_or_of_somebody_else() -> None:
-    known = fingerprint(GENERATION, "digest")
-    assert fingerprint(GENERATION, "other") != known
+    known = fingerprint(GENERATION, "digest", "")
+    assert fingerprint(GENERATION, "other", "") != known
     assert fingerprint(GENERATION, "digest", "somebody") != known
 
 

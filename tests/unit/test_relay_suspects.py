@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from mayfly_protocol.serving import Handover, Submit
+from mayfly_server.edge.keys import Key, digest_of
 from models.fake_engine import DIE, WORDS, Act, FakeNode, FakeWorker, accept, say, step
 from models.running_front import RunningFront
 
@@ -91,6 +92,22 @@ def test_the_condemned_is_refused_by_every_front_end_until_it_is_released(node: 
             front.wait(lambda front=front: not front.front.fleet.quarantine)
         assert ask(other, "poison").status_code == 500
         assert len([s for s in submits(node) if says(s, "poison")]) == 6
+
+
+def test_what_one_key_is_refused_is_no_others(node: FakeNode) -> None:
+    """Each of them finds out by itself: nobody can have somebody else's requests refused."""
+    node.worker(handing_over("shape", suspect=True, stays=True))
+    keys = [Key("alice", digest_of("a")), Key("bob", digest_of("b"))]
+
+    def ask_as(front: RunningFront, secret: str) -> int:
+        front.client.headers["authorization"] = f"Bearer {secret}"
+        return ask(front, "poison").status_code
+
+    with RunningFront(node.control, keys=keys, metrics="open") as front:
+        for secret, runs in (("a", 3), ("a", 3), ("b", 6), ("b", 6), ("a", 6)):
+            assert ask_as(front, secret) == 500
+            assert len(submits(node)) == runs
+            front.wait(lambda: front.front.fleet.quarantine)
 
 
 def test_it_is_refused_in_a_stream_by_an_error_event_and_no_done(node: FakeNode) -> None:

@@ -14,7 +14,7 @@ from mayfly_server.api.body import StrictRoute
 from mayfly_server.api.chat_answer import ChatBody, ChatChunks
 from mayfly_server.api.chat_request import ChatRequest, Tool, ToolChoice
 from mayfly_server.api.conversation import chat_key, named_key
-from mayfly_server.api.front import FrontDep
+from mayfly_server.api.front import FrontDep, TenantDep
 from mayfly_server.api.messages import conversation
 from mayfly_server.api.run import Run
 from mayfly_server.api.schemas.base import streamed
@@ -29,7 +29,7 @@ router = APIRouter(route_class=StrictRoute)
     response_class=Response,
     responses={200: streamed(ChatCompletion, CHAT_EVENTS)},
 )
-async def chat_completions(request: ChatRequest, front: FrontDep) -> Response:
+async def chat_completions(request: ChatRequest, front: FrontDep, tenant: TenantDep) -> Response:
     """Continues a conversation, in one piece or as a stream of server-sent events."""
     include_usage = parameters.include_usage(request)
     prompt = chat_prompt(request)
@@ -47,7 +47,7 @@ async def chat_completions(request: ChatRequest, front: FrontDep) -> Response:
     )
     cache_key = request.prompt_cache_key
     key = chat_key(prompt.messages) if cache_key is None else named_key(cache_key)
-    run = Run(front, [generation], prefix="chatcmpl-", key=key)
+    run = Run(front, [generation], prefix="chatcmpl-", key=key, tenant=tenant)
     logprobs = bool(request.logprobs)
     if request.stream:
         return StreamedAnswer(

@@ -15,7 +15,7 @@ from mayfly_server.api.completion_answer import CompletionBody, CompletionChunks
 from mayfly_server.api.completion_request import CompletionRequest, Prompts
 from mayfly_server.api.conversation import prompt_key
 from mayfly_server.api.fields import MAX_CHOICES, MAX_COUNT
-from mayfly_server.api.front import FrontDep
+from mayfly_server.api.front import FrontDep, TenantDep
 from mayfly_server.api.run import Run
 from mayfly_server.api.schemas.base import streamed
 from mayfly_server.api.schemas.completions import TEXT_EVENTS, TextCompletion
@@ -29,7 +29,7 @@ router = APIRouter(route_class=StrictRoute)
     response_class=Response,
     responses={200: streamed(TextCompletion, TEXT_EVENTS)},
 )
-async def completions(request: CompletionRequest, front: FrontDep) -> Response:
+async def completions(request: CompletionRequest, front: FrontDep, tenant: TenantDep) -> Response:
     """Continues one or several prompts, in one piece or as a stream of server-sent events."""
     include_usage = parameters.include_usage(request)
     prompts: Prompts = request.prompt
@@ -50,7 +50,7 @@ async def completions(request: CompletionRequest, front: FrontDep) -> Response:
         )
         for prompt in prompts
     ]
-    run = Run(front, generations, prefix="cmpl-", key=prompt_key(prompts[0]))
+    run = Run(front, generations, prefix="cmpl-", key=prompt_key(prompts[0]), tenant=tenant)
     logprobs = request.logprobs is not None
     if request.stream:
         return StreamedAnswer(

@@ -61,4 +61,11 @@ def _of(request: Request) -> Front:
     return cast(Front, request.app.state.front)
 
 
+def _tenant(request: Request) -> str:
+    tenant: str = getattr(request.state, "tenant", "")
+    return tenant
+
+
 FrontDep = Annotated[Front, Depends(_of)]
+TenantDep = Annotated[str, Depends(_tenant)]
+"""The name of the caller's key; empty where none is needed."""

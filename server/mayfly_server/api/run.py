@@ -35,10 +35,17 @@ class Head:
 
 class Run:
     """:meth:`start`, then :meth:`events` to the end, and :meth:`close` in any case. ``overfull`` is
-    set when more has happened than may wait for :meth:`events` to be asked for it."""
+    set when more has happened than may wait for :meth:`events` to be asked for it. ``key`` is the
+    conversation's, ``tenant`` the name of the caller's API key."""
 
     def __init__(
-        self, front: Front, generations: Sequence[Generation], *, prefix: str, key: bytes
+        self,
+        front: Front,
+        generations: Sequence[Generation],
+        *,
+        prefix: str,
+        key: bytes,
+        tenant: str,
     ) -> None:
         self.id = f"{prefix}{secrets.token_hex(12)}"
         self.model = generations[0].model
@@ -56,6 +63,7 @@ class Run:
                 rid=f"{self.id}-{i}" if several else self.id,
                 generation=generation,
                 key=key,
+                tenant=tenant,
                 overfull=self.overfull,
             )
             for i, generation in enumerate(generations)

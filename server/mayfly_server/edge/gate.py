@@ -61,7 +61,8 @@ def presented(scope: Scope) -> Iterator[str]:
 
 
 class Gate:
-    """Middleware. ``scope["state"]["guest"]`` says to the probes that the caller has no key."""
+    """Middleware. ``scope["state"]["guest"]`` says to the probes that the caller has no key,
+    ``["tenant"]`` to every other route whose key it is."""
 
     def __init__(self, app: ASGIApp, keyring: Keyring, metrics: MetricsAccess) -> None:
         self._app = app
@@ -87,6 +88,7 @@ class Gate:
             await answer(refused, scope, close=True)(scope, receive, send)
             return
         assert key is not None
+        scope.setdefault("state", {})["tenant"] = key.name
         try:
             with bound_contextvars(key=key.name):
                 await self._app(scope, receive, send)

@@ -24,9 +24,10 @@ _UNCONFIRMED_S = 10.0
 """How long a request is refused here without a roster that says so."""
 
 
-def fingerprint(generation: Generation, digest: str, tenant: str = "") -> str:
-    """Of a request by what it makes a model compute, whoever sends it again: the model's digest,
-    the prompt and every parameter but the seed. ``tenant`` keeps those of different keys apart."""
+def fingerprint(generation: Generation, digest: str, tenant: str) -> str:
+    """Of a request by what it makes a model compute, however often it is sent: the model's digest,
+    the prompt and every parameter but the seed. ``tenant`` keeps those of different API keys apart:
+    nobody can have somebody else's requests refused, or learn from a refusal what others ask."""
     asked = replace(generation, model=digest, sampling=replace(generation.sampling, seed=0))
     content = tenant.encode() + b"\0" + encode(asked)
     return hashlib.blake2b(content, digest_size=16).hexdigest()

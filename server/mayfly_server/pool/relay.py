@@ -70,8 +70,9 @@ class _Inquest:
 
 
 class Relay:
-    """One prompt's way through the fleet. ``key`` is the conversation that it belongs to;
-    ``overfull`` is set when more waits to be read than may.
+    """One prompt's way through the fleet. ``key`` is the conversation that it belongs to, and
+    ``tenant`` who asks: a quarantine is that tenant's own. ``overfull`` is set when more waits to
+    be read than may.
 
     :meth:`start`, then :meth:`events` to its end, and :meth:`close` in any case.
     """
@@ -85,6 +86,7 @@ class Relay:
         rid: str,
         generation: Generation,
         key: bytes | None,
+        tenant: str,
         overfull: asyncio.Event,
     ) -> None:
         self._fleet = fleet
@@ -93,6 +95,7 @@ class Relay:
         self._generation = generation
         self._model = generation.model
         self._key = key
+        self._tenant = tenant
         self._overfull = overfull
         self._loop = asyncio.get_running_loop()
         self._attempted = Attempted(rid, generation)
@@ -244,15 +247,18 @@ class Relay:
         record = self._attempted.record
         self._log.info("was there when a worker died", kind=kind, deaths=record.deaths)
         if record.condemned and not self._fleet.machine_fails():
-            self._fleet.condemn(fingerprint(self._generation, self._tried), kind)
+            self._fleet.condemn(self._fingerprint(), kind)
             self._metrics.condemned.labels(self._model, kind).inc()
             raise _failure(kind)
 
     def _refuse_condemned(self) -> None:
-        kind = self._fleet.quarantined(lambda: fingerprint(self._generation, self._tried))
+        kind = self._fleet.quarantined(self._fingerprint)
         if kind is not None:
             self._metrics.refused.labels(self._model, kind).inc()
             raise _failure(kind)
+
+    def _fingerprint(self) -> str:
+        return fingerprint(self._generation, self._tried, self._tenant)
 
     async def _await_verdict(self, inquest: _Inquest) -> None:
         """Who may have killed a worker is known a moment after it is gone. What goes on before

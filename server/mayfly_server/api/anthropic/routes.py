@@ -19,7 +19,7 @@ from mayfly_server.api.anthropic.request import CountTokensRequest, MessagesRequ
 from mayfly_server.api.body import StrictRoute
 from mayfly_server.api.conversation import chat_key
 from mayfly_server.api.fields import CommonFields
-from mayfly_server.api.front import FrontDep
+from mayfly_server.api.front import FrontDep, TenantDep
 from mayfly_server.api.run import Run
 from mayfly_server.api.schemas.base import streamed
 from mayfly_server.api.schemas.messages import EVENTS, MessageAnswer, TokenCount
@@ -34,7 +34,9 @@ router = APIRouter(route_class=StrictRoute)
     response_class=Response,
     responses={200: streamed(MessageAnswer, EVENTS)},
 )
-async def messages(request: MessagesRequest, front: FrontDep, http: Request) -> Response:
+async def messages(
+    request: MessagesRequest, front: FrontDep, tenant: TenantDep, http: Request
+) -> Response:
     """Continues a conversation, as Anthropic's API does: in one piece or as a stream of events."""
     prompt = chat_prompt(request)
     output = Output(split=True, constraint=_constraint(request, prompt))
@@ -48,7 +50,7 @@ async def messages(request: MessagesRequest, front: FrontDep, http: Request) -> 
         ending=Ending(max_tokens=request.max_tokens, stop=tuple(request.stop_sequences or ())),
         output=output,
     )
-    run = Run(front, [generation], prefix="msg_", key=chat_key(prompt.messages))
+    run = Run(front, [generation], prefix="msg_", key=chat_key(prompt.messages), tenant=tenant)
     thoughts = not (request.thinking and request.thinking.display == "omitted")
     if request.stream:
         id = request_id(http.scope)

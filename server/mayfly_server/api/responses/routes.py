@@ -14,7 +14,7 @@ from mayfly_server.api.answer import StreamedAnswer, WholeAnswer
 from mayfly_server.api.body import StrictRoute
 from mayfly_server.api.conversation import chat_key, named_key
 from mayfly_server.api.fields import CommonFields
-from mayfly_server.api.front import FrontDep
+from mayfly_server.api.front import FrontDep, TenantDep
 from mayfly_server.api.responses.answer import ResponseBody, ResponseEvents
 from mayfly_server.api.responses.conversation import chat_prompt
 from mayfly_server.api.responses.request import JsonObject, JsonSchema, ResponsesRequest
@@ -33,7 +33,7 @@ _LOGPROBS = "message.output_text.logprobs"
     response_class=Response,
     responses={200: streamed(ResponseAnswer, EVENTS)},
 )
-async def responses(request: ResponsesRequest, front: FrontDep) -> Response:
+async def responses(request: ResponsesRequest, front: FrontDep, tenant: TenantDep) -> Response:
     """Answers a list of items with another one, in one piece or as a stream of events."""
     prompt = chat_prompt(request)
     logprobs = _LOGPROBS in (request.include or ())
@@ -54,7 +54,7 @@ async def responses(request: ResponsesRequest, front: FrontDep) -> Response:
     )
     name = request.prompt_cache_key
     key = chat_key(prompt.messages) if name is None else named_key(name)
-    run = Run(front, [generation], prefix="resp_", key=key)
+    run = Run(front, [generation], prefix="resp_", key=key, tenant=tenant)
     echoed = _echoed(request)
     if request.stream:
         events = partial(ResponseEvents, echoed=echoed, logprobs=logprobs)
