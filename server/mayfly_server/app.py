@@ -67,6 +67,7 @@ def create_app(settings: FrontSettings, keys: Sequence[Key] = ()) -> FastAPI:
         lifespan=lifespan,
         docs_url=None,  # they would load their scripts from elsewhere
         redoc_url=None,
+        separate_input_output_schemas=False,
         strict_content_type=False,  # bodies are checked by StrictRoute
     )
     errors.install(app)

@@ -18,7 +18,7 @@ from mayfly_server.api.front import FrontDep, TenantDep
 from mayfly_server.api.messages import conversation
 from mayfly_server.api.run import Run
 from mayfly_server.api.schemas.base import streamed
-from mayfly_server.api.schemas.completions import CHAT_EVENTS, ChatCompletion
+from mayfly_server.api.schemas.completions import CHAT_EVENTS, ChatCompletion, ChatEvent
 from mayfly_server.errors import InvalidRequest
 
 router = APIRouter(route_class=StrictRoute)
@@ -27,7 +27,7 @@ router = APIRouter(route_class=StrictRoute)
 @router.post(
     "/v1/chat/completions",
     response_class=Response,
-    responses={200: streamed(ChatCompletion, CHAT_EVENTS)},
+    responses={200: streamed(ChatCompletion, ChatEvent, CHAT_EVENTS, done=True)},
 )
 async def chat_completions(request: ChatRequest, front: FrontDep, tenant: TenantDep) -> Response:
     """Continues a conversation, in one piece or as a stream of server-sent events."""

@@ -18,7 +18,7 @@ from mayfly_server.api.fields import MAX_CHOICES, MAX_COUNT
 from mayfly_server.api.front import FrontDep, TenantDep
 from mayfly_server.api.run import Run
 from mayfly_server.api.schemas.base import streamed
-from mayfly_server.api.schemas.completions import TEXT_EVENTS, TextCompletion
+from mayfly_server.api.schemas.completions import TEXT_EVENTS, TextCompletion, TextEvent
 from mayfly_server.errors import InvalidRequest
 
 router = APIRouter(route_class=StrictRoute)
@@ -27,7 +27,7 @@ router = APIRouter(route_class=StrictRoute)
 @router.post(
     "/v1/completions",
     response_class=Response,
-    responses={200: streamed(TextCompletion, TEXT_EVENTS)},
+    responses={200: streamed(TextCompletion, TextEvent, TEXT_EVENTS, done=True)},
 )
 async def completions(request: CompletionRequest, front: FrontDep, tenant: TenantDep) -> Response:
     """Continues one or several prompts, in one piece or as a stream of server-sent events."""

@@ -27,7 +27,8 @@ def package_version() -> str:
 
 
 def install(app: FastAPI) -> None:
-    """Adds what a caller may have to send: keys, where there are any."""
+    """Adds what a caller may have to send, keys where there are any, and what events are made
+    of."""
     make = app.openapi
 
     def document() -> dict[str, Any]:
@@ -35,6 +36,7 @@ def install(app: FastAPI) -> None:
         made = make()
         if not known:
             _add_keys(made)
+            _add_events(made)
         return made
 
     app.openapi = document  # type: ignore[method-assign]
@@ -48,3 +50,22 @@ def _add_keys(document: dict[str, Any]) -> None:
     document["security"] = [{"bearer": []}, {"header": []}, {}]
     for probe in _PROBES:
         document["paths"][probe]["get"]["security"] = []
+
+
+def _add_events(document: dict[str, Any]) -> None:
+    """Moves the definitions that events came with to where they are looked for."""
+    known = document["components"]["schemas"]
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            content = operation["responses"]["200"]["content"]
+            _move_definitions(content.get("text/event-stream", {}), known)
+
+
+def _move_definitions(node: Any, known: dict[str, Any]) -> None:
+    if isinstance(node, list):
+        for inner in node:
+            _move_definitions(inner, known)
+    if isinstance(node, dict):
+        for name, definition in node.pop("$defs", {}).items():
+            known.setdefault(name, definition)
+        _move_definitions(list(node.values()), known)

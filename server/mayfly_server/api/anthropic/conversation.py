@@ -20,12 +20,12 @@ from typing import Any
 from mayfly_protocol.requests import ChatPrompt
 from mayfly_protocol.requests import ToolChoice as Mode
 from mayfly_server.api.anthropic.request import (
+    AnthropicTool,
     Message,
     PromptFields,
     RedactedThinkingBlock,
     TextBlock,
     ThinkingBlock,
-    Tool,
     ToolResultBlock,
     ToolUseBlock,
 )
@@ -133,7 +133,7 @@ def _text(blocks: Iterable[TextBlock]) -> str:
     return "".join(block.text for block in blocks)
 
 
-def _tool(tool: Tool) -> dict[str, Any]:
+def _tool(tool: AnthropicTool) -> dict[str, Any]:
     function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
     if tool.description is not None:
         function["description"] = tool.description

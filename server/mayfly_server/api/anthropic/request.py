@@ -85,7 +85,7 @@ class Message(Strict):
     ]
 
 
-class Tool(Strict):
+class AnthropicTool(Strict):
     """A function of the client's own."""
 
     name: ToolName
@@ -128,7 +128,7 @@ class Metadata(Strict):
     user_id: str | None = None
 
 
-class _ThinkingEdit(Strict):
+class ClearThinking(Strict):
     type: Literal["clear_thinking_20251015"]
     keep: Literal["all"]
 
@@ -136,7 +136,7 @@ class _ThinkingEdit(Strict):
 class ContextManagement(Strict):
     """Only what leaves the conversation as it is."""
 
-    edits: list[_ThinkingEdit] | None = None
+    edits: list[ClearThinking] | None = None
 
 
 class PromptFields(Strict):
@@ -145,7 +145,7 @@ class PromptFields(Strict):
     model: str | None = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     system: TextBlocks | None = None
-    tools: Annotated[list[Tool], Field(max_length=1024)] | None = None
+    tools: Annotated[list[AnthropicTool], Field(max_length=1024)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None

@@ -22,7 +22,7 @@ from mayfly_server.api.fields import CommonFields
 from mayfly_server.api.front import FrontDep, TenantDep
 from mayfly_server.api.run import Run
 from mayfly_server.api.schemas.base import streamed
-from mayfly_server.api.schemas.messages import EVENTS, MessageAnswer, TokenCount
+from mayfly_server.api.schemas.messages import EVENTS, MessageAnswer, MessageEvent, TokenCount
 from mayfly_server.errors import InvalidRequest
 from mayfly_server.pool.inquiry import inquire
 
@@ -32,7 +32,7 @@ router = APIRouter(route_class=StrictRoute)
 @router.post(
     "/v1/messages",
     response_class=Response,
-    responses={200: streamed(MessageAnswer, EVENTS)},
+    responses={200: streamed(MessageAnswer, MessageEvent, EVENTS)},
 )
 async def messages(
     request: MessagesRequest, front: FrontDep, tenant: TenantDep, http: Request

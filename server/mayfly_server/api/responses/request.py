@@ -42,7 +42,7 @@ class InputText(Strict):
     text: str
 
 
-class OutputText(Strict):
+class EarlierOutputText(Strict):
     type: Literal["output_text"]
     text: str
     annotations: list[Any] | None = None
@@ -54,7 +54,7 @@ class Refusal(Strict):
     refusal: str
 
 
-Part = Annotated[InputText | OutputText | Refusal, Field(discriminator="type")]
+Part = Annotated[InputText | EarlierOutputText | Refusal, Field(discriminator="type")]
 Parts = Annotated[list[Part], BeforeValidator(_as_parts, json_schema_input_type=str | list[Part])]
 
 
@@ -127,15 +127,15 @@ class NamedFunction(Strict):
     name: ToolName
 
 
-class PlainText(Strict):
+class PlainTextFormat(Strict):
     type: Literal["text"]
 
 
-class JsonObject(Strict):
+class JsonObjectFormat(Strict):
     type: Literal["json_object"]
 
 
-class JsonSchema(Strict):
+class JsonSchemaFormat(Strict):
     type: Literal["json_schema"]
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
@@ -143,10 +143,13 @@ class JsonSchema(Strict):
     strict: bool | None = None
 
 
+Format = Annotated[
+    PlainTextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")
+]
+
+
 class TextConfig(Strict):
-    format: Annotated[PlainText | JsonObject | JsonSchema | None, Field(discriminator="type")] = (
-        None
-    )
+    format: Format | None = None
     verbosity: Literal["medium"] | None = None
 
 
@@ -158,7 +161,7 @@ class Reasoning(Strict):
     generate_summary: Literal["auto"] | None = None
 
 
-class StreamOptions(Strict):
+class ResponsesStreamOptions(Strict):
     include_obfuscation: Literal[False] | None = None
 
 
@@ -191,7 +194,7 @@ class ResponsesRequest(Strict):
     ]
     instructions: str | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: ResponsesStreamOptions | None = None
     max_output_tokens: Count | None = None
     temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
     top_p: Annotated[Number, Field(ge=0, le=1)] | None = None

@@ -17,10 +17,10 @@ from mayfly_server.api.fields import CommonFields
 from mayfly_server.api.front import FrontDep, TenantDep
 from mayfly_server.api.responses.answer import ResponseBody, ResponseEvents
 from mayfly_server.api.responses.conversation import chat_prompt
-from mayfly_server.api.responses.request import JsonObject, JsonSchema, ResponsesRequest
+from mayfly_server.api.responses.request import JsonObjectFormat, JsonSchemaFormat, ResponsesRequest
 from mayfly_server.api.run import Run
 from mayfly_server.api.schemas.base import streamed
-from mayfly_server.api.schemas.responses import EVENTS, ResponseAnswer
+from mayfly_server.api.schemas.responses import EVENTS, ResponseAnswer, ResponsesEvent
 from mayfly_server.errors import InvalidRequest
 
 router = APIRouter(route_class=StrictRoute)
@@ -31,7 +31,7 @@ _LOGPROBS = "message.output_text.logprobs"
 @router.post(
     "/v1/responses",
     response_class=Response,
-    responses={200: streamed(ResponseAnswer, EVENTS)},
+    responses={200: streamed(ResponseAnswer, ResponsesEvent, EVENTS)},
 )
 async def responses(request: ResponsesRequest, front: FrontDep, tenant: TenantDep) -> Response:
     """Answers a list of items with another one, in one piece or as a stream of events."""
@@ -83,9 +83,9 @@ def _output(request: ResponsesRequest, prompt: ChatPrompt, *, logprobs: bool) ->
 
 def _constraint(request: ResponsesRequest) -> Constraint | None:
     match request.text.format if request.text else None:
-        case JsonObject():
+        case JsonObjectFormat():
             return Constraint("json_object", param="text.format")
-        case JsonSchema(schema_=schema):
+        case JsonSchemaFormat(schema_=schema):
             return Constraint("json_schema", json.dumps(schema), "text.format.schema")
         case _:
             return None

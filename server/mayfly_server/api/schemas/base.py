@@ -8,6 +8,8 @@ from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, TypeAdapter
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+REFERENCE = "#/components/schemas/{model}"
+
 
 class Answer(BaseModel):
     """A field without a default is always there; nothing else ever is."""
@@ -28,10 +30,27 @@ class DocumentedAs:
         return handler(TypeAdapter(self._shown).core_schema)
 
 
-def streamed(model: type[BaseModel], example: str) -> dict[str, Any]:
-    """A 200 that is one object, or server-sent events where ``stream`` asked for them."""
+def streamed(
+    model: type[BaseModel], event: Any, example: str, *, done: bool = False
+) -> dict[str, Any]:
+    """A 200 that is one object, or server-sent events where ``stream`` asked for them.
+
+    ``event`` is the type of an event's data, ``done`` says whether ``[DONE]`` is the last one.
+    FastAPI keeps no definitions for what it does not know as a model: they stay with the schema,
+    as ``$defs``, for :mod:`mayfly_server.api.document`.
+    """
+    data: dict[str, Any] = {
+        "type": "string",
+        "contentMediaType": "application/json",
+        "contentSchema": TypeAdapter(event).json_schema(ref_template=REFERENCE),
+    }
+    properties = {
+        "event": {"type": "string"},
+        "data": {"anyOf": [data, {"const": "[DONE]"}]} if done else data,
+    }
+    item = {"type": "object", "properties": properties, "required": ["data"]}
     return {
         "model": model,
         "description": "One object; with stream, server-sent events.",
-        "content": {"text/event-stream": {"example": example}},
+        "content": {"text/event-stream": {"itemSchema": item, "example": example}},
     }

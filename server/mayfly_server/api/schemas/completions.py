@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from mayfly_server.api.schemas.base import Answer
+from mayfly_server.api.schemas.errors import ErrorAnswer
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -100,6 +101,72 @@ class TextCompletion(_Completion):
     object: Literal["text_completion"]
     choices: list[TextChoice]
 
+
+class FunctionPiece(Answer):
+    name: str | None = None
+    arguments: Annotated[str, Field(description="What this piece adds to the text.")]
+
+
+class ToolCallPiece(Answer):
+    """The first piece of a call has its id, type and name; the others have none of them."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionPiece
+
+
+class Gained(Answer):
+    """What is new, and nothing else. A choice's first chunk has the role."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallPiece] | None = None
+
+
+class ChatChunkChoice(Answer):
+    index: int
+    delta: Gained
+    logprobs: ChatLogprobs | None
+    finish_reason: Annotated[
+        FinishReason | None, Field(description="In the last chunk of a choice, and there alone.")
+    ]
+
+
+class _Chunk(Answer):
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str | None
+    usage: Annotated[
+        Usage | None,
+        Field(
+            description="With include_usage: null, but in a last chunk, which has no choices. "
+            "Otherwise it is not there."
+        ),
+    ] = None
+
+
+class ChatCompletionChunk(_Chunk):
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChatChunkChoice]
+
+
+class TextChunkChoice(Answer):
+    index: int
+    text: str
+    logprobs: TextLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class TextCompletionChunk(_Chunk):
+    object: Literal["text_completion"]
+    choices: list[TextChunkChoice]
+
+
+ChatEvent = ChatCompletionChunk | ErrorAnswer
+TextEvent = TextCompletionChunk | ErrorAnswer
 
 CHAT_EVENTS = """\
 data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m",\

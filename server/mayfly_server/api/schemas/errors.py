@@ -46,10 +46,23 @@ class AnthropicErrorAnswer(Answer):
     request_id: str
 
 
+_RETRIES = {
+    "x-should-retry": {
+        "description": "Whether another try can succeed: with 408, 429 and 5xx.",
+        "schema": {"enum": ["true", "false"]},
+    },
+    "retry-after": {
+        "description": "Seconds to wait before that, where they are known.",
+        "schema": {"type": "integer", "minimum": 1},
+    },
+}
+
+
 def _failures(model: type[Answer]) -> dict[int | str, dict[str, Any]]:
+    answer = {"model": model, "headers": _RETRIES}
     return {
-        "4XX": {"model": model, "description": "The request cannot be answered as it is."},
-        "5XX": {"model": model, "description": "The server cannot answer it, or not now."},
+        "4XX": {**answer, "description": "The request cannot be answered as it is."},
+        "5XX": {**answer, "description": "The server cannot answer it, or not now."},
     }
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from mayfly_server.api.schemas.base import Answer
+from mayfly_server.api.schemas.errors import AnthropicErrorAnswer
 
 
 class TextAnswer(Answer):
@@ -27,7 +28,7 @@ class ToolUseAnswer(Answer):
     input: dict[str, Any]
 
 
-class OutputTokensDetails(Answer):
+class MessageOutputTokensDetails(Answer):
     thinking_tokens: int
 
 
@@ -36,7 +37,11 @@ class MessageUsage(Answer):
     cache_read_input_tokens: int
     cache_creation_input_tokens: int
     output_tokens: int
-    output_tokens_details: OutputTokensDetails
+    output_tokens_details: MessageOutputTokensDetails
+
+
+Block = Annotated[TextAnswer | ThinkingAnswer | ToolUseAnswer, Field(discriminator="type")]
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
 class MessageAnswer(Answer):
@@ -44,10 +49,8 @@ class MessageAnswer(Answer):
     type: Literal["message"]
     role: Literal["assistant"]
     model: str
-    content: list[
-        Annotated[TextAnswer | ThinkingAnswer | ToolUseAnswer, Field(discriminator="type")]
-    ]
-    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"] | None
+    content: list[Block]
+    stop_reason: StopReason | None
     stop_sequence: str | None
     usage: MessageUsage
 
@@ -55,6 +58,69 @@ class MessageAnswer(Answer):
 class TokenCount(Answer):
     input_tokens: int
 
+
+class MessageStart(Answer):
+    type: Literal["message_start"]
+    message: MessageAnswer
+
+
+class ContentBlockStart(Answer):
+    type: Literal["content_block_start"]
+    index: int
+    content_block: Block
+
+
+class TextGained(Answer):
+    type: Literal["text_delta"]
+    text: str
+
+
+class ThinkingGained(Answer):
+    type: Literal["thinking_delta"]
+    thinking: str
+
+
+class InputGained(Answer):
+    type: Literal["input_json_delta"]
+    partial_json: str
+
+
+class ContentBlockDelta(Answer):
+    type: Literal["content_block_delta"]
+    index: int
+    delta: Annotated[TextGained | ThinkingGained | InputGained, Field(discriminator="type")]
+
+
+class ContentBlockStop(Answer):
+    type: Literal["content_block_stop"]
+    index: int
+
+
+class Stopped(Answer):
+    stop_reason: StopReason | None
+    stop_sequence: str | None
+
+
+class MessageDelta(Answer):
+    type: Literal["message_delta"]
+    delta: Stopped
+    usage: MessageUsage
+
+
+class MessageStop(Answer):
+    type: Literal["message_stop"]
+
+
+MessageEvent = Annotated[
+    MessageStart
+    | ContentBlockStart
+    | ContentBlockDelta
+    | ContentBlockStop
+    | MessageDelta
+    | MessageStop
+    | AnthropicErrorAnswer,
+    Field(discriminator="type"),
+]
 
 EVENTS = """\
 event: message_start

@@ -6,13 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from mayfly_server.api.responses.request import (
-    FunctionTool,
-    JsonObject,
-    JsonSchema,
-    NamedFunction,
-    PlainText,
-)
+from mayfly_server.api.responses.request import Format, FunctionTool, NamedFunction
 from mayfly_server.api.schemas.base import Answer
 from mayfly_server.api.schemas.completions import TokenLogprob
 
@@ -89,8 +83,11 @@ class ReasoningConfig(Answer):
 
 
 class TextFormat(Answer):
-    format: Annotated[PlainText | JsonObject | JsonSchema, Field(discriminator="type")]
+    format: Format
     verbosity: Literal["medium"]
+
+
+Item = Annotated[OutputMessage | OutputReasoning | OutputFunctionCall, Field(discriminator="type")]
 
 
 class ResponseAnswer(Answer):
@@ -101,9 +98,7 @@ class ResponseAnswer(Answer):
     status: Literal["in_progress", "completed", "incomplete", "failed"]
     error: ResponseError | None
     incomplete_details: IncompleteDetails | None
-    output: list[
-        Annotated[OutputMessage | OutputReasoning | OutputFunctionCall, Field(discriminator="type")]
-    ]
+    output: list[Item]
     usage: ResponseUsage | None
 
     background: Literal[False]
@@ -128,6 +123,86 @@ class ResponseAnswer(Answer):
     truncation: Literal["disabled"]
     user: str | None
 
+
+class _Event(Answer):
+    sequence_number: Annotated[int, Field(description="From 0, without gaps.")]
+
+
+class ResponseEvent(_Event):
+    type: Literal[
+        "response.created",
+        "response.in_progress",
+        "response.completed",
+        "response.incomplete",
+        "response.failed",
+    ]
+    response: ResponseAnswer
+
+
+class ItemEvent(_Event):
+    type: Literal["response.output_item.added", "response.output_item.done"]
+    output_index: int
+    item: Item
+
+
+class _InItem(_Event):
+    item_id: str
+    output_index: int
+
+
+class _InPart(_InItem):
+    content_index: int
+
+
+class PartEvent(_InPart):
+    type: Literal["response.content_part.added", "response.content_part.done"]
+    part: Annotated[OutputText | OutputReasoningText, Field(discriminator="type")]
+
+
+class TextDelta(_InPart):
+    type: Literal["response.output_text.delta"]
+    delta: str
+    logprobs: list[TokenLogprob]
+
+
+class TextDone(_InPart):
+    type: Literal["response.output_text.done"]
+    text: str
+    logprobs: list[TokenLogprob]
+
+
+class ReasoningDelta(_InPart):
+    type: Literal["response.reasoning_text.delta"]
+    delta: str
+
+
+class ReasoningDone(_InPart):
+    type: Literal["response.reasoning_text.done"]
+    text: str
+
+
+class ArgumentsDelta(_InItem):
+    type: Literal["response.function_call_arguments.delta"]
+    delta: str
+
+
+class ArgumentsDone(_InItem):
+    type: Literal["response.function_call_arguments.done"]
+    arguments: str
+
+
+ResponsesEvent = Annotated[
+    ResponseEvent
+    | ItemEvent
+    | PartEvent
+    | TextDelta
+    | TextDone
+    | ReasoningDelta
+    | ReasoningDone
+    | ArgumentsDelta
+    | ArgumentsDone,
+    Field(discriminator="type"),
+]
 
 EVENTS = """\
 event: response.output_text.delta
