@@ -75,6 +75,7 @@ class Bench:
         max_kv_size: int | None = None,
         kv_bits: int | None = None,
         bucketed: bool = False,
+        pass_tokens: float = float("inf"),
     ) -> None:
         self.events: list[Event] = []
         self.prefixes = PrefixCache(prefix_bytes)
@@ -88,6 +89,7 @@ class Bench:
             new_cache=caches.factory(model, max_kv_size, kv_bits),
             padding_safe=padding_safe,
             bucketed=bucketed,
+            pass_tokens=pass_tokens,
         )
         self._max_rows = max_rows
         self._keys = map(str, itertools.count())

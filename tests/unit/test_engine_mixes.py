@@ -250,6 +250,7 @@ any_mix = given(
     chunks=st.builds(FixedChunks, st.sampled_from([2048, 256, 32]), st.sampled_from([512, 32])),
     prefix_tokens=st.sampled_from([300, 800, 100_000, 0]),
     bucketed=st.booleans(),
+    pass_tokens=st.sampled_from([float("inf"), 100.0, 0.0]),
 )
 
 
@@ -260,6 +261,7 @@ def assert_alone_is_together(
     chunks: FixedChunks,
     prefix_tokens: int,
     bucketed: bool,
+    pass_tokens: float,
 ) -> Bench:
     bench = Bench(
         oracle.model,
@@ -268,6 +270,7 @@ def assert_alone_is_together(
         max_rows=rows,
         prefix_bytes=prefix_tokens * TOKEN_BYTES,
         bucketed=bucketed,
+        pass_tokens=pass_tokens,
     )
     mix = Mix(oracle, bench)
     mix.run(visits)

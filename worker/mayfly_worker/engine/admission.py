@@ -42,10 +42,11 @@ class Budget:
             return False
         return self.need(len(rows), max(r.expected for r in rows)) <= self.kv_bytes
 
-    def holds(self, rows: Sequence[Row]) -> bool:
-        """Whether the running rows fit as long as they are now."""
-        longest = max(len(r.tokens) for r in rows)
-        return len(rows) * (longest * self.bytes_per_token + self.bytes_per_row) <= self.kv_bytes
+    def holds(self, batches: Sequence[Sequence[Row]]) -> bool:
+        """Whether the rows that decode fit as long as they are now."""
+        tokens = sum(len(rows) * max(len(r.tokens) for r in rows) for rows in batches)
+        rows = sum(map(len, batches))
+        return tokens * self.bytes_per_token + rows * self.bytes_per_row <= self.kv_bytes
 
     def rows_at(self, longest: int) -> int:
         """How many rows of so many tokens fit beside each other; 0 where not even one does."""

@@ -30,11 +30,13 @@ from mayfly_worker import device
 from mayfly_worker.engine import caches
 from mayfly_worker.engine.admission import Budget
 from mayfly_worker.engine.chunks import SMALLEST, ChunkSizer
-from mayfly_worker.engine.decode import DecodeBatch, NonFiniteLogits
+from mayfly_worker.engine.decode import NonFiniteLogits
+from mayfly_worker.engine.lanes import Lanes
 from mayfly_worker.engine.prefill import PrefillGroup, Prompt
 from mayfly_worker.engine.types import (
     Cancel,
     Command,
+    Drawn,
     Event,
     Leave,
     Prefilled,
@@ -88,8 +90,9 @@ class Engine:
 
     ``padding_safe`` says whether prompts of different lengths may be prefilled together (some
     state-space models ignore the padding mask). Rows that cannot decode together at all need a
-    budget of one row. ``when_idle`` is called on the engine thread after every ``idle_s`` seconds
-    in which there was nothing to do.
+    budget of one row. ``pass_tokens`` is what a forward pass costs: see :mod:`.lanes`.
+    ``when_idle`` is called on the engine thread after every ``idle_s`` seconds in which there was
+    nothing to do.
     """
 
     def __init__(
@@ -104,6 +107,7 @@ class Engine:
         new_cache: caches.Factory,
         padding_safe: bool = True,
         bucketed: bool = False,
+        pass_tokens: float = float("inf"),
         gauges: Gauges | None = None,
         when_idle: Callable[[], None] | None = None,
         idle_s: float | None = None,
@@ -126,7 +130,7 @@ class Engine:
         self._breadcrumbs = breadcrumbs
         self._waiting: deque[Start] = deque()
         self._groups: deque[PrefillGroup] = deque()
-        self._decode = DecodeBatch(model, width)
+        self._decode = Lanes(model, width, pass_tokens)
         self._owners: dict[int, Start] = {}  # by row id, of every row that runs
         self._events: list[Event] = []
 
@@ -197,13 +201,17 @@ class Engine:
     # Decoding
 
     def _decode_step(self) -> None:
-        self._enter("decode", self._decode.rows)
-        drawn = self._decode.step()
+        drawn: list[Drawn] = []
+        failed: dict[int, str] = {}
+        for batch in self._decode.batches:
+            self._enter("decode", batch.rows)
+            drawn += batch.step()
+            failed |= batch.failed
+            batch.failed = {}
         self.gauges.steps += 1
         self.gauges.generated_tokens += len(drawn)
         if drawn:
             self._events.append(Step(drawn))
-        failed, self._decode.failed = self._decode.failed, {}
         self._events += [RowFailed(row, why) for row, why in failed.items()]
         ended = {d.row for d in drawn if d.end is not None} | failed.keys()
         if ended:
@@ -215,12 +223,14 @@ class Engine:
     def _make_room(self) -> None:
         """Sends the newest rows back to the queue while the running ones outgrow the budget. They
         start again from the prefix cache, or from their tokens."""
-        while len(self._decode) > 1 and not self._budget.holds(self._decode.rows):
-            newest = len(self._decode) - 1
-            row = self._decode.rows[newest]
+        while len(self._decode) > 1 and not self._budget.holds(self._batches()):
+            newest, row = max(enumerate(self._decode.rows), key=lambda each: each[1].id)
             owner = self._owners[row.id]
             self._remove_decoding([newest])
             self._waiting.appendleft(Start(owner.key, [row], (), owner.rid))
+
+    def _batches(self) -> list[list[Row]]:
+        return [batch.rows for batch in self._decode.batches]
 
     def _remove_decoding(self, indices: list[int], keep: bool = True) -> None:
         if not indices:

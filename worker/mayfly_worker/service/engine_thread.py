@@ -25,6 +25,7 @@ from mayfly_protocol.settings import WorkerSettings
 from mayfly_worker.canary import Canary
 from mayfly_worker.engine.admission import Budget
 from mayfly_worker.engine.chunks import ChunkSizer
+from mayfly_worker.engine.lanes import pass_tokens
 from mayfly_worker.engine.loop import Engine, Gauges
 from mayfly_worker.engine.types import Event, Leave
 from mayfly_worker.loading import CannotLoad, Loaded, load
@@ -163,6 +164,7 @@ class EngineThread:
             new_cache=loaded.new_cache,
             padding_safe=loaded.probe.padding_safe,
             bucketed=loaded.bucketed,
+            pass_tokens=pass_tokens(loaded.card.weight_bytes, loaded.probe.cost.per_token),
             gauges=gauges,
             when_idle=lambda: canary.sing(gauges),
             idle_s=settings.canary_interval_s,

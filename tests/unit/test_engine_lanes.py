@@ -1,0 +1,138 @@
+"""Rows that are much longer than the others decode apart from them, where that is cheaper."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mlx_lm.utils import load_model
+
+from engine_harness import GREEDY, Ask, Bench
+from mayfly_worker.engine import lanes
+from mayfly_worker.engine.admission import Budget
+from mayfly_worker.engine.lanes import MOST, cheapest, pass_tokens
+from mayfly_worker.engine.sampler import RowSampling
+from mayfly_worker.engine.types import Row
+
+NEW = -1
+INFINITE = float("inf")
+
+
+@pytest.mark.parametrize(
+    ("running", "joining", "price", "lane"),
+    [
+        ([], [50], 0.0, NEW),
+        ([[50] * 7], [3000], 2000.0, NEW),
+        ([[50] * 7], [3000], INFINITE, 0),
+        ([[50] * 7], [300], 2000.0, 0),
+        ([[3000]], [50], 2000.0, NEW),
+        ([[3000]], [50] * 7, 2000.0, NEW),
+        ([[3000]], [2900], 2000.0, 0),
+        ([[50] * 7, [3000]], [60], 2000.0, 0),
+        ([[50] * 7, [3000]], [2000], 2000.0, 1),
+        ([[50] * 7, [3000]], [30_000], 2000.0, 1),  # two are enough
+        ([[500], [500] * 3], [500], 0.0, 1),  # so that the smaller one runs empty
+    ],
+)
+def test_where_rows_join(
+    running: list[list[int]], joining: list[int], price: float, lane: int
+) -> None:
+    assert cheapest(running, joining, price) == (len(running) if lane == NEW else lane)
+
+
+lengths = st.lists(st.integers(1, 10_000), min_size=1, max_size=8)
+
+
+@given(running=st.lists(lengths, max_size=MOST), joining=lengths, price=st.floats(0, 1e6))
+def test_no_other_place_is_cheaper(
+    running: list[list[int]], joining: list[int], price: float
+) -> None:
+    def cost(lane: int) -> float:
+        after = [*running, []] if lane == len(running) else list(running)
+        after[lane] = [*after[lane], *joining]
+        return sum(len(rows) * max(rows) + price for rows in after)
+
+    places = range(min(MOST, len(running) + 1))
+    best = cheapest(running, joining, price)
+    assert best in places
+    assert cost(best) <= min(map(cost, places)) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("device", "launch"),
+    [("cpu", 0), ("metal", lanes.METAL_LAUNCH_BYTES), ("cuda", lanes.CUDA_LAUNCH_BYTES)],
+)
+def test_what_a_forward_pass_costs(
+    monkeypatch: pytest.MonkeyPatch, device: str, launch: int
+) -> None:
+    for name in ("metal", "cuda"):
+        monkeypatch.setattr(getattr(mx, name), "is_available", lambda name=name: name == device)
+    assert pass_tokens(512_000, 512) == 1000 + launch / 512
+    assert pass_tokens(512_000, 0) == INFINITE
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model: Path) -> Any:
+    return load_model(tiny_model)[0]
+
+
+def asks() -> list[Ask]:
+    rng = random.Random(1)
+    lengths = (20, 600, 30, 25)
+    budgets = (24, 12, 30, 18)
+    return [
+        Ask([rng.randrange(8, 1700) for _ in range(length)], GREEDY, max_tokens=budget)
+        for length, budget in zip(lengths, budgets, strict=True)
+    ]
+
+
+def test_a_long_row_goes_apart_and_all_say_what_they_say_alone(model: Any) -> None:
+    alone = [Bench(model, 1800).run([ask])[0].ids() for ask in asks()]
+    bench = Bench(model, 1800, pass_tokens=500.0)
+    decode = bench.engine._decode
+    seen = set()
+    keys = [bench.submit(ask) for ask in asks()]
+    while bench.open:
+        bench.turn()
+        seen.add(tuple(sorted(len(batch) for batch in decode.batches)))
+        for batch in decode.batches:
+            sizes = [len(row.tokens) for row in batch.rows]
+            assert max(sizes) < 600 or min(sizes) >= 600
+    assert [bench.answers[key].ids() for key in keys] == alone
+    assert (1, 3) in seen
+    assert len(decode) == 0
+    assert decode.batches == []
+
+
+def test_who_outgrows_the_budget_is_the_newest_wherever_it_is(model: Any) -> None:
+    """What is short and apart takes less than as part of the long one's batch."""
+    bench = Bench(model, 1800, pass_tokens=0.0)
+    first, second, *_ = asks()
+    [old] = [bench.submit(second)]
+    while not len(bench.engine._decode):
+        bench.turn()
+    young = bench.submit(first)
+    while len(bench.engine._decode) < 2:
+        bench.turn()
+    assert [len(batch) for batch in bench.engine._decode.batches] == [1, 1]
+    bench.engine._budget = Budget(32, 620 * 256, 256)
+    bench.turn()
+    assert [row.id for row in bench.engine._decode.rows] == [0]
+    bench.finish()
+    assert bench.answers[old].ids() == Bench(model, 1800).run([second])[0].ids()
+    assert bench.answers[young].ids() == Bench(model, 1800).run([first])[0].ids()
+
+
+def test_lanes_are_counted_one_by_one() -> None:
+    def row(length: int) -> Row:
+        return Row(0, [1] * length, RowSampling.greedy(), 1)
+
+    budget = Budget(32, 1000, bytes_per_token=2, bytes_per_row=10)
+    assert budget.holds([[row(200), row(200)]])  # 2 * 200 * 2 + 2 * 10
+    assert not budget.holds([[row(300), row(20)]])
+    assert budget.holds([[row(300)], [row(20)]])
