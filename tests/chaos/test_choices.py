@@ -1,0 +1,157 @@
+"""Requests with penalties, biases and several choices, whose worker is lost: what each choice says
+is what it says undisturbed and alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api_harness import CHAT, TEXT, Json, user
+from server_harness import Server, serving, wait_for
+
+BUDGETS = {
+    "retry_s": 0.1,
+    "retry_max_s": 0.5,
+    "spacing_s": 0.1,
+    "steady_s": 0.0,
+    "trial_losses": 1000,
+    "drain_s": 0.3,
+    "silent_s": 2.0,
+}
+BEGUN = 20
+"""Chunks that each stream has when its worker is struck."""
+TOKENS = 250
+PENALTIES: Json = {
+    "presence_penalty": 0.7,
+    "frequency_penalty": 0.4,
+    "repetition_penalty": 1.3,
+    "logit_bias": {"40": 3, "41": -5, "42": -100},
+}
+SAMPLED: Json = {"temperature": 0.9, "top_p": 0.95, "seed": 11}
+ASKED: dict[str, tuple[str, Json]] = {
+    "penalties, greedy": (CHAT, {"temperature": 0, **PENALTIES, "logprobs": True}),
+    "penalties, sampled": (CHAT, {**SAMPLED, **PENALTIES, "logprobs": True}),
+    "three choices": (CHAT, {**SAMPLED, "n": 3, "logprobs": True}),
+    "two choices with penalties": (CHAT, {**SAMPLED, **PENALTIES, "n": 2, "min_p": 0.02}),
+    "choices of unequal length": (CHAT, {**SAMPLED, "n": 3, "stop": ["ab", "th", "q"]}),
+    "two prompts, two choices": (TEXT, {**SAMPLED, **PENALTIES, "n": 2, "prompt": ["One", "Two"]}),
+    "not streamed": (CHAT, {**SAMPLED, **PENALTIES, "n": 2, "stream": False}),
+}
+
+
+@dataclass
+class Answer:
+    """What each choice said; ``begun`` is set when chunks have come."""
+
+    texts: dict[int, str] = field(default_factory=dict)
+    logprobs: dict[int, list[float]] = field(default_factory=dict)
+    finish: dict[int, str] = field(default_factory=dict)
+    usage: Json = field(default_factory=dict)
+    rid: str = ""
+    streamed: bool = True
+    begun: threading.Event = field(default_factory=threading.Event)
+
+    def take(self, answer: Json) -> None:
+        assert "error" not in answer, answer
+        self.rid = answer["id"]
+        for choice in answer["choices"]:
+            index = choice["index"]
+            assert index not in self.finish, "nothing comes after the end"
+            part = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
+            self.texts[index] = self.texts.get(index, "") + (part.get("content") or "")
+            content = (choice.get("logprobs") or {}).get("content") or []
+            self.logprobs.setdefault(index, []).extend(token["logprob"] for token in content)
+            if choice["finish_reason"]:
+                self.finish[index] = choice["finish_reason"]
+        if usage := answer.get("usage"):
+            self.usage = {name: usage[name] for name in ("prompt_tokens", "completion_tokens")}
+
+    def said(self) -> tuple[Any, ...]:
+        return self.texts, self.finish, self.usage
+
+
+def ask(server: Server, name: str, answer: Answer) -> Answer:
+    path, fields = ASKED[name]
+    prompt = {"messages": [user(f"Write about {name}.")]} if path == CHAT else {}
+    body = {"model": server.model, "max_tokens": TOKENS, "stream": True, **prompt, **fields}
+    if not body["stream"]:
+        answer.begun.set()
+        answer.streamed = False
+        answer.take(server.post(path, body).json())
+        return answer
+    body["stream_options"] = {"include_usage": True}
+    with server.http.stream("POST", path, json=body) as response:
+        assert response.status_code == 200, response.read()
+        chunks = (line for line in response.iter_lines() if line.startswith("data: {"))
+        for number, line in enumerate(chunks):
+            if number >= BEGUN:
+                answer.begun.set()
+            answer.take(json.loads(line.removeprefix("data: ")))
+    return answer
+
+
+@pytest.fixture(scope="module")
+def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """With one worker: all that runs is struck."""
+    with serving(tiny_model, tmp_path_factory.mktemp("choices"), budgets=BUDGETS) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def undisturbed(server: Server) -> dict[str, Answer]:
+    """One after the other."""
+    return {name: ask(server, name, Answer()) for name in ASKED}
+
+
+def continued(server: Server) -> float:
+    lines = server.http.get("/metrics").text.splitlines()
+    found = (line for line in lines if line.startswith("mayfly_continuations_total{"))
+    return sum(float(line.split()[-1]) for line in found)
+
+
+BLOWS = {
+    "sigkill": signal.SIGKILL,
+    "sigsegv": signal.SIGSEGV,
+    "sigstop": signal.SIGSTOP,
+    "handover": signal.SIGTERM,
+}
+
+
+@pytest.mark.parametrize(
+    "blow",
+    [
+        pytest.param(blow, id=name, marks=[] if name == "sigkill" else pytest.mark.long)
+        for name, blow in BLOWS.items()
+    ],
+)
+def test_every_choice_says_what_it_says_undisturbed(
+    server: Server, undisturbed: dict[str, Answer], blow: signal.Signals
+) -> None:
+    before = wait_for(lambda: (s := server.slot())["state"] == "ready" and s, "a worker")
+    losses, moved = len(server.autopsies()), continued(server)
+    answers = {name: Answer() for name in ASKED}
+    with ThreadPoolExecutor(len(ASKED)) as pool:
+        asked = [pool.submit(ask, server, name, answer) for name, answer in answers.items()]
+        assert all(answer.begun.wait(30) for answer in answers.values())
+        os.kill(before["pid"], blow)
+        for each in asked:
+            each.result()
+    for name, answer in answers.items():
+        assert answer.said() == undisturbed[name].said(), name
+        for index, found in answer.logprobs.items():
+            assert found == pytest.approx(undisturbed[name].logprobs[index], abs=1e-4), name
+
+    # It fell where it was meant to: while all that is streamed was running.
+    assert continued(server) - moved >= sum(answer.streamed for answer in answers.values())
+    for autopsy in server.autopsies()[losses:]:
+        struck = " ".join(autopsy["breadcrumb"]["requests"])
+        assert all(answer.rid in struck for answer in answers.values() if answer.streamed)
