@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -17,6 +18,8 @@ from typing import Any, TypeVar
 import httpx
 import openai
 import psutil
+
+from mayfly_reaper.paths import runtime_of
 
 T = TypeVar("T")
 DEADLINE_S = 60.0
@@ -190,3 +193,26 @@ def serving(
         yield server
     finally:
         server.close()
+
+
+@contextlib.contextmanager
+def another_front_end(folder: Path, *servers: Server) -> Iterator[str]:
+    """One that is no child of any of these servers and knows all their workers; its address."""
+    url = f"http://127.0.0.1:{free_port()}"
+    nodes = [("--node", runtime_of(server.state_dir).control) for server in servers]
+    command = [sys.executable, "-m", "mayfly_server.front", *itertools.chain(*nodes)]
+    command += ["--port", url.rpartition(":")[2]]
+    with (folder / "front.log").open("w") as log:
+        front = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def ready() -> bool:
+        with contextlib.suppress(httpx.TransportError):
+            return httpx.get(f"{url}/readyz").status_code == 200
+        return False
+
+    try:
+        wait_for(ready, "the other front end")
+        yield url
+    finally:
+        front.terminate()
+        front.wait(20)

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import openai
 import pytest
 
 from chaos_cells import METAL_HANG, SHAPES
 from chaos_client import Asking
-from mayfly_reaper.paths import runtime_of
 from models.scripted import Action, Fault, Play
-from server_harness import Server, free_port, serving, wait_for
+from server_harness import another_front_end, serving, wait_for
 
 INNOCENTS = 100
 AT_ONCE = 16
@@ -42,31 +37,6 @@ def reply(number: int) -> str:
 
 def plays(poison: Play) -> list[Play]:
     return [poison, *(Play(f"[{n:03}]", reply(n)) for n in range(INNOCENTS))]
-
-
-@contextmanager
-def another_front_end(server: Server) -> Iterator[str]:
-    """Its address."""
-    port = free_port()
-    control = runtime_of(server.state_dir).control
-    command = [sys.executable, "-m", "mayfly_server.front", "--node", control, "--port", str(port)]
-    log = (server.state_dir / "front.log").open("w")
-    front = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-    url = f"http://127.0.0.1:{port}"
-
-    def ready() -> bool:
-        try:
-            return httpx.get(f"{url}/readyz").status_code == 200
-        except httpx.TransportError:
-            return False
-
-    try:
-        wait_for(ready, "the other front end")
-        yield url
-    finally:
-        front.terminate()
-        front.wait(20)
-        log.close()
 
 
 def refused(asking: Asking) -> openai.APIError:
@@ -108,7 +78,7 @@ def test_a_poisonous_request_is_found_and_stopped(
     options = ("--trust-remote-code", "--workers", "3")
     with (
         serving(model, tmp_path, *options, budgets=BUDGETS) as server,
-        another_front_end(server) as other,
+        another_front_end(tmp_path, server) as other,
         ThreadPoolExecutor(AT_ONCE) as pool,
     ):
         wait_for(lambda: all(s["state"] == "ready" for s in server.slots()), "every worker")
