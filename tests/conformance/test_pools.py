@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import openai
+import psutil
 import pytest
 
 from api_harness import refused, together, user
@@ -18,13 +22,23 @@ from server_harness import Server, serving, wait_for
 
 SLOW_S = 0.02
 LONG = "and on " * 100
+CLIENT = """
+import sys, urllib.request
+request = urllib.request.Request(sys.argv[1] + "/v1/chat/completions", sys.argv[2].encode(),
+                                 {"content-type": "application/json"})
+urllib.request.urlopen(request).read()
+"""
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("pools")
     for name in ("first", "second"):
-        plays = [Play("[who]", f"I am the {name}."), Play("[long]", f"{name} {LONG}")]
+        plays = [
+            Play("[who]", f"I am the {name}."),
+            Play("[long]", f"{name} {LONG}"),
+            Play("[endless]", LONG * 10),
+        ]
         scripted.build(folder / "models" / name, plays, step_s=SLOW_S)
     config = folder / "mayfly.toml"
     config.write_text(
@@ -115,3 +129,36 @@ def test_two_models_of_one_name_are_refused(server: Server, tmp_path: Path) -> N
     with serving(None, tmp_path, "--config", str(config), wait=False) as clashing:
         assert clashing.process.wait(30) == 1
         assert "2 models would be called 'first'" in clashing.log()
+
+
+def test_R76_killed_clients_of_one_model_leave_nothing_of_it_running(server: Server) -> None:
+    """Nor do they cost memory, a worker, or the health of the server."""
+
+    def abandoned() -> None:
+        client = subprocess.Popen([sys.executable, "-c", CLIENT, server.url, asked])
+        try:
+            wait_for(lambda: busy("org/other") == 1, "a stream")
+            assert server.http.get("/health").status_code == 200
+        finally:
+            client.kill()
+            client.wait()
+        assert server.http.get("/health").status_code == 200
+        wait_for(lambda: busy("org/other") == 0, "its end", 5.0)
+
+    def busy(model: str) -> int:
+        slots = [slot for slot in server.slots() if slot["model"] == model]
+        return sum(slot["running"] + slot["waiting"] for slot in slots)
+
+    def footprint() -> int:
+        return sum(psutil.Process(slot["pid"]).memory_info().rss for slot in server.slots())
+
+    asked = json.dumps({"model": "other", "messages": [user("[endless]")], "stream": True})
+    wait_for(lambda: [s["state"] for s in server.slots()] == ["ready"] * 3, "every worker")
+    abandoned()
+    workers, memory = pids(server, "first") + pids(server, "org/other"), footprint()
+    for _ in range(5):
+        abandoned()
+    assert pids(server, "first") + pids(server, "org/other") == workers
+    assert footprint() - memory < 64 << 20
+    assert said(server, "first") == "I am the first."
+    assert said(server, "org/other") == "I am the second."
