@@ -1,0 +1,190 @@
+"""How long a worker that was killed stays a front end's choice.
+
+Serves a model with one worker, kills that with SIGKILL again and again, and prints how long after
+the kill (milliseconds: median, 99th percentile, longest)
+
+* the system has ended the process,
+* the reaper's roster no longer has it READY,
+* the front end answers /health with 503: there is no worker left that it would send a request to.
+
+    python bench/kills.py MODEL_FOLDER --kills 30
+
+The probe is asked over one open connection, without a pause, so that the last figure includes up
+to two of its round trips; how long those take is printed too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import math
+import os
+import select
+import signal
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import zmq
+from speed import Server, free_port
+
+from mayfly_protocol.codec import rosters
+from mayfly_protocol.roster import ROSTER_TOPIC
+from mayfly_reaper.paths import runtime_of
+
+PATIENCE_S = 60.0
+
+
+class Probe:
+    """``/health`` and ``/mayfly/status`` over one connection."""
+
+    def __init__(self, port: int) -> None:
+        self._http = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+        self.round_trips: list[float] = []
+
+    def health(self) -> int:
+        began = time.monotonic()
+        status = self._get("/health")[0]
+        self.round_trips.append(time.monotonic() - began)
+        return status
+
+    def slots(self) -> list[dict[str, Any]]:
+        nodes = json.loads(self._get("/mayfly/status")[1])["nodes"]
+        return [slot for node in nodes for slot in node["slots"]]
+
+    def _get(self, path: str) -> tuple[int, bytes]:
+        self._http.request("GET", path)
+        answer = self._http.getresponse()
+        return answer.status, answer.read()
+
+
+def ready(probe: Probe, after: int) -> dict[str, Any]:
+    """The slot, once a worker later than the given one serves."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        for slot in probe.slots():
+            if slot["state"] == "ready" and slot["incarnation"] > after and probe.health() == 200:
+                return slot
+        time.sleep(0.05)
+    raise SystemExit("no worker became ready")
+
+
+class Stopwatch(threading.Thread):
+    """Notes when something has happened. To be started before it can."""
+
+    def __init__(self, wait: Callable[[], None]) -> None:
+        super().__init__(daemon=True)
+        self._wait = wait
+        self.at = math.nan
+
+    def run(self) -> None:
+        self._wait()
+        self.at = time.monotonic()
+
+
+def ended(pid: int) -> Callable[[], None]:
+    """Returns when the system has ended the process, whoever its parent is."""
+    watched = os.pidfd_open(pid)
+
+    def wait() -> None:
+        select.select([watched], [], [])
+        os.close(watched)
+
+    return wait
+
+
+def off_the_roster(node: zmq.Socket[Any]) -> Callable[[], None]:
+    """Returns at the first roster without a worker that is READY."""
+    while node.poll(0):
+        node.recv_multipart()
+
+    def wait() -> None:
+        while True:
+            roster = rosters.decode(node.recv_multipart()[1])
+            if not any(slot.state == "ready" for slot in roster.slots):
+                return
+
+    return wait
+
+
+def off_the_choices(probe: Probe) -> Callable[[], None]:
+    """Returns when the front end says that it has nobody left to choose."""
+
+    def wait() -> None:
+        while probe.health() == 200:
+            pass
+
+    return wait
+
+
+def kill(pid: int, watches: list[Stopwatch]) -> list[float]:
+    """Milliseconds from the kill to each of the events."""
+    for watch in watches:
+        watch.start()
+    time.sleep(0.2)  # until all of them wait
+    killed_at = time.monotonic()
+    os.kill(pid, signal.SIGKILL)
+    for watch in watches:
+        watch.join(PATIENCE_S)
+    return [(watch.at - killed_at) * 1e3 for watch in watches]
+
+
+def p99(values: list[float]) -> float:
+    return sorted(values)[math.ceil(0.99 * len(values)) - 1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path, help="a model folder")
+    parser.add_argument("--kills", type=int, default=30)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, zmq.Context() as context:
+        port, state = free_port(), Path(folder) / "state"
+        command = [sys.executable, "-m", "mayfly_server.cli", "serve", args.model, "--port", port,
+                   "--state-dir", state]  # fmt: skip
+        server = Server(command, port, Path(folder) / "mayfly.log")
+        try:
+            with context.socket(zmq.SUB) as node:
+                node.subscribe(ROSTER_TOPIC)
+                node.connect(runtime_of(state).roster)
+                report(measure(args.kills, Probe(port), node))
+        finally:
+            server.close()
+
+
+def measure(kills: int, probe: Probe, node: zmq.Socket[Any]) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {
+        name: [] for name in ("process ended", "off the roster", "503", "(one probe)")
+    }
+    last = 0
+    for _ in range(kills):
+        slot = ready(probe, last)
+        last = slot["incarnation"]
+        probe.round_trips.clear()
+        watches = [
+            Stopwatch(ended(slot["pid"])),
+            Stopwatch(off_the_roster(node)),
+            Stopwatch(off_the_choices(probe)),
+        ]
+        took = kill(slot["pid"], watches)
+        took.append(statistics.median(probe.round_trips) * 1e3)
+        for values, value in zip(found.values(), took, strict=True):
+            values.append(value)
+    return found
+
+
+def report(found: dict[str, list[float]]) -> None:
+    print("| SIGKILL to | median ms | p99 ms | longest ms |\n|---|---|---|---|")
+    for what, values in found.items():
+        print(f"| {what} | {statistics.median(values):.1f} | {p99(values):.1f} "
+              f"| {max(values):.1f} |")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
