@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from mayfly_reaper.paths import runtime_of
-from models.scripted import Play
+from models.scripted import Fault, Play
 from server_harness import Server, serving, wait_for
 
 REPLY = " ".join(f"word{number}" for number in range(8))
@@ -47,6 +47,25 @@ class Load:
             if text != REPLY:
                 self.failures.append(text)
             self.answered += 1
+
+
+def test_a_worker_that_leaks_is_replaced_before_memory_ends(
+    scripted_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    leaks = Play("[leak]", REPLY, [Fault(3, "leak", "600", times=1)])
+    model = scripted_model([leaks], step_s=0.02)
+    options = ("--trust-remote-code", "--max-footprint", "0.5")
+    with serving(model, tmp_path, *options, budgets={"spacing_s": 0.0}) as server:
+        first = server.slot()["incarnation"]
+        answer = server.chat("[leak]", max_tokens=None)
+        assert answer.choices[0].message.content == REPLY
+        wait_for(lambda: server.slots()[0]["incarnation"] > first, "a successor")
+        assert server.chat("[leak]", max_tokens=None).choices[0].message.content == REPLY
+        wait_for(lambda: len(server.slots()) == 1, "the end of the worn worker")
+        [worker] = [p for p in server.processes() if "mayfly_worker" in " ".join(p.cmdline())]
+        assert worker.memory_info().rss < 500e6
+        assert server.autopsies() == []
+        assert "bytes of memory" in server.log()
 
 
 def size_of(processes: list[psutil.Process]) -> list[tuple[int, float]]:

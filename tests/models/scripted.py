@@ -43,6 +43,7 @@ Action = Literal[
     "exit",
     "spin_gil_released",
     "spin_gil_held",
+    "leak",
     "nan",
     "constant",
 ]
@@ -60,7 +61,8 @@ class Fault:
     ``message`` is the exception's text (``raise``), the last lines on stderr (``abort``), the code
     (``exit``), or what a ``wait`` is called: it writes its pid into a file ``<name>.waits`` and
     goes on when there is one called ``<name>.go``. Of a ``raise_masked`` the first line is raised,
-    and each further one by the cleanup after the one before. ``nan`` and ``constant`` spoil the
+    and each further one by the cleanup after the one before. A ``leak`` is of so many megabytes.
+    ``nan`` and ``constant`` spoil the
     row's logits. ``times`` bounds how often it strikes over all processes that load the folder:
     with 1, the worker that comes next survives. Faults of the same moment strike in their order.
     """

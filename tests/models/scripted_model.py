@@ -118,6 +118,7 @@ def _wait(name: str) -> None:
         time.sleep(0.005)
 
 
+LEAKED: list[bytes] = []
 ACTIONS = {
     "wait": _wait,
     "raise": _raise,
@@ -129,6 +130,7 @@ ACTIONS = {
     "exit": lambda code: os._exit(int(code or 0)),
     "spin_gil_released": lambda _: _spin_releasing_the_gil(),
     "spin_gil_held": lambda _: _spin_holding_the_gil(),
+    "leak": lambda megabytes: LEAKED.append(b"." * (int(megabytes) << 20)),
 }
 LOGITS = {"nan": np.nan, "constant": 1.0}
 """Faults that show in the row's logits alone."""
