@@ -7,7 +7,7 @@ the kill (milliseconds: median, 99th percentile, longest)
 * the reaper's roster no longer has it READY,
 * the front end answers /health with 503: there is no worker left that it would send a request to.
 
-    python bench/kills.py MODEL_FOLDER --kills 30
+    python bench/kills.py MODEL_FOLDER --kills 30        (on Linux)
 
 The probe is asked over one open connection, without a pause, so that the last figure includes up
 to two of its round trips; how long those take is printed too.

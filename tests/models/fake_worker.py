@@ -40,6 +40,7 @@ from mayfly_protocol.lifecycle import (
 )
 from mayfly_protocol.sockets import configure
 
+SLOW_STEPS, SLOW_STEP_S = 20, 0.25
 ABORT_TEXT = "[METAL] Command buffer execution failed: Caused GPU Timeout Error (0000000e)"
 
 
@@ -86,6 +87,10 @@ class FakeWorker:
                 self.leave(Exit.CONFIGURATION, "the model type 'gpt-17' is not known to mlx-lm")
             case "load-failed":
                 self.leave(Exit.LOAD_FAILED, "model.safetensors is cut short")
+            case "load-slowly":
+                for done in range(SLOW_STEPS):
+                    time.sleep(SLOW_STEP_S)
+                    self.say(Loading("warming", done, SLOW_STEPS))
             case "load-for-ever":
                 self.serve_until(float("inf"), Beat(phase="loading", progress=0))
         self.say(Loading("canary", 2, 2))

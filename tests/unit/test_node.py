@@ -152,6 +152,16 @@ def test_a_load_that_stands_still_is_ended(tmp_path: Path) -> None:
     assert (autopsy["kind"], autopsy["state"]) == ("wedged", "loading")
 
 
+def test_a_load_that_takes_long_is_left_alone(tmp_path: Path) -> None:
+    budgets = {"load_still_s": 2.0}
+    with RunningNode(tmp_path, fake_worker("--behave", "load-slowly"), budgets=budgets) as node:
+        began = time.monotonic()
+        loading = node.slot(lambda view: view.state == "loading")
+        view = node.ready()
+        assert time.monotonic() - began > 2 * budgets["load_still_s"]
+        assert (view.incarnation, view.pid) == (loading.incarnation, loading.pid)
+
+
 def test_a_worker_that_recycles_itself_is_no_loss(tmp_path: Path) -> None:
     worker = fake_worker("--behave", "recycle", "--times", "2")
     with RunningNode(tmp_path, worker, budgets=QUICK) as node:
