@@ -53,6 +53,7 @@ class RunningNode:
         port: int = 0,
         preload_blas: bool = False,
         audience: bool = True,
+        metrics: int | None = None,
     ) -> None:
         self.state_dir = state_dir
         self.runtime = runtime_of(state_dir)
@@ -66,6 +67,7 @@ class RunningNode:
             "lifetime": lifetime or {},
             "worker_command": list(worker or fake_worker()),
             "preload_blas": preload_blas,
+            "metrics": metrics,
         }
         self._command = [sys.executable, str(MODELS / "run_node.py"), json.dumps(told)]
         self._audience = audience

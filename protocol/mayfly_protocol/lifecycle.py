@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Literal
 
+from mayfly_protocol.distribution import NOTHING, Distribution
+
 LoadPhase = Literal["starting", "warming", "loading", "canary"]
 WorkPhase = Literal["loading", "idle", "prefill", "decode", "stopping"]
 Scope = Literal["request", "batch", "recycle", "worker", "machine", "model"]
@@ -105,6 +107,11 @@ class Beat:
     ``progress`` counts the engine's steps and only grows: a busy worker whose number stands still
     is wedged, however regular its beats are. ``inferences`` counts finished choices;
     ``waiting`` are requests admitted and not yet prefilling.
+
+    What is counted only grows, too: tokens and finished choices, and the seconds that each decode
+    step and each chunk of a prompt took. ``rows`` decode together now; ``kv_bytes`` are what the
+    caches of all rows take of ``kv_budget``, as admission counts it; ``prefill_lengths`` is how
+    many different lengths chunks have had, each of which compiles or plans kernels anew.
     """
 
     phase: WorkPhase
@@ -117,6 +124,13 @@ class Beat:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     memory: Memory = field(default_factory=Memory)
+    rows: int = 0
+    kv_bytes: int = 0
+    kv_budget: int = 0
+    prefill_lengths: int = 0
+    decode_s: Distribution = NOTHING
+    """Over ``STEP_BOUNDS_S``, as is the next one."""
+    prefill_s: Distribution = NOTHING
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,6 +134,18 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
+class AskMetrics:
+    """Asks for the node's metrics now."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsText:
+    """They, in Prometheus's text format."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """The answer to a command: what was done, for people."""
 
@@ -141,5 +153,5 @@ class Done:
     message: str = ""
 
 
-ToNode = Recycle | DrainNode | Quarantine | Release | Ask
-FromNode = Done | Roster
+ToNode = Recycle | DrainNode | Quarantine | Release | Ask | AskMetrics
+FromNode = Done | Roster | MetricsText

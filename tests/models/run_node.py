@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mayfly_protocol.roster import SlotView
 from mayfly_reaper.node import Node, StartError
-from mayfly_reaper.settings import Budgets, FrontEnd, Lifetime, NodeSettings, Pool
+from mayfly_reaper.settings import Address, Budgets, FrontEnd, Lifetime, NodeSettings, Pool
 
 
 class Printer:
@@ -43,6 +43,7 @@ def main() -> None:
         front_end=FrontEnd(tuple(told["front_end"]), port=told["port"])
         if told["front_end"]
         else None,
+        metrics=Address("127.0.0.1", told["metrics"]) if told["metrics"] else None,
         preload_blas=told["preload_blas"],
         budgets=Budgets(**told["budgets"]),
         worker_command=tuple(told["worker_command"]),

@@ -223,16 +223,20 @@ def test_nothing_is_replaced_that_is_not_worn() -> None:
 
 def test_a_worn_worker_is_replaced_with_a_surge_where_there_is_room() -> None:
     busy = slot("b", used(11, busy=True))
-    assert planned(slot("a", used(9)), busy) == Renewal("b", True, "worn: 11 inferences")
-    assert planned(busy, room=1200) == Renewal("b", True, "worn: 11 inferences")
+    assert planned(slot("a", used(9)), busy) == Renewal(
+        "b", True, "worn: 11 inferences", "inferences"
+    )
+    assert planned(busy, room=1200) == Renewal("b", True, "worn: 11 inferences", "inferences")
     assert planned(busy, room=1199) is None
     assert planned(replace(busy, cramped=True)) is None
 
 
 def test_without_room_it_is_replaced_when_it_is_idle_or_overdue() -> None:
-    assert planned(slot("a", used(11)), room=0) == Renewal("a", False, "worn: 11 inferences")
+    assert planned(slot("a", used(11)), room=0) == Renewal(
+        "a", False, "worn: 11 inferences", "inferences"
+    )
     overdue = slot("a", used(20, busy=True))
-    assert planned(overdue, room=0) == Renewal("a", False, "worn: 20 inferences")
+    assert planned(overdue, room=0) == Renewal("a", False, "worn: 20 inferences", "inferences")
     waiting = Beat("idle", 1, waiting=1, inferences=11, memory=Memory(footprint=1))
     assert planned(slot("a", waiting), room=0) is None
 
@@ -241,7 +245,7 @@ def test_a_device_with_memory_of_its_own_must_have_room_too() -> None:
     full = used(11, busy=True, active=100, cache=20, device_free=143)
     assert planned(slot("a", full)) is None
     free = used(11, busy=True, active=100, cache=20, device_free=144)
-    assert planned(slot("a", free)) == Renewal("a", True, "worn: 11 inferences")
+    assert planned(slot("a", free)) == Renewal("a", True, "worn: 11 inferences", "inferences")
 
 
 def test_one_of_a_pool_at_a_time() -> None:
@@ -258,7 +262,7 @@ def test_who_was_asked_for_goes_first_and_whether_it_is_worn_or_not() -> None:
 
 def test_an_overdue_worker_goes_before_one_that_is_only_worn() -> None:
     slots = slot("a", used(11)), slot("b", used(30))
-    assert planned(*slots) == Renewal("b", True, "worn: 30 inferences")
+    assert planned(*slots) == Renewal("b", True, "worn: 30 inferences", "inferences")
 
 
 def test_a_replacement_that_failed_is_not_tried_again_at_once() -> None:
@@ -267,6 +271,6 @@ def test_a_replacement_that_failed_is_not_tried_again_at_once() -> None:
 
 
 def test_what_is_planned_is_told() -> None:
-    assert Renewal("a", True, "worn: 3 inferences").text == (
+    assert Renewal("a", True, "worn: 3 inferences", "inferences").text == (
         "a: the worker is replaced (worn: 3 inferences), its successor is loaded first"
     )

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from mayfly_protocol.breadcrumb import Breadcrumb
 from mayfly_protocol.lifecycle import ToReaper
+
+RecycleCause = Literal["asked", "inferences", "age", "memory"]
+HoldCause = Literal["orphans", "pause", "memory", "memory_lost"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,7 @@ class Held:
 
     until: float
     reason: str
+    cause: HoldCause = "pause"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,7 @@ class RecycleAsked:
 
     surge: bool = False
     reason: str = ""
+    cause: RecycleCause = "asked"
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,9 @@ class Host:
         lacks = f"{free / 1e9:.1f} GB are free, {expected / 1e9:.1f} GB are needed"
         waited = now - slot.freed_at
         if waited < self._budgets.memory_return_s:
-            return Held(now + LOOK_AGAIN_S, f"waits for the last worker's memory: {lacks}")
+            return Held(
+                now + LOOK_AGAIN_S, f"waits for the last worker's memory: {lacks}", "memory"
+            )
         stranded = (room.wired or 0) - self._wired_before - living
         is_wired = stranded >= (expected - free) / 2
         if waited >= self._budgets.retry_max_s and not is_wired:
@@ -91,6 +93,7 @@ class Host:
         return Held(
             now + OPEN_LOOK_AGAIN_S,
             f"the last worker's memory did not return: {lacks}; a reboot may be needed",
+            "memory_lost",
         )
 
     def room(self, now: float) -> Room:

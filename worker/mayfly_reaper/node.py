@@ -24,9 +24,11 @@ from mayfly_protocol.codec import BadFrame
 from mayfly_protocol.lifecycle import Fault
 from mayfly_protocol.roster import (
     Ask,
+    AskMetrics,
     Done,
     DrainNode,
     FromNode,
+    MetricsText,
     Quarantine,
     Recycle,
     Release,
@@ -42,6 +44,8 @@ from mayfly_reaper.front_end import FrontEndProcess, listen
 from mayfly_reaper.host import LOOK_AGAIN_S, Host
 from mayfly_reaper.incarnation import STARTING
 from mayfly_reaper.losses import loss_of
+from mayfly_reaper.metrics import NodeMetrics
+from mayfly_reaper.metrics_server import metrics_served
 from mayfly_reaper.numbering import Numbers
 from mayfly_reaper.orphans import Ledger, Orphans
 from mayfly_reaper.paths import Runtime, locked, opened, runtime_of
@@ -117,6 +121,11 @@ class _Loop:
             name: Seat(self._rules.begin(name, now), pool)
             for name, pool in seats.named(settings.pools)
         }
+        self._metrics = NodeMetrics(settings.node, memory.measure)
+        for seat in self._seats.values():
+            self._metrics.begin(seat.slot, seat.pool)
+        if settings.metrics is not None:
+            stack.enter_context(metrics_served(self._metrics, settings.metrics))
         self._host = Host(settings.budgets, memory.measure, random.random)
         self._asked: dict[str, int] = {}
         """Slots that somebody wants recycled, and which of their workers was meant."""
@@ -204,7 +213,7 @@ class _Loop:
         if own:
             pids = ", ".join(str(each.pid) for each in own)
             reason = f"waits for the worker of a reaper before this one to leave (pid {pids})"
-            return Held(now + LOOK_AGAIN_S / 2, reason)
+            return Held(now + LOOK_AGAIN_S / 2, reason, "orphans")
         everyone = self._seats.values()
         return self._host.hold(
             seat.slot, now, living=seats.living(everyone), promised=seats.promised(everyone)
@@ -233,7 +242,7 @@ class _Loop:
             if planned is not None:
                 self._asked.pop(planned.slot, None)
                 self._observer.note(planned.text)
-                self._apply(planned.slot, RecycleAsked(planned.surge, planned.reason))
+                self._apply(planned.slot, planned.asked())
 
     def _stop(self, number: int) -> None:
         self._signals += 1
@@ -273,6 +282,8 @@ class _Loop:
         match message:
             case Ask():
                 return self._bulletin.roster(time.monotonic())
+            case AskMetrics():
+                return MetricsText(self._metrics.exposition().decode())
             case Quarantine() | Release():
                 return self._bulletin.refuse(message, time.monotonic())
             case DrainNode(grace_s):
@@ -321,8 +332,10 @@ class _Loop:
     # -- what follows ----------------------------------------------------------------------
 
     def _apply(self, name: str, event: Event) -> None:
-        seat = self._seats[name]
-        seat.slot, actions = self._rules.step(seat.slot, event, time.monotonic())
+        seat, now = self._seats[name], time.monotonic()
+        before = seat.slot
+        seat.slot, actions = self._rules.step(before, event, now)
+        self._metrics.follow(before, event, seat.slot, actions, now)
         for action in actions:
             self._do(name, seat, action)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from mayfly_protocol.lifecycle import Beat
+from mayfly_reaper.events import RecycleAsked, RecycleCause
 from mayfly_reaper.incarnation import Incarnation
 from mayfly_reaper.settings import Lifetime
 from mayfly_reaper.slot import Slot
@@ -24,12 +25,17 @@ class Renewal:
     slot: str
     surge: bool
     reason: str
+    cause: RecycleCause = "asked"
 
     @property
     def text(self) -> str:
         """In one line, for people."""
         how = "its successor is loaded first" if self.surge else "in its place"
         return f"{self.slot}: the worker is replaced ({self.reason}), {how}"
+
+    def asked(self) -> RecycleAsked:
+        """For the slot."""
+        return RecycleAsked(self.surge, self.reason, self.cause)
 
 
 def next_renewal(
@@ -57,7 +63,7 @@ def next_renewal(
             continue
         rested = max(slot.renew_at, life.spawned_at + spacing_s)
         if slot.name in asked:
-            candidates.append((slot, life, Worn("somebody asked for it", overdue=True)))
+            candidates.append((slot, life, Worn("somebody asked for it", True, "asked")))
         elif now >= rested and (wear := worn(life, lifetime, now)) is not None:
             candidates.append((slot, life, wear))
     candidates.sort(
@@ -66,7 +72,7 @@ def next_renewal(
     for slot, life, wear in candidates:
         surge = not slot.cramped and has_room(life.beat, room)
         if surge or wear.overdue or idle(life.beat):
-            return Renewal(slot.name, surge, wear.reason)
+            return Renewal(slot.name, surge, wear.reason, wear.cause)
     return None
 
 

@@ -113,11 +113,19 @@ class FrontEnd:
 
 
 @dataclass(frozen=True, slots=True)
+class Address:
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
 class NodeSettings:
     node: str
     state_dir: Path
     pools: tuple[Pool, ...]
     front_end: FrontEnd | None = None
+    metrics: Address | None = None
+    """Where the node's own metrics are served over HTTP, in clear and to everyone."""
     preload_blas: bool = True
     """On Linux without a GPU, preload a shared OpenBLAS into workers if there is one."""
     caffeinate: bool = True

@@ -44,9 +44,11 @@ from mayfly_reaper.events import (
     Exited,
     Granted,
     Held,
+    HoldCause,
     NotStarted,
     OfLife,
     RecycleAsked,
+    RecycleCause,
     Said,
     Started,
     StopAsked,
@@ -73,7 +75,10 @@ class Slot:
     back-off, ``last_kind`` is the last one's. ``late`` counts what incarnations that were over
     still sent.
 
-    ``renewing`` is set from the beginning of a planned recycle to its end; ``renew_at`` is when
+    ``held`` is what keeps it from getting the worker that it wants.
+
+    ``renewing`` is set from the beginning of a planned recycle to its end, ``renewal`` is what the
+    last one was for; ``renew_at`` is when
     the next one may begin, after ``failed_renewals`` in a row. ``cramped``: a successor found too
     little memory beside the worker. ``wiped``: its compiled kernels were thrown away once.
 
@@ -96,12 +101,14 @@ class Slot:
     detail: str = ""
     stopping: bool = False
     renewing: bool = False
+    renewal: RecycleCause = "asked"
     renew_at: float = 0.0
     failed_renewals: int = 0
     cramped: bool = False
     needs: int = 0
     freed_at: float = 0.0
     late: int = 0
+    held: HoldCause | None = None
 
     @property
     def state(self) -> SlotState:
@@ -156,9 +163,10 @@ class SlotRules:
             case Granted():
                 wanted = self.wants_worker(slot, now)
                 return self._spawn(slot, "life", now) if wanted else (slot, [])
-            case Held(until, reason):
+            case Held(until, reason, cause):
                 wanted = self.wants_worker(slot, now)
-                return (replace(slot, retry_at=until, detail=reason) if wanted else slot), []
+                held = replace(slot, retry_at=until, detail=reason, held=cause)
+                return (held if wanted else slot), []
             case RecycleAsked():
                 return self._recycle(slot, event, now)
             case StopAsked():
@@ -212,7 +220,7 @@ class SlotRules:
             return self._spawn(slot, "life", now)
         if life.state != "ready" or len(slot.lives) > 1:
             return slot, []  # on its way out, or in: there is nothing worn to replace
-        slot = replace(slot, renewing=True, detail=asked.reason)
+        slot = replace(slot, renewing=True, renewal=asked.cause, detail=asked.reason)
         if asked.surge:
             return self._spawn(slot, "successor", now)
         life, actions = self._lives.drain(life, self._budgets.drain_s, now)
@@ -241,7 +249,7 @@ class SlotRules:
             share=self._draw(),
             trial=slot.strikes >= self._budgets.trial_losses,
         )
-        slot = replace(slot.having(role, life), spawned_at=now)
+        slot = replace(slot.having(role, life), spawned_at=now, held=None)
         return slot, [Spawn(life.number, slot.precautions)]
 
     def _serves(self, slot: Slot, role: Role, now: float) -> Step:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mayfly_reaper.events import RecycleCause
 from mayfly_reaper.incarnation import Incarnation
 from mayfly_reaper.settings import Lifetime
 
@@ -24,6 +25,7 @@ class Worn:
 
     reason: str
     overdue: bool
+    cause: RecycleCause
 
 
 def worn(life: Incarnation, lifetime: Lifetime, now: float) -> Worn | None:
@@ -31,17 +33,26 @@ def worn(life: Incarnation, lifetime: Lifetime, now: float) -> Worn | None:
     beat = life.beat
     if beat is None:
         return None
-    jitter = 1 - JITTER + 2 * JITTER * life.share
     age_s = now - life.spawned_at
     footprint = beat.memory.footprint
-    measures = (
-        (beat.inferences, lifetime.max_inferences * jitter, OVERDUE, "inferences"),
-        (age_s, lifetime.max_age_s * jitter, OVERDUE, "seconds"),
-        (footprint, lifetime.max_footprint, OVERDUE_FOOTPRINT, "bytes of memory"),
+    jitter = _jitter(life)
+    measures: tuple[tuple[float, float, float, str, RecycleCause], ...] = (
+        (beat.inferences, lifetime.max_inferences * jitter, OVERDUE, "inferences", "inferences"),
+        (age_s, lifetime.max_age_s * jitter, OVERDUE, "seconds", "age"),
+        (footprint, lifetime.max_footprint, OVERDUE_FOOTPRINT, "bytes of memory", "memory"),
     )
     found = [
-        Worn(f"worn: {value:.0f} {what}", value >= factor * most)
-        for value, most, factor, what in measures
+        Worn(f"worn: {value:.0f} {what}", value >= factor * most, cause)
+        for value, most, factor, what, cause in measures
         if most and value >= most
     ]
     return max(found, key=lambda each: each.overdue, default=None)
+
+
+def inference_budget(life: Incarnation, lifetime: Lifetime) -> float:
+    """After how many finished choices this worker is worn; 0: never."""
+    return lifetime.max_inferences * _jitter(life)
+
+
+def _jitter(life: Incarnation) -> float:
+    return 1 - JITTER + 2 * JITTER * life.share

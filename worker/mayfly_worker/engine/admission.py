@@ -44,9 +44,12 @@ class Budget:
 
     def holds(self, batches: Sequence[Sequence[Row]]) -> bool:
         """Whether the rows that decode fit as long as they are now."""
-        tokens = sum(len(rows) * max(len(r.tokens) for r in rows) for rows in batches)
-        rows = sum(map(len, batches))
-        return tokens * self.bytes_per_token + rows * self.bytes_per_row <= self.kv_bytes
+        return self.taken(batches) <= self.kv_bytes
+
+    def taken(self, batches: Sequence[Sequence[Row]]) -> int:
+        """Bytes of cache that rows take as long as they are now, in batches that have one each."""
+        tokens = sum(len(rows) * max((len(r.tokens) for r in rows), default=0) for rows in batches)
+        return tokens * self.bytes_per_token + sum(map(len, batches)) * self.bytes_per_row
 
     def rows_at(self, longest: int) -> int:
         """How many rows of so many tokens fit beside each other; 0 where not even one does."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -25,6 +25,7 @@ from typing import Any
 import mlx.core as mx
 
 from mayfly_protocol.breadcrumb import Breadcrumb, BreadcrumbWriter
+from mayfly_protocol.distribution import STEP_BOUNDS_S, Tally
 from mayfly_protocol.lifecycle import WorkPhase
 from mayfly_worker import device
 from mayfly_worker.engine import caches
@@ -64,6 +65,10 @@ CLEAR_CACHE_STEPS = 512
 IDLE = Breadcrumb("idle", 0)
 
 
+def _step_tally() -> Tally:
+    return Tally(STEP_BOUNDS_S)
+
+
 @dataclass(slots=True)
 class Gauges:
     """What other threads may read at any time; each field is written by the engine alone."""
@@ -76,6 +81,11 @@ class Gauges:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     steps: int = 0
+    rows: int = 0
+    kv_bytes: int = 0
+    decode_s: Tally = field(default_factory=_step_tally)
+    prefill_s: Tally = field(default_factory=_step_tally)
+    prefill_lengths: set[int] = field(default_factory=set)
     active_bytes: int = 0
     cache_bytes: int = 0
     peak_bytes: int = 0
@@ -201,6 +211,7 @@ class Engine:
     # Decoding
 
     def _decode_step(self) -> None:
+        begin = time.monotonic()
         drawn: list[Drawn] = []
         failed: dict[int, str] = {}
         for batch in self._decode.batches:
@@ -208,6 +219,7 @@ class Engine:
             drawn += batch.step()
             failed |= batch.failed
             batch.failed = {}
+        self.gauges.decode_s.observe(time.monotonic() - begin)
         self.gauges.steps += 1
         self.gauges.generated_tokens += len(drawn)
         if drawn:
@@ -264,7 +276,7 @@ class Engine:
             return
         for start, prompt, _ in candidates:
             self._waiting.popleft()
-            self._admitted(start, prompt.cached)
+            self._admitted(start, prompt)
         self._groups.append(
             PrefillGroup(
                 self._model,
@@ -291,11 +303,11 @@ class Engine:
             running += start.rows
         return found
 
-    def _admitted(self, start: Start, cached: int) -> None:
+    def _admitted(self, start: Start, prompt: Prompt) -> None:
         self._owners.update((row.id, start) for row in start.rows)
-        self.gauges.cached_tokens += cached
+        self.gauges.cached_tokens += prompt.cached
         self.gauges.prompt_tokens += len(start.rows[0].tokens)
-        self._events.append(Started(start.key, cached))
+        self._events.append(Started(start.key, prompt.cached, prompt.target))
 
     def _prefill_chunk(self) -> None:
         group = self._groups.popleft()
@@ -304,7 +316,10 @@ class Engine:
             size = self._chunks.size(decoding=bool(len(self._decode)), rows=len(group))
             begin = time.monotonic()
             fed = group.feed(size)
-            self._chunks.measured(fed, time.monotonic() - begin)
+            took = time.monotonic() - begin
+            self._chunks.measured(fed, took)
+            self.gauges.prefill_s.observe(took)
+            self.gauges.prefill_lengths.add(group.width)
             self._events += [Prefilled(p.key, p.fed, p.target) for p in group.prompts]
         self._keep_boundaries(group)
         self._promote(group)
@@ -352,6 +367,9 @@ class Engine:
     def _measure(self) -> None:
         self.gauges.progress += 1
         self.gauges.running = sum(1 for _ in self._running())
+        self.gauges.rows = len(self._decode)
+        prefilling = [[prompt.row for prompt in group.prompts] for group in self._groups]
+        self.gauges.kv_bytes = self._budget.taken([*self._batches(), *prefilling])
         self.gauges.waiting = len(self._waiting)
         if self.gauges.progress % 32 == 0:
             self._weigh()
@@ -359,7 +377,7 @@ class Engine:
     def _settle(self) -> None:
         """Before the thread goes to sleep: nothing runs, and the buffers go back."""
         self._enter("idle", [])
-        self.gauges.running = self.gauges.waiting = 0
+        self.gauges.running = self.gauges.waiting = self.gauges.rows = self.gauges.kv_bytes = 0
         mx.clear_cache()
         self._weigh()
 

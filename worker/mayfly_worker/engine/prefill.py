@@ -53,7 +53,8 @@ class Prompt:
 
 
 class PrefillGroup:
-    """Rows that are prefilled together. Shapes: inputs [rows, chunk].
+    """Rows that are prefilled together. Shapes: inputs [rows, chunk]; ``width`` is the last chunk's
+    length, padding included.
 
     ``bucketed`` pads the chunk and the cache to a few lengths (:func:`~.chunks.bucket`). CUDA
     plans each new shape of an attention anew, which was seen to take 100 ms where the pass itself
@@ -70,6 +71,7 @@ class PrefillGroup:
     ) -> None:
         self._model = model
         self.prompts = prompts
+        self.width = 0
         self._bucketed = bucketed
         # A single row keeps its plain cache: kinds that cannot be batched work that way.
         self._solo = len(prompts) == 1 and not bucketed
@@ -91,8 +93,8 @@ class PrefillGroup:
         longest = max(lengths)
         if longest == 0:
             return 0
-        width = min(bucket(longest), chunk) if self._bucketed else longest
-        padding = [width - n for n in lengths]
+        self.width = min(bucket(longest), chunk) if self._bucketed else longest
+        padding = [self.width - n for n in lengths]
         inputs = [
             p.row.tokens[p.fed : p.fed + n] + [0] * pad
             for p, n, pad in zip(self.prompts, lengths, padding, strict=True)

@@ -107,10 +107,12 @@ Command = Start | Stop | Cancel | Leave
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A request left the queue; ``cached`` of its prompt tokens came from the prefix cache."""
+    """A request left the queue; ``cached`` of its prompt tokens came from the prefix cache, and
+    ``total`` of them are to be in the cache before it draws."""
 
     key: str
     cached: int
+    total: int
 
 
 @dataclass(frozen=True, slots=True)

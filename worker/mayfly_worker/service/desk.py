@@ -238,9 +238,10 @@ class Desk:
             match event:
                 case engine.Step(drawn):
                     self._drawn(drawn, deltas, touched)
-                case engine.Started(key, cached):
+                case engine.Started(key, cached, total):
                     if (session := self._sessions.get(key)) is not None:
                         session.start(cached)
+                        self._prefilled(key, cached, total)
                 case engine.Prefilled(key, done, total):
                     self._prefilled(key, done, total)
                 case engine.RowFailed(row, why):

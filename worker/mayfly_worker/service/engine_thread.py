@@ -86,6 +86,7 @@ class EngineThread:
         self._settings = settings
         self._post = post
         self._engine: Engine | None = None
+        self._gauges = Gauges()  # of every engine in turn: what they count must not fall
         self._breadcrumbs = (
             BreadcrumbWriter(Path(settings.breadcrumb)) if settings.breadcrumb else None
         )
@@ -153,7 +154,7 @@ class EngineThread:
 
     def _build(self, loaded: Loaded, budget: Budget, canary: Canary) -> Engine:
         settings = self._settings
-        gauges = Gauges()
+        gauges = self._gauges
         return Engine(
             loaded.model,
             loaded.probe.width,

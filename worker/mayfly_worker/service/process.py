@@ -95,6 +95,7 @@ class Worker:
         self._preparer: Preparer | None = None
         self._desk: Desk | None = None
         self._loading_gauges = Gauges(phase="loading")
+        self._kv_budget = 0
         self._process = psutil.Process()
         self._next_beat = self._next_watchdog = 0.0
         self._leave_by: float | None = None
@@ -202,6 +203,7 @@ class Worker:
         """The model is loaded: lets front ends in."""
         loaded = report.loaded
         self._engine = report.engine
+        self._kv_budget = report.budget.kv_bytes
         self._preparer = Preparer(loaded, report.budget, itertools.count())
         self._desk = Desk(
             send=self._wire.send,
@@ -313,6 +315,9 @@ class Worker:
         for peer, heard in list(self._heard.items()):
             if now - heard > PEER_TIMEOUT_S:
                 self._drop(peer)
+        self._report()
+
+    def _report(self) -> None:
         gauges = self._engine.gauges if self._engine else self._loading_gauges
         desk = self._desk
         self._wire.tell_reaper(
@@ -334,6 +339,12 @@ class Worker:
                     prefix_cache=gauges.prefix_bytes,
                     device_free=gauges.device_free,
                 ),
+                rows=gauges.rows,
+                kv_bytes=gauges.kv_bytes,
+                kv_budget=self._kv_budget,
+                prefill_lengths=len(gauges.prefill_lengths),
+                decode_s=gauges.decode_s.snapshot(),
+                prefill_s=gauges.prefill_s.snapshot(),
             )
         )
 
@@ -359,6 +370,7 @@ class Worker:
             self._go(self._exit)
 
     def _go(self, code: Exit, reason: str = "") -> NoReturn:
+        self._report()  # what it did since its last beat counts, too
         self._wire.tell_reaper(Bye(code, reason))
         self._wire.farewell(FAREWELL_S)
         sys.stderr.flush()

@@ -1,0 +1,65 @@
+"""Many measurements as counts in buckets, as Prometheus's histograms have them.
+
+::
+
+    bounds          0.1    0.5    1.0
+    counts       3   |  9   |  2   |  1       one more than there are bounds: the last is beyond all
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from itertools import zip_longest
+
+STEP_BOUNDS_S = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1),
+    *(0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
+)
+"""Of the seconds that a forward pass takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """A measurement is counted in the first bucket whose bound it does not exceed. ``sum`` is that
+    of all measurements. Without any measurement, ``counts`` may be empty."""
+
+    counts: tuple[int, ...] = ()
+    sum: float = 0.0
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+    def plus(self, other: Distribution) -> Distribution:
+        """Both together; their bounds have to be the same."""
+        pairs = zip_longest(self.counts, other.counts, fillvalue=0)
+        return Distribution(tuple(a + b for a, b in pairs), self.sum + other.sum)
+
+    def observed(self, value: float, bounds: tuple[float, ...]) -> Distribution:
+        """With one measurement more."""
+        tally = Tally(bounds)
+        tally.observe(value)
+        return self.plus(tally.snapshot())
+
+
+NOTHING = Distribution()
+
+
+class Tally:
+    """Collects measurements, for one thread; others may take a snapshot at any time, which can
+    lack the sum of the measurement that is just being added."""
+
+    __slots__ = ("_bounds", "_counts", "_sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def snapshot(self) -> Distribution:
+        return Distribution(tuple(self._counts), self._sum)

@@ -1,0 +1,237 @@
+"""A slot's totals over the lives of its workers."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mayfly_protocol.distribution import Distribution
+from mayfly_protocol.lifecycle import Beat, Bye, Exit, Hello, Scope
+from mayfly_reaper.accounts import RESTART_REASONS, Account, Counts, Reading, account
+from mayfly_reaper.events import (
+    Event,
+    Exited,
+    Granted,
+    NotStarted,
+    RecycleAsked,
+    Said,
+    Started,
+    StopAsked,
+    Tick,
+)
+from mayfly_reaper.life import LAST_WORDS_S
+from mayfly_reaper.slot import Slot, SlotRules
+from slot_story import BUDGETS, IDLE, READY, fault
+
+
+class Counted:
+    """A slot whose steps are counted."""
+
+    def __init__(self) -> None:
+        self.rules = SlotRules(BUDGETS, lambda: 0.0, itertools.count(1).__next__)
+        self.now = 100.0
+        self.slot: Slot = self.rules.begin("s", self.now)
+        self.account = Account()
+
+    def tell(self, event: Event) -> None:
+        before = self.slot
+        self.slot, actions = self.rules.step(before, event, self.now)
+        self.account = account(self.account, before, event, self.slot, actions, self.now)
+
+    def say(self, message: Any, number: int | None = None) -> None:
+        self.tell(Said(number or self.slot.incarnation, message))
+
+    def serve(self, load_s: float = 0.0) -> None:
+        """Brings a worker to READY, when the slot may have one."""
+        self.now = max(self.now, self.slot.retry_at)
+        self.tell(Granted())
+        self.tell(Started(self.slot.incarnation, 4711))
+        self.say(Hello("s", self.slot.incarnation, 4711))
+        self.now += load_s
+        self.say(READY)
+        self.say(IDLE)
+        assert self.slot.state == "ready"
+
+    def exit(self, status: int) -> None:
+        self.tell(Exited(self.slot.incarnation, status))
+        self.now += LAST_WORDS_S
+        self.tell(Tick())
+
+
+def beat(inferences: int, tokens: int = 0) -> Beat:
+    return replace(IDLE, inferences=inferences, generated_tokens=tokens)
+
+
+def test_a_successor_counts_on() -> None:
+    counted = Counted()
+    counted.serve()
+    counted.say(beat(7, 100))
+    counted.exit(-signal.SIGKILL)
+    assert counted.account.total.inferences == 7
+    counted.serve()
+    counted.say(beat(2, 5))
+    assert counted.account.total == Counts(inferences=9, generated_tokens=105)
+    assert (counted.account.starts, counted.account.restarts) == (2, {"lost": 1})
+    assert counted.account.faults == {("killed", "worker"): 1}
+
+
+def test_two_workers_of_a_slot_count_apart() -> None:
+    counted = Counted()
+    counted.serve()
+    counted.say(beat(7))
+    counted.tell(RecycleAsked(surge=True, reason="worn", cause="inferences"))
+    counted.say(beat(8), 1)
+    counted.say(Hello("s", 2, 4712), 2)
+    counted.say(READY, 2)
+    counted.say(beat(1), 2)
+    counted.say(beat(9), 1)
+    assert counted.account.total.inferences == 10
+    counted.tell(Exited(1, 0))
+    counted.now += LAST_WORDS_S
+    counted.tell(Tick())
+    assert counted.account.total.inferences == 10
+    assert counted.account.restarts == {"inferences": 1}
+    assert counted.account.faults == {}
+
+
+def test_what_comes_late_does_not_count() -> None:
+    counted = Counted()
+    counted.serve()
+    counted.exit(-signal.SIGKILL)
+    heard = counted.account.messages
+    counted.say(beat(5), 1)
+    assert counted.account.total.inferences == 0
+    assert (counted.account.messages, counted.slot.late) == (heard + 1, 1)
+
+
+def test_a_count_that_falls_begins_anew() -> None:
+    reading = Reading().next(Counts(inferences=5)).next(Counts(inferences=2))
+    assert reading.total.inferences == 7
+    assert reading.next(Counts(inferences=3)).total.inferences == 8
+
+
+@pytest.mark.parametrize(
+    ("scope", "reason"), [("batch", "faults"), ("recycle", "faults"), ("worker", "lost")]
+)
+def test_why_a_worker_went_after_a_fault(scope: Scope, reason: str) -> None:
+    counted = Counted()
+    counted.serve()
+    for _ in range(BUDGETS.batch_faults):
+        counted.say(fault(scope, kind="shape"))
+    counted.say(Bye(Exit.RECYCLED if scope != "worker" else Exit.POISONED))
+    counted.exit(Exit.RECYCLED if scope != "worker" else Exit.POISONED)
+    assert counted.account.restarts == {reason: 1}
+    assert sum(counted.account.faults.values()) == (1 if scope == "worker" else 2)
+
+
+def test_why_a_worker_went_that_nothing_was_wrong_with() -> None:
+    counted = Counted()
+    for asked in ("asked", "age", "memory"):
+        counted.serve()
+        counted.tell(RecycleAsked(cause=asked))  # type: ignore[arg-type]
+        counted.exit(Exit.BYE)
+    counted.serve()
+    counted.exit(Exit.RECYCLED)
+    assert counted.account.restarts == {"asked": 1, "age": 1, "memory": 1, "left": 1}
+    assert counted.account.restarts.keys() <= set(RESTART_REASONS)
+
+
+def test_the_end_of_the_node_is_no_restart() -> None:
+    counted = Counted()
+    counted.serve()
+    counted.tell(StopAsked())
+    counted.exit(Exit.BYE)
+    assert (counted.account.starts, counted.account.restarts) == (1, {})
+
+
+def test_a_kind_that_nobody_knows_is_other() -> None:
+    counted = Counted()
+    counted.serve()
+    counted.say(fault("worker", kind="Tell me a story"))
+    assert counted.account.faults == {("other", "worker"): 1}
+
+
+def test_loads_and_recoveries_are_timed() -> None:
+    counted = Counted()
+    counted.serve(load_s=3.0)
+    assert (counted.account.loads.count, counted.account.loads.sum) == (1, pytest.approx(3.0))
+    counted.exit(-signal.SIGSEGV)
+    lost_at = counted.now
+    counted.now += 0.5
+    counted.serve(load_s=4.0)
+    assert counted.account.recoveries.count == 1
+    assert counted.account.recoveries.sum == pytest.approx(counted.now - lost_at)
+    counted.tell(Tick())
+    assert counted.account.recoveries.count == 1
+
+
+def test_a_worker_that_could_not_be_started_was_started() -> None:
+    counted = Counted()
+    counted.tell(Granted())
+    counted.tell(NotStarted(1, "no memory"))
+    assert (counted.account.starts, counted.account.restarts) == (1, {"lost": 1})
+
+
+counts = st.builds(
+    Beat,
+    st.just("idle"),
+    st.just(0),
+    inferences=st.integers(0, 9),
+    generated_tokens=st.integers(0, 9),
+    decode_s=st.builds(Distribution, st.tuples(st.integers(0, 3), st.integers(0, 3))),
+)
+happenings = st.one_of(
+    counts,
+    st.sampled_from(["kill", "crash", "recycle", "surge", "leave", "late", "wait"]),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(happenings, max_size=40))
+def test_no_total_ever_falls(happened: list[Any]) -> None:
+    """And each is the sum of what every worker counted, whatever becomes of them."""
+    counted = Counted()
+    counted.serve()
+    added: dict[int, Counts] = {}
+    for what in happened:
+        last = counted.account.total
+        match what:
+            case Beat():
+                for number in [life.number for _, life in counted.slot.lives]:
+                    so_far = added.get(number, Counts()).plus(Counts.of(what))
+                    added[number] = so_far
+                    counted.say(_as_beat(so_far), number)
+            case "kill" | "crash" | "leave":
+                status = {"kill": -9, "crash": -11, "leave": Exit.RECYCLED}[what]
+                if counted.slot.life is not None:
+                    counted.exit(status)
+            case "recycle" | "surge":
+                counted.tell(RecycleAsked(surge=what == "surge"))
+            case "late":
+                counted.say(replace(IDLE, inferences=1000), 1_000_000)
+            case "wait":
+                if counted.slot.life is None:
+                    counted.serve()
+        assert not counted.account.total.fell_from(last)
+    everything = Counts()
+    for each in added.values():
+        everything = everything.plus(each)
+    assert not everything.fell_from(counted.account.total)
+    assert not counted.account.total.fell_from(everything)
+    ended = sum(counted.account.restarts.values())
+    assert counted.account.starts == ended + len(counted.slot.lives)
+
+
+def _as_beat(counts: Counts) -> Beat:
+    return replace(
+        IDLE,
+        inferences=counts.inferences,
+        generated_tokens=counts.generated_tokens,
+        decode_s=counts.decode_s,
+    )

@@ -1,0 +1,314 @@
+"""What a node counts, for Prometheus. ``docs/metrics.md`` lists all of it.
+
+The reaper follows every step of every slot (:mod:`mayfly_reaper.accounts`) and a page is made of
+where things stand when somebody asks, on whichever thread that is: slots and accounts are never
+changed, only replaced.
+
+Labels take few values each. No process or incarnation has a time series of its own: a slot's go on
+from one worker to the next.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import get_args
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from mayfly_protocol.distribution import STEP_BOUNDS_S, Distribution
+from mayfly_protocol.lifecycle import Beat
+from mayfly_protocol.roster import SlotState
+from mayfly_reaper.accounts import (
+    LOAD_BOUNDS_S,
+    RECOVERY_BOUNDS_S,
+    RESTART_REASONS,
+    Account,
+    account,
+)
+from mayfly_reaper.actions import Action
+from mayfly_reaper.events import Event, HoldCause
+from mayfly_reaper.incarnation import Incarnation
+from mayfly_reaper.memory import Room
+from mayfly_reaper.settings import Pool
+from mayfly_reaper.slot import Slot
+from mayfly_reaper.wear import inference_budget
+
+SLOT_LABELS = ("node", "slot", "model")
+STATES: tuple[str, ...] = get_args(SlotState)
+HOLD_CAUSES: tuple[str, ...] = get_args(HoldCause)
+_NO_BEAT = Beat(phase="idle", progress=0)
+_ALWAYS_SHOWN = {("wedged", "worker"): 0, ("silent", "worker"): 0}
+"""Faults whose first one an alert has to see as an increase."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One slot, as it is."""
+
+    pool: Pool
+    slot: Slot
+    account: Account = field(default_factory=Account)
+
+
+class NodeMetrics(Collector):
+    """A node's page.
+
+    Args:
+        room: measures the machine's memory.
+        clock: the reaper's, in seconds.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        room: Callable[[], Room],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._node = node
+        self._room = room
+        self._clock = clock
+        self._standings: dict[str, Standing] = {}
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    def begin(self, slot: Slot, pool: Pool) -> None:
+        """To be called for every slot before anybody asks for the page."""
+        self._standings[slot.name] = Standing(pool, slot)
+
+    def follow(
+        self, before: Slot, event: Event, after: Slot, actions: Iterable[Action], now: float
+    ) -> None:
+        """Takes in a step of a slot's rules."""
+        standing = self._standings[after.name]
+        counted = account(standing.account, before, event, after, actions, now)
+        self._standings[after.name] = replace(standing, slot=after, account=counted)
+
+    def exposition(self) -> bytes:
+        """The page, in Prometheus's text format."""
+        return generate_latest(self._registry)
+
+    @property
+    def registry(self) -> CollectorRegistry:
+        return self._registry
+
+    def collect(self) -> Iterator[Metric]:
+        standings = list(self._standings.values())
+        yield from _counters(self._node, standings)
+        yield from _histograms(self._node, standings)
+        yield from _states(self._node, standings)
+        yield from _gauges(self._node, standings, self._clock())
+        yield _machine(self._node, self._room())
+
+
+def _labels(node: str, standing: Standing) -> list[str]:
+    return [node, standing.slot.name, standing.pool.model_name]
+
+
+def _counters(node: str, standings: list[Standing]) -> Iterator[Metric]:
+    numbers: tuple[tuple[str, str, Callable[[Standing], int]], ...] = (
+        ("starts", "Workers that were started.", lambda s: s.account.starts),
+        ("inferences", "Finished choices.", lambda s: s.account.total.inferences),
+        (
+            "generated_tokens",
+            "Tokens that were drawn, the canary's included.",
+            lambda s: s.account.total.generated_tokens,
+        ),
+        (
+            "prompt_tokens",
+            "Tokens of prompts that were begun.",
+            lambda s: s.account.total.prompt_tokens,
+        ),
+        (
+            "prompt_tokens_cached",
+            "Those of them that came from a prefix cache.",
+            lambda s: s.account.total.cached_tokens,
+        ),
+        (
+            "prefill_tokens",
+            "Those of them that did not, and have to be computed.",
+            lambda s: s.account.total.prompt_tokens - s.account.total.cached_tokens,
+        ),
+        ("messages", "Messages of workers to the reaper.", lambda s: s.account.messages),
+        (
+            "late_messages",
+            "Messages of workers that were over already; they are dropped.",
+            lambda s: s.slot.late,
+        ),
+    )
+    for name, what, number in numbers:
+        family = CounterMetricFamily(f"mayfly_worker_{name}", what, labels=SLOT_LABELS)
+        for standing in standings:
+            family.add_metric(_labels(node, standing), number(standing))
+        yield family
+    restarts = CounterMetricFamily(
+        "mayfly_worker_restarts",
+        "Workers that ended other than by the end of the node, by why.",
+        labels=[*SLOT_LABELS, "reason"],
+    )
+    faults = CounterMetricFamily(
+        "mayfly_faults",
+        "Faults that workers met, by kind and by what they cost.",
+        labels=[*SLOT_LABELS, "kind", "scope"],
+    )
+    for standing in standings:
+        own = _labels(node, standing)
+        for reason in RESTART_REASONS:
+            restarts.add_metric([*own, reason], standing.account.restarts.get(reason, 0))
+        for (kind, scope), count in (_ALWAYS_SHOWN | dict(standing.account.faults)).items():
+            faults.add_metric([*own, kind, scope], count)
+    yield from (restarts, faults)
+
+
+def _histograms(node: str, standings: list[Standing]) -> Iterator[Metric]:
+    tables: tuple[tuple[str, str, tuple[float, ...], Callable[[Account], Distribution]], ...] = (
+        (
+            "load_seconds",
+            "From the start of a worker until it is ready.",
+            LOAD_BOUNDS_S,
+            lambda a: a.loads,
+        ),
+        (
+            "recovery_seconds",
+            "From the loss of a worker until its slot is ready again.",
+            RECOVERY_BOUNDS_S,
+            lambda a: a.recoveries,
+        ),
+        (
+            "decode_step_seconds",
+            "Of one decode step of all rows.",
+            STEP_BOUNDS_S,
+            lambda a: a.total.decode_s,
+        ),
+        (
+            "prefill_chunk_seconds",
+            "Of one chunk of one or several prompts.",
+            STEP_BOUNDS_S,
+            lambda a: a.total.prefill_s,
+        ),
+    )
+    for name, what, bounds, of in tables:
+        family = HistogramMetricFamily(f"mayfly_worker_{name}", what, labels=SLOT_LABELS)
+        for standing in standings:
+            found = of(standing.account)
+            family.add_metric(_labels(node, standing), _buckets(found, bounds), found.sum)
+        yield family
+
+
+def _buckets(found: Distribution, bounds: tuple[float, ...]) -> list[tuple[str, float]]:
+    counts = found.counts or (0,) * (len(bounds) + 1)
+    names = [*map(str, bounds), "+Inf"]
+    return list(zip(names, map(float, accumulate(counts)), strict=True))
+
+
+def _states(node: str, standings: list[Standing]) -> Iterator[Metric]:
+    states = GaugeMetricFamily(
+        "mayfly_worker_state",
+        "How many workers of the slot are in a state; of one without workers, its own is 1.",
+        labels=[*SLOT_LABELS, "state"],
+    )
+    held = GaugeMetricFamily(
+        "mayfly_worker_held",
+        "1 for what keeps a slot from being given the worker that it wants.",
+        labels=[*SLOT_LABELS, "reason"],
+    )
+    for standing in standings:
+        slot, own = standing.slot, _labels(node, standing)
+        now = [life.state for _, life in slot.lives]
+        now += [slot.rest] if slot.life is None else []
+        for state in STATES:
+            states.add_metric([*own, state], now.count(state))  # type: ignore[arg-type]
+        for cause in HOLD_CAUSES:
+            held.add_metric([*own, cause], int(slot.life is None and slot.held == cause))
+    yield from (states, held)
+
+
+def _gauges(node: str, standings: list[Standing], now: float) -> Iterator[Metric]:
+    """Of the worker that serves, or is to: a slot without one has no such numbers."""
+    numbers: tuple[tuple[str, str, Callable[[Incarnation, Beat, Pool], float]], ...] = (
+        ("age_seconds", "Since the worker was started.", lambda w, b, p: now - w.spawned_at),
+        (
+            "heartbeat_age_seconds",
+            "Since the worker's last message.",
+            lambda w, b, p: now - w.heard_at,
+        ),
+        (
+            "progress_age_seconds",
+            "Since the worker was last seen to move, or to have nothing to do.",
+            lambda w, b, p: now - w.moved_at,
+        ),
+        (
+            "inferences_since_start",
+            "Choices that the worker has finished.",
+            lambda w, b, p: b.inferences,
+        ),
+        (
+            "inferences_budget",
+            "After how many it is replaced; 0: never.",
+            lambda w, b, p: inference_budget(w, p.lifetime),
+        ),
+        ("requests_running", "Requests that have left its queue.", lambda w, b, p: b.running),
+        ("requests_waiting", "Requests in its queue.", lambda w, b, p: b.waiting),
+        ("batch_rows", "Rows that decode together.", lambda w, b, p: b.rows),
+        (
+            "kv_bytes",
+            "What the KV caches of all rows take, as admission counts it.",
+            lambda w, b, p: b.kv_bytes,
+        ),
+        ("kv_budget_bytes", "What they may take.", lambda w, b, p: b.kv_budget),
+        (
+            "prefill_lengths",
+            "How many different lengths chunks of prompts have had since it was started; each "
+            "compiles or plans kernels anew.",
+            lambda w, b, p: b.prefill_lengths,
+        ),
+    )
+    lives = [(s, s.slot.life) for s in standings if s.slot.life is not None]
+    for name, what, number in numbers:
+        family = GaugeMetricFamily(f"mayfly_worker_{name}", what, labels=SLOT_LABELS)
+        for standing, life in lives:
+            value = number(life, life.beat or _NO_BEAT, standing.pool)
+            family.add_metric(_labels(node, standing), value)
+        yield family
+    memory = GaugeMetricFamily(
+        "mayfly_worker_memory_bytes",
+        "Memory of the slot's workers: of the processes (footprint), and MLX's own accounts.",
+        labels=[*SLOT_LABELS, "kind"],
+    )
+    for standing in standings:
+        for kind, value in _memory(standing.slot).items():
+            memory.add_metric([*_labels(node, standing), kind], value)
+    yield memory
+
+
+def _memory(slot: Slot) -> Mapping[str, int]:
+    """Of all workers of a slot: there are two while a worn one is replaced."""
+    all_of_them = [life.beat.memory for _, life in slot.lives if life.beat is not None]
+    return {
+        "footprint": sum(memory.footprint for memory in all_of_them),
+        "active": sum(memory.active for memory in all_of_them),
+        "cache": sum(memory.cache for memory in all_of_them),
+        "peak": sum(memory.peak for memory in all_of_them),
+        "prefix_cache": sum(memory.prefix_cache for memory in all_of_them),
+    }
+
+
+def _machine(node: str, room: Room) -> Metric:
+    family = GaugeMetricFamily(
+        "mayfly_node_memory_bytes",
+        "Memory of the machine: available, and wired where that can be told from other.",
+        labels=["node", "kind"],
+    )
+    family.add_metric([node, "available"], room.available)
+    if room.wired is not None:
+        family.add_metric([node, "wired"], room.wired)
+    return family
