@@ -28,11 +28,13 @@ from mayfly_server.api.request_id import RequestId
 from mayfly_server.api.responses import routes as responses
 from mayfly_server.api.schemas.errors import ANTHROPIC_FAILURES, FAILURES
 from mayfly_server.config import FrontSettings
+from mayfly_server.edge.counting import Counting
 from mayfly_server.edge.gate import Gate
 from mayfly_server.edge.hosts import HostPolicy, Hosts, own_names
 from mayfly_server.edge.keyring import Keyring
 from mayfly_server.edge.keys import Key
 from mayfly_server.edge.origins import Origins, with_cors
+from mayfly_server.fleet_metrics import FleetMetrics
 from mayfly_server.metrics import Metrics
 from mayfly_server.pool.fleet import Fleet
 
@@ -50,6 +52,7 @@ def create_app(settings: FrontSettings, keys: Sequence[Key] = ()) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         metrics = Metrics()
         fleet = Fleet(settings, metrics)
+        metrics.registry.register(FleetMetrics(fleet))
         fleet.start()
         watching = asyncio.create_task(keyring.watch(), name="watch the keys file")
         app.state.front = Front(settings, metrics, fleet, int(time.time()))
@@ -87,8 +90,13 @@ def create_app(settings: FrontSettings, keys: Sequence[Key] = ()) -> FastAPI:
     if settings.allowed_hosts or not keyring.locked:
         app.add_middleware(Hosts, policy=HostPolicy(settings.allowed_hosts, own_names()))
     app.add_middleware(RequestId)
+    app.add_middleware(Counting)
     return app
 
 
 async def metrics_page(front: FrontDep) -> Response:
-    return Response(front.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+    """What this front end counts, and if the settings say so what its nodes do."""
+    pages = [front.metrics.exposition()]
+    if front.settings.node_metrics:
+        pages += await front.fleet.node_metrics()
+    return Response(b"".join(pages), media_type=CONTENT_TYPE_LATEST)

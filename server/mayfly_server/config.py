@@ -83,6 +83,9 @@ class FrontSettings:
     """Origins whose pages may use this server: see :mod:`mayfly_server.edge.origins`."""
     metrics: MetricsAccess = "admin"
     """Who may read ``/metrics`` once there are keys; ``off``: there is none."""
+    node_metrics: bool = False
+    """Whether ``/metrics`` also holds what the nodes count: on one machine, where nobody else asks
+    them."""
     insecure: bool = False
     """Whether others may reach a server without keys."""
 

@@ -1,10 +1,53 @@
-"""What a front end counts, for Prometheus."""
+"""What a front end counts, for Prometheus. ``docs/metrics.md`` lists all of it.
+
+Names end as vLLM's do where they mean the same, so that dashboards carry over. Labels take few
+values each: models that are served, routes, and reasons out of closed lists. Whatever comes from a
+client or a worker and is in no list is ``other``.
+"""
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+import re
+from typing import Final
 
-_TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
+
+from mayfly_protocol.faults import KINDS
+from mayfly_protocol.requests import FinishReason
+from mayfly_server.errors import RequestError
+
+# A counter's time of birth would double the number of series; Prometheus finds resets itself.
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+PHASES: Final = ("queued", "prefill", "decode")
+FINISHED: Final[tuple[FinishReason, ...]] = ("stop", "length", "tool_calls")
+_CAUSES = frozenset(
+    {
+        *("lost", "stalled", "gap", "out_of_turn", "cut_short", "cancelled"),
+        *("drain", "leaving", "full"),
+    }
+)
+
+_FIRST_TOKEN_S = (
+    *(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5),
+    *(5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0),
+)
+_TOKEN_S = (
+    *(0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3),
+    *(0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0),
+)
+_REQUEST_S = (
+    *(0.1, 0.3, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0),
+    *(60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 3840.0),
+)
+_INTERRUPTION_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0)
 
 
 class Metrics:
@@ -12,48 +55,175 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.requests = Counter(
-            "mayfly_requests",
-            "Requests that have ended, by how: an HTTP status, or cancelled.",
-            ["model", "outcome"],
-            registry=self.registry,
+        self._models: dict[str, ModelMetrics] = {}
+        # Requests as HTTP has them
+        self.http_requests = self._counter(
+            "http_requests", "HTTP requests that were answered, by status.", "route", "status"
         )
-        self.running = Gauge(
-            "mayfly_requests_running",
-            "Requests that have not ended, held ones included.",
-            registry=self.registry,
+        self._rejections = self._counter(
+            "rejections", "Requests that were answered with an error, by which.", "reason"
         )
-        self.ttft = Histogram(
-            "mayfly_time_to_first_token_seconds",
-            "From a request's arrival to its first token.",
-            ["model"],
-            buckets=_TTFT_BUCKETS_S,
-            registry=self.registry,
+        self.requests = self._counter(
+            "requests",
+            "Requests to generate that have ended, by how: an HTTP status, cancelled or slow.",
+            *("model", "outcome"),
         )
-        self.continuations = Counter(
-            "mayfly_continuations",
-            "Attempts that took over from another worker, by why that one was left.",
-            ["model", "cause"],
-            registry=self.registry,
+        # Prompts, of which a request has one or several
+        self.running = self._gauge(
+            "num_requests_running", "Prompts that a worker is working on.", "model"
         )
-        self.condemned = Counter(
-            "mayfly_requests_condemned",
-            "Requests that were ended because workers died of them, by what of.",
-            ["model", "kind"],
-            registry=self.registry,
+        self.waiting = self._gauge(
+            "num_requests_waiting", "Prompts that no worker has begun with yet.", "model"
         )
-        self.refused = Counter(
-            "mayfly_requests_refused",
-            "Requests that were refused because workers had died of their like, by what of.",
-            ["model", "kind"],
-            registry=self.registry,
+        self.success = self._counter(
+            "request_success", "Choices that have ended well, by why.", "model", "finished_reason"
         )
-        self.late = Counter(
-            "mayfly_late_messages",
-            "Messages about an attempt that was already over; they are dropped.",
-            registry=self.registry,
+        self.prompt_tokens = self._counter(
+            "prompt_tokens", "Tokens of prompts that a worker has accepted.", "model"
         )
+        self.cached_tokens = self._counter(
+            "prompt_tokens_cached",
+            "Those of them that came from a prefix cache, of prompts that have ended well.",
+            "model",
+        )
+        self.generation_tokens = self._counter(
+            "generation_tokens", "Tokens that clients were given.", "model"
+        )
+        self.ttft = self._histogram(
+            "time_to_first_token_seconds",
+            "From a request's arrival to a prompt's first token.",
+            _FIRST_TOKEN_S,
+        )
+        self.inter_token = self._histogram(
+            "inter_token_latency_seconds",
+            "Between two tokens of a choice, interruptions included.",
+            _TOKEN_S,
+        )
+        self.latency = self._histogram(
+            "e2e_request_latency_seconds",
+            "From a request's arrival to the end of a prompt that ended well.",
+            _REQUEST_S,
+        )
+        self.queue_time = self._histogram(
+            "request_queue_time_seconds",
+            "From a request's arrival until a worker begins with a prompt.",
+            _REQUEST_S,
+        )
+        # Workers that come and go meanwhile
+        self.attempts = self._counter(
+            "request_attempts", "Prompts that were submitted to a worker, each time.", "model"
+        )
+        self.retries = self._counter(
+            "request_retries",
+            "Attempts that ended before any worker had accepted the prompt, by why.",
+            *("model", "reason"),
+        )
+        self.continuations = self._counter(
+            "continuations",
+            "Attempts that were taken over by another one after the prompt had been accepted, "
+            "by how far it was and why.",
+            *("model", "phase", "reason"),
+        )
+        self.interruption = self._histogram(
+            "interruption_seconds",
+            "From the loss of a worker until another one goes on where it was.",
+            _INTERRUPTION_S,
+        )
+        self._quarantined = self._counter(
+            "quarantined",
+            "Prompts that were ended because workers died of them, by what of.",
+            *("model", "kind"),
+        )
+        self._refused = self._counter(
+            "quarantine_refusals",
+            "Prompts that were refused because workers had died of their like, by what of.",
+            *("model", "kind"),
+        )
+        self.messages = self._counter("messages", "Messages of workers about attempts.")
+        self.late = self._counter(
+            "late_messages",
+            "Messages of workers about attempts that were over already; they are dropped.",
+        )
+        # A node's own metrics, where they are part of this page
+        self.scrapes = self._counter("node_scrapes", "Times that a node was asked for its metrics.")
+        self.scrape_failures = self._counter(
+            "node_scrape_failures", "Times that it did not answer soon enough."
+        )
+
+    def of(self, model: str) -> ModelMetrics:
+        """What is counted of one served model."""
+        found = self._models.get(model)
+        if found is None:
+            found = self._models[model] = ModelMetrics(self, model)
+        return found
+
+    def rejected(self, error: RequestError) -> None:
+        self._rejections.labels(reason_of(error)).inc()
+
+    def quarantined(self, model: str, kind: str) -> None:
+        self._quarantined.labels(model, fault(kind)).inc()
+
+    def refused(self, model: str, kind: str) -> None:
+        self._refused.labels(model, fault(kind)).inc()
 
     def exposition(self) -> bytes:
         """Prometheus's text format."""
         return generate_latest(self.registry)
+
+    def _counter(self, name: str, what: str, *labels: str) -> Counter:
+        return Counter(f"mayfly_{name}", what, labels, registry=self.registry)
+
+    def _gauge(self, name: str, what: str, *labels: str) -> Gauge:
+        return Gauge(f"mayfly_{name}", what, labels, registry=self.registry)
+
+    def _histogram(self, name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"mayfly_{name}", what, ["model"], buckets=buckets, registry=self.registry)
+
+
+class ModelMetrics:
+    """One model's time series, looked up once: what is counted for every token must be cheap. All
+    that are sure to exist begin at 0, so that a first increase is seen as one."""
+
+    def __init__(self, metrics: Metrics, model: str) -> None:
+        self.running = metrics.running.labels(model)
+        self.waiting = metrics.waiting.labels(model)
+        self.success = {reason: metrics.success.labels(model, reason) for reason in FINISHED}
+        self.prompt_tokens = metrics.prompt_tokens.labels(model)
+        self.cached_tokens = metrics.cached_tokens.labels(model)
+        self.generation_tokens = metrics.generation_tokens.labels(model)
+        self.ttft = metrics.ttft.labels(model)
+        self.inter_token = metrics.inter_token.labels(model)
+        self.latency = metrics.latency.labels(model)
+        self.queue_time = metrics.queue_time.labels(model)
+        self.attempts = metrics.attempts.labels(model)
+        self.interruption = metrics.interruption.labels(model)
+        self._retries = metrics.retries
+        self._continuations = metrics.continuations
+        self._model = model
+        metrics.retries.labels(model, "lost")
+        for phase in PHASES:
+            metrics.continuations.labels(model, phase, "lost")
+
+    def retried(self, why: str) -> None:
+        self._retries.labels(self._model, cause(why)).inc()
+
+    def continued(self, phase: str, why: str) -> None:
+        self._continuations.labels(self._model, phase, cause(why)).inc()
+
+
+def cause(why: str) -> str:
+    """Why an attempt was over, as a label: of a closed list."""
+    name = why.replace(" ", "_")
+    return name if name in _CAUSES else fault(name)
+
+
+def fault(kind: str) -> str:
+    """What a worker says that it died of, as a label: of a closed list."""
+    return kind if kind in KINDS else "other"
+
+
+def reason_of(error: RequestError) -> str:
+    """An error's class as a label: ``ModelNotFound`` is ``model_not_found``."""
+    if type(error) is RequestError:
+        return "internal_error"
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__).lower()

@@ -31,6 +31,7 @@ from fastapi import FastAPI
 from mayfly_server.api.front import Front
 from mayfly_server.config import FrontSettings
 from mayfly_server.edge.protocol import EdgeProtocol
+from mayfly_server.errors import RequestError
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _FAREWELL_S = 2.0
@@ -40,7 +41,7 @@ _FAREWELL_S = 2.0
 class FrontServer(uvicorn.Server):
     def __init__(self, app: FastAPI, settings: FrontSettings) -> None:
         grace_s = settings.grace_s
-        protocol: Any = partial(EdgeProtocol, settings.connections)
+        protocol: Any = partial(EdgeProtocol, settings.connections, self._refused)
         super().__init__(
             uvicorn.Config(
                 app,
@@ -95,6 +96,9 @@ class FrontServer(uvicorn.Server):
     def _front(self) -> Front:
         front: Front = self._app.state.front
         return front
+
+    def _refused(self, error: RequestError) -> None:
+        self._front.metrics.rejected(error)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         self.should_exit = True

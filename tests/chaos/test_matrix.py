@@ -67,11 +67,12 @@ def impatient(
 
 
 def continued(server: Server) -> float:
+    """How often a request went on elsewhere, whether its first worker had accepted it or not."""
     lines = server.http.get("/metrics").text.splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith(CONTINUATIONS))
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(MOVES))
 
 
-CONTINUATIONS = "mayfly_continuations_total{"
+MOVES = ("mayfly_continuations_total{", "mayfly_request_retries_total{")
 
 
 def ready(server: Server, count: int) -> bool:

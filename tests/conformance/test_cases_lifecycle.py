@@ -38,8 +38,8 @@ def requests_of(server: Server) -> tuple[int, int]:
 
 def front_end_running(server: Server) -> float:
     lines = server.http.get("/metrics").text.splitlines()
-    [value] = [line.split()[1] for line in lines if line.startswith("mayfly_requests_running ")]
-    return float(value)
+    found = [line.split()[-1] for line in lines if line.startswith("mayfly_num_requests_")]
+    return sum(map(float, found))
 
 
 def assert_idle_soon(server: Server) -> None:

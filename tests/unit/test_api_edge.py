@@ -202,7 +202,7 @@ def test_metrics(front: RunningFront) -> None:
     before = front.metric('mayfly_requests_total{model="tiny",outcome="200"}')
     front.client.post(CHAT, json=HELLO)
     assert front.metric('mayfly_requests_total{model="tiny",outcome="200"}') == before + 1
-    assert front.metric("mayfly_requests_running") == 0
+    assert front.metric("mayfly_num_requests_") == 0
     assert front.metric("mayfly_time_to_first_token_seconds_count") > 0
 
 

@@ -327,6 +327,8 @@ NODE = {
     "host",
     "port",
     "state_dir",
+    "metrics_host",
+    "metrics_port",
     "preload_blas",
     "caffeinate",
     "model",

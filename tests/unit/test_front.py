@@ -147,6 +147,9 @@ def test_it_leaves_at_once_when_the_reaper_is_gone(node: FakeNode) -> None:
         assert process.wait(PATIENCE_S) == Exit.ORPHANED
 
 
+FIRST_TOKEN = 'mayfly_time_to_first_token_seconds_count{model="tiny"} 1.0'
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_streams_finish_after_a_stop(node: FakeNode, number: signal.Signals) -> None:
     gate = threading.Event()
@@ -159,7 +162,7 @@ def test_streams_finish_after_a_stop(node: FakeNode, number: signal.Signals) -> 
     with inheriting(node) as (process, client):
         answers: list[str] = []
         thread = streaming(client, answers)
-        RunningFront.wait(lambda: "seconds_count" in client.get("/metrics").text)
+        RunningFront.wait(lambda: FIRST_TOKEN in client.get("/metrics").text)
         process.send_signal(number)
         RunningFront.wait(lambda: refuses(client))
         gate.set()
@@ -182,7 +185,7 @@ def test_streams_that_do_not_finish_end_with_an_error(node: FakeNode) -> None:
     with inheriting(node, "--grace", "0.3") as (process, client):
         answers: list[str] = []
         thread = streaming(client, answers)
-        RunningFront.wait(lambda: "seconds_count" in client.get("/metrics").text)
+        RunningFront.wait(lambda: FIRST_TOKEN in client.get("/metrics").text)
         process.send_signal(signal.SIGTERM)
         thread.join()
         assert ended(process)[0] == 0

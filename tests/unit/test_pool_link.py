@@ -29,6 +29,7 @@ def opened(context: Context, folder: Path) -> Link:
         Slot("mac-1", "e", view, 0.0, silent=False),
         pong_wait_s=5.0,
         changed=lambda: None,
+        heard=lambda: None,
         late=lambda: None,
     )
     link.state = State.OPEN

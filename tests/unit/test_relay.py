@@ -105,7 +105,13 @@ def test_a_stream_goes_on_where_its_worker_died(node: FakeNode, count: int) -> N
         assert seen_usage(response) == (7, len(WORDS))
         assert events(response)[-1] is None
         assert len({event["id"] for event in events(response)[:-1]}) == 1
-        assert front.metric('mayfly_continuations_total{cause="lost"') == 1
+        phase = "decode" if count else "queued"
+        assert (
+            front.metric(
+                f'mayfly_continuations_total{{model="tiny",phase="{phase}",reason="lost"}}'
+            )
+            == 1
+        )
     first, second = submits(node)
     assert (first.attempt, first.resume, second.attempt) == (1, (), 2)
     assert second.resume == ((tuple(map(token_id, range(count))),) if count else ())
@@ -203,7 +209,10 @@ def test_a_handover_is_continued_elsewhere(node: FakeNode) -> None:
     with RunningFront(node.control) as front:
         front.wait_workers(2)
         assert pieces(stream(front)) == list(WORDS)
-        assert front.metric('mayfly_continuations_total{cause="drain"') == 1
+        assert (
+            front.metric('mayfly_continuations_total{model="tiny",phase="decode",reason="drain"}')
+            == 1
+        )
     assert submits(node)[1].suspect is False
 
 
@@ -421,7 +430,7 @@ def test_a_request_is_held_while_the_model_loads(node: FakeNode) -> None:
         answers: list[httpx.Response] = []
         thread = threading.Thread(target=lambda: answers.append(stream(front)))
         thread.start()
-        front.wait(lambda: front.metric("mayfly_requests_running") == 1)
+        front.wait(lambda: front.metric("mayfly_num_requests_") == 1)
         assert not answers
         node.show(replace(node.view("slot-1"), state="ready"))
         thread.join()
@@ -453,7 +462,7 @@ def test_R70_R71_a_client_that_goes_away_is_cancelled(node: FakeNode, streamed: 
         with pytest.raises(httpx.ReadTimeout):
             front.client.post(CHAT, json=HELLO | {"stream": streamed}, timeout=0.3)
         front.wait(lambda: worker.cancels)
-        front.wait(lambda: front.metric("mayfly_requests_running") == 0)
+        front.wait(lambda: front.metric("mayfly_num_requests_") == 0)
         assert front.metric('mayfly_requests_total{model="tiny",outcome="cancelled"}') == 1
     assert worker.cancels[0].rid == worker.submits[0].rid
 
@@ -463,7 +472,7 @@ def test_a_client_that_goes_away_while_it_is_held(node: FakeNode) -> None:
     with RunningFront(node.control, ready=False) as front:
         with pytest.raises(httpx.ReadTimeout):
             front.client.post(CHAT, json=HELLO, timeout=0.3)
-        front.wait(lambda: front.metric("mayfly_requests_running") == 0)
+        front.wait(lambda: front.metric("mayfly_num_requests_") == 0)
     assert worker.submits == []
 
 

@@ -104,7 +104,7 @@ def test_a_client_that_does_not_read_is_cut(node: FakeNode, prompts: int) -> Non
         with unread(front, TEXT, body) as client:
             front.wait(lambda: len(worker.cancels) == prompts)
             assert b"[DONE]" not in read(client)
-        front.wait(lambda: front.metric("mayfly_requests_running") == 0)
+        front.wait(lambda: front.metric("mayfly_num_requests_") == 0)
         assert front.metric('mayfly_requests_total{model="tiny",outcome="slow"}') == 1
 
 

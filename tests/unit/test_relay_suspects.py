@@ -72,7 +72,7 @@ def test_a_request_that_breaks_the_batch_gets_that_faults_own_error(node: FakeNo
         assert (error["code"], error["retryable"]) == ("shape", False)
         assert [submit.suspect for submit in worker.submits] == [False, False, True]
         assert content(ask(front)) == WHOLE
-        assert front.metric("mayfly_requests_condemned_total") == 1
+        assert front.metric("mayfly_quarantined_total") == 1
 
 
 def test_the_condemned_is_refused_by_every_front_end_until_it_is_released(node: FakeNode) -> None:

@@ -82,7 +82,6 @@ class _Answer(Response):
         self._outcome = "200"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._metrics.running.inc()
         try:
             await _while_connected(receive, self._run.overfull, self._work(send))
         except RequestError as error:
@@ -101,7 +100,6 @@ class _Answer(Response):
             raise
         finally:
             self._run.close()
-            self._metrics.running.dec()
             self._metrics.requests.labels(self._run.model, self._outcome).inc()
 
     async def _work(self, send: Send) -> None:
@@ -145,13 +143,16 @@ class StreamedAnswer(_Answer):
             await self._relay(chunks, send)
             last = chunks.end(self._run.usage)
         except RequestError as error:
-            self._outcome = str(error.status)
-            last = chunks.failure(error)
+            last = self._failed(chunks, error)
         except Exception:
             _log.exception("an error nobody foresaw, in a stream", rid=self._run.id)
-            self._outcome = "500"
-            last = chunks.failure(internal_error())
+            last = self._failed(chunks, internal_error())
         await send(_part(last.encode(), more=False))
+
+    def _failed(self, chunks: Chunks, error: RequestError) -> str:
+        self._outcome = str(error.status)
+        self._metrics.rejected(error)
+        return chunks.failure(error)
 
     async def _relay(self, chunks: Chunks, send: Send) -> None:
         async with aclosing(self._run.events()) as arrivals:

@@ -28,7 +28,8 @@ _CODES = {
 
 def answer(error: RequestError, scope: Scope, *, close: bool = False) -> JSONResponse:
     """An error in the shape of the API that the request is for. ``close`` where the rest of the
-    request is not going to be read."""
+    request is not going to be read. ``scope["state"]`` keeps it to be counted."""
+    scope.setdefault("state", {})["refusal"] = error
     if speaks_anthropic(scope):
         response = anthropic_answer(error, scope)
     else:

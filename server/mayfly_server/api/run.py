@@ -10,7 +10,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from mayfly_protocol.requests import Generation
-from mayfly_protocol.serving import Delta, Usage
+from mayfly_protocol.serving import Usage
 from mayfly_server.api.front import Front
 from mayfly_server.pool.mailbox import Mailbox
 from mayfly_server.pool.relay import Event, Relay
@@ -49,9 +49,6 @@ class Run:
     ) -> None:
         self.id = f"{prefix}{secrets.token_hex(12)}"
         self.model = generations[0].model
-        self._metrics = front.metrics
-        self._began = time.monotonic()
-        self._first_token_seen = False
         self._created = int(time.time())
         several = len(generations) > 1
         self.overfull = asyncio.Event()
@@ -88,8 +85,6 @@ class Run:
         source = self._one() if len(self._relays) == 1 else self._all()
         async with aclosing(source):
             async for prompt, events in source:
-                if not self._first_token_seen:
-                    self._look_for_first_token(events)
                 yield prompt, events
 
     @property
@@ -139,8 +134,3 @@ class Run:
             for task in pumps:
                 task.cancel()
             await asyncio.gather(*pumps, return_exceptions=True)
-
-    def _look_for_first_token(self, events: list[Event]) -> None:
-        if any(isinstance(event, Delta) and event.ids for event in events):
-            self._first_token_seen = True
-            self._metrics.ttft.labels(self.model).observe(time.monotonic() - self._began)

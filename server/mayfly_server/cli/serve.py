@@ -139,7 +139,7 @@ def _settings(keys: ServerKeys, models: list[Model], state_dir: Path) -> NodeSet
     import json
     import socket
 
-    from mayfly_reaper.settings import FrontEnd, NodeSettings
+    from mayfly_reaper.settings import Address, FrontEnd, NodeSettings
     from mayfly_server.cli.configuration import assembly
     from mayfly_server.cli.configuration.loading import ConfigurationError
 
@@ -147,12 +147,14 @@ def _settings(keys: ServerKeys, models: list[Model], state_dir: Path) -> NodeSet
         front = assembly.front_settings(keys, assembly.aliases_of(models))
     except ConfigurationError as error:
         fail(str(error))
-    command = (*FRONT_END, "--settings", json.dumps(front))
+    # On one machine nobody else asks the reaper what it counts.
+    command = (*FRONT_END, "--settings", json.dumps({**front, "node_metrics": True}))
     return NodeSettings(
         node=socket.gethostname().partition(".")[0] or "localhost",
         state_dir=state_dir,
         pools=tuple(assembly.pool(model) for model in models),
         front_end=FrontEnd(command=command, host=keys.host, port=keys.port),
+        metrics=Address(keys.metrics_host, keys.metrics_port) if keys.metrics_port else None,
         preload_blas=keys.preload_blas,
         caffeinate=keys.caffeinate,
         budgets=assembly.budgets(keys),

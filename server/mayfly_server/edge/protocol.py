@@ -24,6 +24,7 @@ that comes in behind one that is being answered.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -46,9 +47,17 @@ _FRAMING = 8
 
 
 class EdgeProtocol(HttpToolsProtocol):
-    def __init__(self, limits: ConnectionLimits, **uvicorn: Any) -> None:
+    """``refused`` is told of every refusal here: no application will ever see the request."""
+
+    def __init__(
+        self,
+        limits: ConnectionLimits,
+        refused: Callable[[RequestError], None],
+        **uvicorn: Any,
+    ) -> None:
         super().__init__(**uvicorn)
         self._limits = limits
+        self._refused = refused
         self._refusal: RequestError | None = None
         self._in_head = False
         self._in_request = False
@@ -218,6 +227,7 @@ class EdgeProtocol(HttpToolsProtocol):
         """Answers on the connection itself, if it is this request's turn and nothing was said
         yet, and closes it."""
         self._stop_clock()
+        self._refused(error)
         if self._in_body:
             silent = self._answering and not self.cycle.response_started and not self.pipeline
         else:

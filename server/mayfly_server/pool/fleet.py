@@ -12,7 +12,17 @@ import zmq
 
 from mayfly_protocol.codec import BadFrame, encode, from_node, rosters
 from mayfly_protocol.lifecycle import ModelCard
-from mayfly_protocol.roster import ROSTER_TOPIC, Ask, Loss, Quarantine, Quarantined, Roster, ToNode
+from mayfly_protocol.roster import (
+    ROSTER_TOPIC,
+    Ask,
+    AskMetrics,
+    Loss,
+    MetricsText,
+    Quarantine,
+    Quarantined,
+    Roster,
+    ToNode,
+)
 from mayfly_protocol.serving import PING_INTERVAL_S
 from mayfly_protocol.sockets import configure
 from mayfly_server.config import FrontSettings
@@ -23,6 +33,7 @@ from mayfly_server.pool.outlook import Outlook, outlook
 from mayfly_server.pool.quarantine import QuarantineView
 from mayfly_server.pool.roster import Incarnation, Rosters, Slot
 from mayfly_server.pool.routing import Candidate, choose
+from mayfly_server.pool.scrapes import Scrapes
 from mayfly_server.pool.suspicion import unrelated
 
 _log = structlog.get_logger(__name__)
@@ -58,6 +69,7 @@ class Fleet:
         self._links: dict[Incarnation, Link] = {}
         self._context: Context = zmq.Context()
         self._quarantine = QuarantineView()
+        self._scrapes = Scrapes(metrics)
         self._listeners: list[Listener] = []
         self._controls: dict[str, Listener] = {}
         self._change = asyncio.Event()
@@ -95,6 +107,11 @@ class Fleet:
         for listener in (*self._listeners, *self._controls.values()):
             listener.close()
         self._context.destroy(linger=0)
+
+    async def node_metrics(self) -> list[bytes]:
+        """What the nodes count, a page of each that answers soon."""
+        asked = [address for address in self._controls if self._tell(address, AskMetrics())]
+        return await self._scrapes.answers(asked)
 
     # What is known
 
@@ -152,6 +169,10 @@ class Fleet:
     def ready_workers(self) -> int:
         """How many workers can take a request now."""
         return sum(1 for _ in self._usable())
+
+    def ready_models(self) -> list[str]:
+        """The model of each of them."""
+        return [slot.view.model for slot, _ in self._usable()]
 
     def choose(
         self,
@@ -225,16 +246,22 @@ class Fleet:
             except BadFrame as error:
                 _log.warning("bad answer from a node", node=address, error=str(error))
                 return
-            if isinstance(message, Roster):
-                self._hear(address, message)
+            match message:
+                case Roster():
+                    self._hear(address, message)
+                case MetricsText(text):
+                    self._scrapes.answered(address, text)
 
         return answer
 
-    def _tell(self, address: str, message: ToNode) -> None:
+    def _tell(self, address: str, message: ToNode) -> bool:
+        """Whether it is on its way."""
         try:
             self._controls[address].send(encode(message))
         except zmq.Again:
             _log.warning("a node does not read", node=address, message=type(message).__name__)
+            return False
+        return True
 
     def _hear(self, address: str, roster: Roster) -> None:
         now = self._loop.time()
@@ -253,6 +280,7 @@ class Fleet:
                     slot,
                     pong_wait_s=self._settings.pong_wait_s,
                     changed=self._changed,
+                    heard=self._metrics.messages.inc,
                     late=self._metrics.late.inc,
                 )
         for link in list(self._links.values()):

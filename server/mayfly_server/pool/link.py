@@ -76,8 +76,8 @@ class State(Enum):
 class Link:
     """Connects at once; has to be made on a running event loop.
 
-    ``changed`` is called when the state has become another; ``late`` with every message for an
-    attempt that is over.
+    ``changed`` is called when the state has become another, ``heard`` with every message about an
+    attempt, and ``late`` with those about one that is over.
     """
 
     def __init__(
@@ -87,6 +87,7 @@ class Link:
         *,
         pong_wait_s: float,
         changed: Callable[[], None],
+        heard: Callable[[], None],
         late: Callable[[], None],
     ) -> None:
         self.slot = slot
@@ -95,6 +96,7 @@ class Link:
         self._loop = asyncio.get_running_loop()
         self._pong_wait_s = pong_wait_s
         self._changed = changed
+        self._heard = heard
         self._late = late
         self._mailboxes: dict[tuple[str, int], Mailbox[Message]] = {}
         self._submitted_at: dict[tuple[str, int], float] = {}
@@ -222,6 +224,7 @@ class Link:
             self._deliver(message)
 
     def _deliver(self, message: Said) -> None:
+        self._heard()
         key = (message.rid, message.attempt)
         ends = isinstance(message, _TERMINAL)
         mailbox = self._forget(key) if ends else self._mailboxes.get(key)

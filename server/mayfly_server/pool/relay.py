@@ -35,6 +35,7 @@ from mayfly_server.pool.coalescing import join, weigh
 from mayfly_server.pool.fleet import Fleet
 from mayfly_server.pool.link import Link, Message
 from mayfly_server.pool.mailbox import Mailbox
+from mayfly_server.pool.meter import Meter
 from mayfly_server.pool.quarantine import fingerprint
 from mayfly_server.pool.roster import Incarnation
 
@@ -92,6 +93,7 @@ class Relay:
         self._fleet = fleet
         self._settings = settings
         self._metrics = metrics
+        self._meter = Meter(metrics.of(generation.model))
         self._generation = generation
         self._model = generation.model
         self._key = key
@@ -139,6 +141,7 @@ class Relay:
             DeadlineExceeded: it has taken longer than any request may.
             RequestFailed: it met a fault of its own.
         """
+        self._meter.arrived()
         while self._attempted.accepted is None:
             self._first += await self._next()
 
@@ -154,6 +157,10 @@ class Relay:
 
     def close(self) -> None:
         """Tells the worker, if one still runs the request, that nobody waits for it."""
+        self._abandon()
+        self._meter.ended(self._usage)
+
+    def _abandon(self) -> None:
         if self._run is not None:
             self._run.link.abandon(self._attempted.rid, self._attempted.attempt)
             self._run = None
@@ -165,7 +172,7 @@ class Relay:
             raise ShuttingDown("The server is shutting down.", retry_after_s=_RETRY_FULL_S)
         patience_s = min(self._settings.keep_alive_s, self._deadline - self._loop.time())
         if patience_s <= 0:
-            self.close()
+            self._abandon()
             raise DeadlineExceeded(
                 f"The answer took longer than {self._settings.request_timeout_s:g} seconds."
             )
@@ -190,8 +197,12 @@ class Relay:
                     case Again() | Ended() as over:
                         self._leave(run, over)
                         break
-                    case event:
-                        events.append(event)
+                    case Delta() as delta:
+                        self._meter.generated(delta)
+                        events.append(delta)
+                    case Progress() as progress:
+                        self._meter.progressed()
+                        events.append(progress)
         except RequestError as failure:
             self._failure = failure
         return events
@@ -212,13 +223,16 @@ class Relay:
     def _pin(self, link: Link) -> None:
         """From its acceptance on, the request's text is that of one model."""
         self._digest = self._digest or _digest(link) or None
+        self._meter.accepted(self.prompt_tokens)
 
     def _leave(self, run: _Run, over: Again | Ended) -> None:
         """Raises WorkersLost where that was the last worker that the request might outlive."""
-        self.close()
+        self._abandon()
         if isinstance(over, Ended):
             self._usage = over.usage
             return
+        if self._attempted.accepted is None:
+            self._meter.retried(over.cause)
         if over.full:
             self._full[run.link.incarnation] = over.retry_after_s or _RETRY_FULL_S
             return
@@ -236,7 +250,7 @@ class Relay:
             )
         if self._attempted.accepted is not None:
             self._hold_until = self._loop.time() + self._settings.failover_wait_s
-        self._metrics.continuations.labels(self._model, over.cause).inc()
+            self._meter.continued(over.cause)
         self._log.info("moving on", cause=over.cause, attempt=self._attempted.attempt)
 
     # Workers died of it
@@ -248,13 +262,13 @@ class Relay:
         self._log.info("was there when a worker died", kind=kind, deaths=record.deaths)
         if record.condemned and not self._fleet.machine_fails():
             self._fleet.condemn(self._fingerprint(), kind)
-            self._metrics.condemned.labels(self._model, kind).inc()
+            self._metrics.quarantined(self._model, kind)
             raise _failure(kind)
 
     def _refuse_condemned(self) -> None:
         kind = self._fleet.quarantined(self._fingerprint)
         if kind is not None:
-            self._metrics.refused.labels(self._model, kind).inc()
+            self._metrics.refused(self._model, kind)
             raise _failure(kind)
 
     def _fingerprint(self) -> str:
@@ -304,6 +318,7 @@ class Relay:
             overfull=self._overfull.set,
         )
         link.submit(self._attempted.submit(), mailbox)
+        self._meter.submitted()
         self._run = _Run(link, mailbox, self._loop.time())
 
     def _worth_holding(self, held: bool, left: float) -> bool:

@@ -132,6 +132,15 @@ class ServerKeys(ModelKeys):
         OneOf(METRICS),
         Doc("Who may read /metrics once there are keys: those with an admin's, all, or nobody."),
     ] = "admin"
+    metrics_port: Annotated[
+        int | None,
+        Ge(1),
+        Le(65535),
+        Doc("Serve the metrics of reaper and workers on this port, too; /metrics holds them."),
+    ] = None
+    metrics_host: Annotated[
+        str, Doc("The address for that. The metrics can be read there by everyone, without a key.")
+    ] = "127.0.0.1"
     max_body_bytes: Annotated[int, Ge(1024), Doc("The largest request body.")] = 32 << 20
     max_connections: Annotated[int, Ge(1), Doc("Connections at a time.")] = 4096
     max_head_bytes: Annotated[
