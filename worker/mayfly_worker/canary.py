@@ -26,7 +26,8 @@ import mlx.core as mx
 from mayfly_protocol.requests import Sampling
 from mayfly_worker.engine.admission import Budget
 from mayfly_worker.engine.chunks import ChunkSizer
-from mayfly_worker.engine.loop import Engine, Gauges
+from mayfly_worker.engine.gauges import Gauges
+from mayfly_worker.engine.loop import Engine
 from mayfly_worker.engine.sampler import RowSampling
 from mayfly_worker.engine.types import Event, Row, Start, Step
 from mayfly_worker.loading import Loaded

@@ -17,7 +17,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -25,13 +24,13 @@ from typing import Any
 import mlx.core as mx
 
 from mayfly_protocol.breadcrumb import Breadcrumb, BreadcrumbWriter
-from mayfly_protocol.distribution import STEP_BOUNDS_S, Tally
 from mayfly_protocol.lifecycle import WorkPhase
 from mayfly_worker import device
 from mayfly_worker.engine import caches
 from mayfly_worker.engine.admission import Budget
 from mayfly_worker.engine.chunks import SMALLEST, ChunkSizer
 from mayfly_worker.engine.decode import NonFiniteLogits
+from mayfly_worker.engine.gauges import Gauges
 from mayfly_worker.engine.lanes import Lanes
 from mayfly_worker.engine.prefill import PrefillGroup, Prompt
 from mayfly_worker.engine.types import (
@@ -60,39 +59,6 @@ PROMPT_KEEP = 256
 wait for the answer's end, which holds them too. Caches that cannot be trimmed have no use for that
 and are kept at every boundary."""
 CLEAR_CACHE_STEPS = 512
-
-
-IDLE = Breadcrumb("idle", 0)
-
-
-def _step_tally() -> Tally:
-    return Tally(STEP_BOUNDS_S)
-
-
-@dataclass(slots=True)
-class Gauges:
-    """What other threads may read at any time; each field is written by the engine alone."""
-
-    phase: WorkPhase = "idle"
-    progress: int = 0
-    running: int = 0
-    waiting: int = 0
-    generated_tokens: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    steps: int = 0
-    rows: int = 0
-    kv_bytes: int = 0
-    decode_s: Tally = field(default_factory=_step_tally)
-    prefill_s: Tally = field(default_factory=_step_tally)
-    prefill_lengths: set[int] = field(default_factory=set)
-    active_bytes: int = 0
-    cache_bytes: int = 0
-    peak_bytes: int = 0
-    prefix_bytes: int = 0
-    device_free: int | None = None
-    forward: Breadcrumb = IDLE
-    """The forward pass that is running, or ran last."""
 
 
 class Engine:

@@ -25,8 +25,9 @@ from mayfly_protocol.settings import WorkerSettings
 from mayfly_worker.canary import Canary
 from mayfly_worker.engine.admission import Budget
 from mayfly_worker.engine.chunks import ChunkSizer
+from mayfly_worker.engine.gauges import Gauges
 from mayfly_worker.engine.lanes import pass_tokens
-from mayfly_worker.engine.loop import Engine, Gauges
+from mayfly_worker.engine.loop import Engine
 from mayfly_worker.engine.types import Event, Leave
 from mayfly_worker.loading import CannotLoad, Loaded, load
 from mayfly_worker.memory import plan, within

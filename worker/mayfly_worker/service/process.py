@@ -53,7 +53,8 @@ from mayfly_protocol.serving import (
     Tokenized,
 )
 from mayfly_protocol.settings import WorkerSettings
-from mayfly_worker.engine.loop import Engine, Gauges
+from mayfly_worker.engine.gauges import Gauges
+from mayfly_worker.engine.loop import Engine
 from mayfly_worker.errors import InvalidRequest
 from mayfly_worker.loading import Loaded
 from mayfly_worker.service import engine_thread as reports
