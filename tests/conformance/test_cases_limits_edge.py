@@ -245,6 +245,12 @@ def test_R125_probes_say_no_more_than_they_have_to() -> None:
             assert "retry-after" not in response.headers
 
 
+@pytest.mark.parametrize("path", sorted(PROBES))
+def test_R125_probes_answer_to_their_heads_too(locked: RunningFront, path: str) -> None:
+    response = locked.client.head(path)
+    assert (response.status_code, response.content) == (200, b"")
+
+
 def test_R125_the_metrics_have_a_switch_of_their_own(node: FakeNode) -> None:
     keys = from_environment({"MAYFLY_API_KEYS": SECRET})
     with RunningFront(node.control, keys=keys, metrics="open") as front:

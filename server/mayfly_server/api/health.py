@@ -19,12 +19,16 @@ _READY: dict[int | str, dict[str, Any]] = {
 }
 
 
+# Load balancers may ask for the head alone; FastAPI, unlike Starlette, adds no HEAD by itself.
+@router.head("/livez", include_in_schema=False)
 @router.get("/livez", response_model=None, responses={200: {"model": Alive}})
 async def alive() -> dict[str, Any]:
     """This process answers."""
     return {"status": "ok"}
 
 
+@router.head("/health", include_in_schema=False)
+@router.head("/readyz", include_in_schema=False)
 @router.get("/health", name="health", response_model=None, responses=_READY)
 @router.get("/readyz", response_model=None, responses=_READY)
 async def ready(request: Request, front: FrontDep) -> JSONResponse:
