@@ -168,7 +168,7 @@ class StreamedAnswer(_Answer):
         if not events or time.monotonic() - self._sent_at < _COMMENT_INTERVAL_S:
             return ""
         match events[-1]:
-            case Progress(prefilled=done, total=total):
+            case Progress(prefilled=done, total=total) if done < total:
                 return sse.comment(f"{done} of {total} prompt tokens")
             case Waiting():
                 return sse.comment("waiting")

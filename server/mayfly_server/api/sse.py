@@ -9,7 +9,7 @@ from mayfly_server.errors import RequestError
 
 HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
-    "cache-control": "no-cache",
+    "cache-control": "no-cache, no-transform",  # a proxy that compresses would collect them
     "x-accel-buffering": "no",  # or nginx would collect them
 }
 DONE = "data: [DONE]\n\n"
