@@ -84,6 +84,8 @@ def _problem(error: Any) -> str:
     """Pydantic's words, unless they repeat the client's."""
     if error["type"] == "union_tag_invalid":
         return f"The type should be one of {error['ctx']['expected_tags']}"
+    if error["type"] == "extra_forbidden":
+        return "There is no such field"
     if error["type"] == "union_tag_not_found":
         return "An object with a type is needed here"
     problem: str = error["msg"]

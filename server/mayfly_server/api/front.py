@@ -36,7 +36,11 @@ class Front:
         if asked is None:
             if len(served) == 1:
                 return served[0]
-            raise InvalidRequest("model: Field required; see /v1/models.", param="model")
+            raise InvalidRequest(
+                "model: Field required, since several models are served; see /v1/models.",
+                param="model",
+                code="missing_required_parameter",
+            )
         name = self.settings.aliases.get(asked, asked)
         exact = [model for model in served if model.name == name]
         short = [model for model in served if model.name.rpartition("/")[2] == name]
