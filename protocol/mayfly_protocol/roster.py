@@ -73,6 +73,28 @@ class Loss:
 
 
 @dataclass(frozen=True, slots=True)
+class Autopsy:
+    """What is on record of a worker that was lost, in short: written when its process is gone, some
+    moments after the ``Loss``. ``phase``, ``inferences`` and ``running`` are by its last beat;
+    ``done`` says for people what followed."""
+
+    id: str
+    slot: str
+    model: str
+    incarnation: int
+    pid: int
+    kind: str
+    scope: str
+    first_cause: str
+    phase: str
+    inferences: int
+    running: int
+    lived_s: float
+    done: str
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Quarantined:
     """A request that workers die of, known by a hash of all that decides what it computes
     (``fingerprint``), and refused everywhere for another ``left_s`` seconds. ``kind`` is what they
@@ -86,7 +108,8 @@ class Quarantined:
 @dataclass(frozen=True, slots=True)
 class Roster:
     """A node. ``epoch`` changes when its reaper is a new process, ``revision`` with every change;
-    incarnations are unique within an epoch."""
+    incarnations are unique within an epoch. ``autopsies`` are the last ones, the oldest first,
+    those of reapers before this one included."""
 
     node: str
     epoch: str
@@ -95,6 +118,7 @@ class Roster:
     slots: tuple[SlotView, ...]
     losses: tuple[Loss, ...] = ()
     quarantined: tuple[Quarantined, ...] = ()
+    autopsies: tuple[Autopsy, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

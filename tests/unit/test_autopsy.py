@@ -13,9 +13,10 @@ from mayfly_protocol.breadcrumb import Breadcrumb
 from mayfly_protocol.lifecycle import Beat, Cause, Fault, Memory
 from mayfly_reaper import autopsy as autopsies
 from mayfly_reaper.actions import Record
-from mayfly_reaper.autopsy import append, autopsy, records, redacted
+from mayfly_reaper.autopsy import append, autopsy, records
 from mayfly_reaper.events import Exited
 from mayfly_reaper.incarnation import Incarnation, Survived
+from mayfly_reaper.redaction import LINE, redacted
 from mayfly_reaper.verdict import Verdict
 
 FAULT = Fault("k", "worker", Cause("E", "first"), (), ("r1", "r2"), ("r2",))
@@ -147,5 +148,5 @@ def test_long_quotations_are_cut_out(text: str, kept: str | None) -> None:
 def test_no_text_takes_long_to_redact() -> None:
     began = time.monotonic()
     redacted("'a " * 30_000)
-    assert len(redacted("x" * 100_000)) == autopsies.LINE
+    assert len(redacted("x" * 100_000)) == LINE
     assert time.monotonic() - began < 1.0

@@ -17,14 +17,12 @@
 ``lived_s``         since it was spawned
 ``done``            what the reaper did then
 
-Nothing in it is meant to hold a prompt. Exceptions and stderr might all the same, since Python
-quotes the values that it complains of: long quotations are cut out.
+Nothing in it is meant to hold a prompt (:mod:`mayfly_reaper.redaction`).
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import datetime
@@ -34,6 +32,7 @@ from typing import Any
 from mayfly_protocol.lifecycle import Beat, Cause
 from mayfly_reaper.actions import Record
 from mayfly_reaper.losses import suspicion
+from mayfly_reaper.redaction import redacted
 
 MOST_BYTES = 4 << 20
 """Of one file; then it is put aside ..."""
@@ -41,11 +40,6 @@ KEPT_FILES = 3
 """... and so many of those are kept."""
 
 STDERR_LINES = 200
-LINE = 1000
-"""Characters."""
-QUOTED = 60
-
-_QUOTATION = re.compile(r"""(?<!\w)(?<!File )(['"])(.*?)(?:\1(?!\w)|$)""")
 
 
 def autopsy(
@@ -123,17 +117,6 @@ def records(path: Path) -> Iterator[dict[str, Any]]:
                 continue
             if isinstance(record, dict):
                 yield record
-
-
-def redacted(text: str) -> str:
-    """Without quotations long enough to be somebody's text, and without the ends of lines that are
-    too long."""
-    return "\n".join(_QUOTATION.sub(_shortened, line[:LINE]) for line in text.split("\n"))
-
-
-def _shortened(quotation: re.Match[str]) -> str:
-    length = len(quotation[2])
-    return quotation[0] if length <= QUOTED else f"'({length} characters)'"
 
 
 def _cause(cause: Cause) -> dict[str, str]:

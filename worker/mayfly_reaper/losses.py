@@ -5,6 +5,7 @@ from __future__ import annotations
 from mayfly_protocol.breadcrumb import Breadcrumb
 from mayfly_protocol.roster import Loss
 from mayfly_reaper.incarnation import Incarnation
+from mayfly_reaper.redaction import redacted
 from mayfly_reaper.verdict import Verdict
 
 
@@ -32,7 +33,7 @@ def loss_of(slot: str, life: Incarnation, verdict: Verdict, crumb: Breadcrumb | 
         incarnation=life.number,
         kind=verdict.kind,
         scope=verdict.scope,
-        first_cause=verdict.first.text,
+        first_cause=redacted(verdict.first.text),
         age_s=0.0,
         suspects=suspects,
         marked=marked,

@@ -34,7 +34,7 @@ from mayfly_protocol.roster import (
     Release,
     ToNode,
 )
-from mayfly_reaper import autopsy, memory, renewal, seats
+from mayfly_reaper import autopsy, briefs, memory, renewal, seats
 from mayfly_reaper.actions import Action, Lose, Record, Send, Signal, Spawn, WipeKernels
 from mayfly_reaper.awake import awake
 from mayfly_reaper.children import Children
@@ -130,6 +130,7 @@ class _Loop:
         self._asked: dict[str, int] = {}
         """Slots that somebody wants recycled, and which of their workers was meant."""
         self._bulletin = Bulletin(settings.node, self._epoch, os.getpid(), now)
+        self._recall(now)
         self._signals = 0
         self._stopping = False
         self._poller = zmq.Poller()
@@ -378,6 +379,15 @@ class _Loop:
             autopsy.append(self._autopsies, written)
         except OSError as error:
             self._complain(f"autopsies cannot be written: {error}")
+        self._bulletin.record(briefs.brief(written), time.monotonic())
+
+    def _recall(self, now: float) -> None:
+        """What reapers before this one wrote of their losses is told on."""
+        try:
+            for each in briefs.kept(self._autopsies, datetime.now(UTC)):
+                self._bulletin.record(each, now)
+        except OSError as error:
+            self._complain(f"autopsies cannot be read: {error}")
 
     def _tell(self) -> None:
         self._show()

@@ -8,11 +8,13 @@ only moves (load, progress, counts) at most every :data:`MOVEMENT_S`; and everyt
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from dataclasses import dataclass, replace
 
 from mayfly_protocol.lifecycle import Beat, Loading
 from mayfly_protocol.roster import (
     ROSTER_INTERVAL_S,
+    Autopsy,
     Done,
     Loss,
     Quarantine,
@@ -20,6 +22,7 @@ from mayfly_protocol.roster import (
     Roster,
     SlotView,
 )
+from mayfly_reaper.briefs import KEPT
 from mayfly_reaper.incarnation import STARTING, Incarnation
 from mayfly_reaper.quarantine import QuarantineList
 from mayfly_reaper.slot import Slot
@@ -95,6 +98,12 @@ class _Lost:
     loss: Loss
 
 
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    at: float
+    autopsy: Autopsy
+
+
 class Bulletin:
     """Keeps the node's roster up to date and knows when the next one is due."""
 
@@ -107,6 +116,7 @@ class Bulletin:
         self._due = now
         self._views: dict[str, tuple[SlotView, ...]] = {}
         self._lost: list[_Lost] = []
+        self._recorded: deque[_Recorded] = deque(maxlen=KEPT)
         self._refused = QuarantineList()
 
     @property
@@ -119,6 +129,11 @@ class Bulletin:
 
     def lose(self, loss: Loss, now: float) -> None:
         self._lost.append(_Lost(now, loss))
+        self._change(now)
+
+    def record(self, autopsy: Autopsy, now: float) -> None:
+        """Takes in what was written of a lost worker, as old as it says."""
+        self._recorded.append(_Recorded(now - autopsy.age_s, autopsy))
         self._change(now)
 
     def refuse(self, asked: Quarantine | Release, now: float) -> Done:
@@ -157,6 +172,7 @@ class Bulletin:
             slots=tuple(itertools.chain.from_iterable(self._views.values())),
             losses=tuple(replace(lost.loss, age_s=now - lost.at) for lost in self._lost),
             quarantined=self._refused.entries(now),
+            autopsies=tuple(replace(each.autopsy, age_s=now - each.at) for each in self._recorded),
         )
 
     def _change(self, now: float) -> None:

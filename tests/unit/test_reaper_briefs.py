@@ -1,0 +1,84 @@
+"""The last autopsies, as rosters tell them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from mayfly_protocol.codec import encode, rosters
+from mayfly_protocol.lifecycle import Cause, Fault
+from mayfly_reaper.actions import Record
+from mayfly_reaper.autopsy import append, autopsy
+from mayfly_reaper.briefs import CAUSE, KEPT, brief, kept
+from mayfly_reaper.events import Exited, Granted, Said, Started
+from mayfly_reaper.roster import Bulletin
+from mayfly_reaper.settings import Budgets
+from mayfly_reaper.slot import SlotRules
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def lost() -> Record:
+    """What is to be recorded of a worker that said it met a fault and left."""
+    rules = SlotRules(Budgets(), lambda: 0.0, itertools.count(7).__next__)
+    slot, _ = rules.step(rules.begin("s", 0.0), Granted(), 0.0)
+    slot, _ = rules.step(slot, Started(7, 4711), 0.0)
+    cause = Cause("RuntimeError", "it hangs\nsecond line " + "x" * 2000)
+    slot, _ = rules.step(slot, Said(7, Fault("metal_hang", "worker", cause)), 3.0)
+    _, actions = rules.step(slot, Exited(7, 70, ""), 5.0)
+    [record] = [action for action in actions if isinstance(action, Record)]
+    return record
+
+
+def written(ago_s: float = 0.0, epoch: str = "e") -> dict[str, object]:
+    time = NOW - timedelta(seconds=ago_s)
+    return autopsy(lost(), slot="s", model="m", epoch=epoch, time=time, now=5.0)
+
+
+def test_a_brief_says_who_was_lost_and_of_what() -> None:
+    told = brief(written())
+    assert (told.id, told.slot, told.model) == ("e-7", "s", "m")
+    assert (told.incarnation, told.pid, told.lived_s) == (7, 4711, 5.0)
+    assert (told.kind, told.scope, told.first_cause) == ("metal_hang", "worker", "it hangs")
+    assert told.done
+
+
+def test_a_cause_of_one_endless_line_is_cut() -> None:
+    record = written()
+    record["first_cause"] = {"text": "y" * 5000}
+    assert len(brief(record).first_cause) == CAUSE
+
+
+def test_the_last_ones_are_read_again_with_their_ages(tmp_path: Path) -> None:
+    path = tmp_path / "autopsies.jsonl"
+    assert list(kept(path, NOW)) == []
+    for number in range(KEPT + 3):
+        append(path, written(ago_s=100.0 - number, epoch=str(number)))
+    found = list(kept(path, NOW))
+    assert [each.id for each in found] == [f"{number}-7" for number in range(3, KEPT + 3)]
+    assert [each.age_s for each in found] == [100.0 - number for number in range(3, KEPT + 3)]
+
+
+def test_records_of_another_version_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "autopsies.jsonl"
+    append(path, written())
+    for strange in ({}, {"time": "yesterday"}, {"time": NOW.isoformat(), "first_cause": "text"}):
+        with path.open("a") as file:
+            file.write(json.dumps(strange) + "\n")
+    assert [each.id for each in kept(path, NOW)] == ["e-7"]
+
+
+def test_a_roster_tells_the_last_ones_for_as_long_as_the_node_lives() -> None:
+    bulletin = Bulletin("n", "e", 1, now=0.0)
+    bulletin.tell(0.0)
+    bulletin.record(brief(written(), age_s=50.0), 1.0)
+    assert bulletin.due == 1.0
+    roster = bulletin.tell(1000.0)
+    assert [each.age_s for each in roster.autopsies] == [1049.0]
+    assert rosters.decode(encode(roster)) == roster
+    for number in range(KEPT):
+        bulletin.record(replace(brief(written()), id=str(number)), 2000.0)
+    assert [each.id for each in bulletin.tell(2000.0).autopsies] == list(map(str, range(KEPT)))
