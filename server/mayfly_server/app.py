@@ -15,8 +15,10 @@ from mayfly_server.api import (
     completions,
     document,
     errors,
+    events,
     health,
     models,
+    page,
     status,
     tokenize,
     unserved,
@@ -79,6 +81,8 @@ def create_app(settings: FrontSettings, keys: Sequence[Key] = ()) -> FastAPI:
     app.include_router(anthropic.router, responses=ANTHROPIC_FAILURES)
     app.include_router(health.router, responses={"4XX": FAILURES["4XX"]})
     document.install(app)
+    for untold in (events, page):
+        app.include_router(untold.router)
     if settings.metrics != "off":
         app.add_api_route("/metrics", metrics_page, include_in_schema=False)
     # The one that is added last sees a request first: see the drawing in edge.

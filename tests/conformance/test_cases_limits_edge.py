@@ -19,6 +19,7 @@ import httpx
 import psutil
 import pytest
 
+from mayfly_server.api.page import PATHS as PAGE
 from mayfly_server.config import ConnectionLimits
 from mayfly_server.edge.gate import PROBES
 from mayfly_server.edge.keys import Key, digest_of, entry, from_environment
@@ -199,15 +200,24 @@ WRONG = {
 
 
 @pytest.mark.parametrize("how", WRONG)
-def test_R125_without_a_right_key_only_probes_answer(locked: RunningFront, how: str) -> None:
+def test_R125_without_a_right_key_only_probes_and_the_page_answer(
+    locked: RunningFront, how: str
+) -> None:
     for path in every_route(locked):
         for method in METHODS:
             response = locked.client.request(
-                method, path, headers=WRONG[how], params={"key": SECRET, "api_key": SECRET}
+                method,
+                locked.url + path,
+                headers=WRONG[how],
+                params={"key": SECRET, "api_key": SECRET},
             )
             if path in PROBES:
                 assert response.status_code in (200, 405), (method, path)
                 assert "reason" not in response.text
+                continue
+            if path in PAGE:
+                assert response.status_code in (200, 405), (method, path)
+                assert "tiny" not in response.text
                 continue
             assert response.status_code == 401, (method, path)
             assert response.headers["www-authenticate"] == "Bearer"
@@ -260,6 +270,15 @@ def test_R125_the_metrics_have_a_switch_of_their_own(node: FakeNode) -> None:
         assert front.client.get("/metrics").status_code == 404
 
 
+def answer_of(front: RunningFront, method: str, path: str, headers: dict[str, str]) -> str:
+    """Headers and body; of events that never end, the first."""
+    url = front.url + path
+    with front.client.stream(method, url, headers=headers, content="{") as response:
+        endless = response.headers.get("content-type", "").startswith("text/event-stream")
+        body = next(response.iter_text()) if endless else response.read().decode()
+        return f"{response.headers} {body}"
+
+
 def test_R127_keys_are_never_told(
     locked: RunningFront, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -268,8 +287,7 @@ def test_R127_keys_are_never_told(
         for path in every_route(locked):
             for key in (SECRET, ADMIN, "wrong"):
                 for method in ("GET", "POST"):
-                    response = locked.client.request(method, path, headers=bearer(key), content="{")
-                    seen.append(f"{response.headers} {response.text}")
+                    seen.append(answer_of(locked, method, path, bearer(key)))
         with connect(locked) as connection:
             connection.sendall(f"GET / HTTP/1.1\r\nAuthorization: {SECRET}\r\n\0\r\n\r\n".encode())
             seen.append(told(connection).decode())

@@ -61,7 +61,15 @@ def test_R65_wrong_methods_and_addresses(front: RunningFront) -> None:
         response = front.client.get(path)
         assert (response.status_code, response.headers["allow"]) == (405, "POST")
         error_of(response)
-    for path in ("/", "/v1", "/v1/nonsense", "/v1/chat/completions/x", "/docs"):
+    for path in (
+        "/v1",
+        "/v1/nonsense",
+        "/page",
+        "/page/",
+        "/page/../app.py",
+        "/v1/chat/completions/x",
+        "/docs",
+    ):
         response = front.client.get(path)
         assert response.status_code == 404
         error_of(response)

@@ -40,7 +40,7 @@ def test_an_early_ctrl_c_is_understood() -> None:
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
 
 
-@pytest.mark.parametrize("command", ["serve", "status", "chat", "version"])
+@pytest.mark.parametrize("command", ["serve", "status", "top", "chat", "version"])
 def test_every_command_explains_itself(command: str) -> None:
     result = CliRunner().invoke(app, [command, "--help"])
     assert result.exit_code == 0

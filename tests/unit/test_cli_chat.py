@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from mayfly_server.cli import app
-from mayfly_server.cli.chat import AnswerFailed, deltas, events
+from mayfly_server.cli.chat import AnswerFailed, deltas
+from mayfly_server.cli.client import events
 
 
 def chunk(**delta: str) -> str:

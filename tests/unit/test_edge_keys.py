@@ -184,10 +184,20 @@ def test_where_a_key_may_stand() -> None:
 
 
 def test_paths_and_what_they_need() -> None:
-    for path in ("/livez", "/readyz", "/health"):
+    for path in ("/livez", "/readyz", "/health", "/", "/page/page.css"):
         assert access_to(path, "admin") is Access.OPEN
-    for path in ("/metrics", "/openapi.json", "/mayfly/status", "/mayfly/anything/new"):
+    for path in ("/metrics", "/openapi.json", "/mayfly/status", "/mayfly/events", "/mayfly/new"):
         assert access_to(path, "admin") is Access.ADMIN
     assert access_to("/metrics", "open") is Access.OPEN
-    for path in ("/", "/v1/models", "/nonsense", "/livez/", "/LIVEZ", "//livez", "/v1/../livez"):
+    for path in (
+        "//",
+        "/page/",
+        "/page/nonsense",
+        "/v1/models",
+        "/nonsense",
+        "/livez/",
+        "/LIVEZ",
+        "//livez",
+        "/v1/../livez",
+    ):
         assert access_to(path, "open") is Access.KEY

@@ -24,6 +24,7 @@ from mayfly_server.cli import (
     serve,
     service,
     status,
+    top,
     version,
 )
 from mayfly_server.cli.configuration.options import with_keys
@@ -38,6 +39,7 @@ app = typer.Typer(
 )
 app.command()(with_keys(serve.serve))
 app.command()(status.status)
+app.command()(top.top)
 app.command()(chat.chat)
 app.command()(doctor.doctor)
 app.command()(recycle.recycle)

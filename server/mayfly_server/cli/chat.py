@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mayfly_server.cli.client import DEFAULT_URL, Url, connect, get_json, unreachable
+from mayfly_server.cli.client import DEFAULT_URL, Url, connect, events, get_json, unreachable
 from mayfly_server.cli.failure import fail
 
 if TYPE_CHECKING:
@@ -95,22 +95,6 @@ def _answer(client: httpx.Client, request: dict[str, Any]) -> str:
         pass  # the connection is closed, which tells the server to stop, too
     typer.echo()
     return "".join(content)
-
-
-def events(lines: Iterable[str]) -> Iterator[str]:
-    """The data of each server-sent event in a stream's lines, as the HTML standard parses them:
-    several ``data`` fields of one event are joined by newlines, comments and other fields skipped,
-    and an event that the stream's end cuts off is dropped."""
-    data: list[str] = []
-    for line in lines:
-        if line == "":
-            if data:
-                yield "\n".join(data)
-            data = []
-            continue
-        field, _, value = line.partition(":")
-        if field == "data":
-            data.append(value.removeprefix(" "))
 
 
 def deltas(stream: Iterable[str]) -> Iterator[dict[str, Any]]:

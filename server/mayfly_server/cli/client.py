@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -49,19 +50,51 @@ def get_json(client: httpx.Client, path: str) -> Any:
         response.raise_for_status()
         return response.json()
     except httpx.HTTPStatusError as error:
-        if error.response.status_code in (401, 403):
-            fail(
-                f"{client.base_url} wants another key for {path} than it got: "
-                f"set {' or '.join(KEY_VARIABLES)}"
-            )
-        fail(
-            f"{client.base_url} answers {path} with HTTP {error.response.status_code}: "
-            f"is that a Mayfly server?"
-        )
+        fail(_refused(client, path, error.response.status_code))
     except ValueError:
         fail(f"{client.base_url} answers {path} with something that is not JSON")
     except httpx.RequestError as error:
         fail(unreachable(client, error))
+
+
+def get_events(client: httpx.Client, path: str) -> Iterator[str]:
+    """The data of each server-sent event at ``path``, where one comes every second, until the
+    server ends the stream. Ends the command where it refuses.
+
+    Raises:
+        httpx.RequestError: nobody answers, or nobody does any more.
+    """
+    with client.stream("GET", path, timeout=10.0) as response:
+        if not response.is_success:
+            fail(_refused(client, path, response.status_code))
+        if not response.headers.get("content-type", "").startswith("text/event-stream"):
+            fail(f"{client.base_url} answers {path} with something that is no stream of events")
+        yield from events(response.iter_lines())
+
+
+def events(lines: Iterable[str]) -> Iterator[str]:
+    """The data of each server-sent event in a stream's lines, as the HTML standard parses them:
+    several ``data`` fields of one event are joined by newlines, comments and other fields skipped,
+    and an event that the stream's end cuts off is dropped."""
+    data: list[str] = []
+    for line in lines:
+        if line == "":
+            if data:
+                yield "\n".join(data)
+            data = []
+            continue
+        field, _, value = line.partition(":")
+        if field == "data":
+            data.append(value.removeprefix(" "))
+
+
+def _refused(client: httpx.Client, path: str, status: int) -> str:
+    if status in (401, 403):
+        return (
+            f"{client.base_url} wants another key for {path} than it got: "
+            f"set {' or '.join(KEY_VARIABLES)}"
+        )
+    return f"{client.base_url} answers {path} with HTTP {status}: is that a Mayfly server?"
 
 
 def unreachable(client: httpx.Client, error: httpx.RequestError) -> str:

@@ -4,6 +4,7 @@
 path                              with any key configured
 ================================  ============================================================
 ``/livez`` ``/readyz`` ``/health``  open; a caller without a key is told "ok" or "unavailable" only
+``/`` ``/page/...``               open: the files of the live page, which say nothing of the server
 ``/metrics``                      an admin's key, or open if the operator says so
 ``/mayfly/...`` ``/openapi.json``   an admin's key
 every other, existing or not      any key
@@ -23,6 +24,7 @@ from enum import Enum
 from starlette.types import ASGIApp, Receive, Scope, Send
 from structlog.contextvars import bound_contextvars
 
+from mayfly_server.api import page
 from mayfly_server.api.errors import answer
 from mayfly_server.config import MetricsAccess
 from mayfly_server.edge.keyring import Keyring
@@ -41,7 +43,7 @@ class Access(Enum):
 
 def access_to(path: str, metrics: MetricsAccess) -> Access:
     """What a request for this path needs once there are keys."""
-    if path in PROBES or (path == "/metrics" and metrics == "open"):
+    if path in PROBES or path in page.PATHS or (path == "/metrics" and metrics == "open"):
         return Access.OPEN
     if path in ("/metrics", "/openapi.json") or path.startswith("/mayfly/"):
         return Access.ADMIN

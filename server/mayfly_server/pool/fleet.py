@@ -200,9 +200,15 @@ class Fleet:
         )
         return best.worker if best else None
 
-    async def changed(self, timeout_s: float) -> None:
-        """Returns when a roster has come or a link's state is another, or the time is over."""
-        event = self._change
+    @property
+    def next_change(self) -> asyncio.Event:
+        """Is set when a roster comes or a link's state is another."""
+        return self._change
+
+    async def changed(self, timeout_s: float, since: asyncio.Event | None = None) -> None:
+        """Returns at the next change, one ``since`` the caller last looked included, or when the
+        time is over."""
+        event = since or self._change
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await event.wait()

@@ -45,6 +45,7 @@ class SlotStatus(Answer):
     incarnation: int
     pid: int
     running: int
+    rows: Annotated[int, Field(description="How many may run at once; 0 until it is known.")]
     inferences: int
     waiting: int
     generated_tokens: int
@@ -55,6 +56,7 @@ class SlotStatus(Answer):
     age_s: float
     retry_in_s: float | None
     detail: str
+    trial: Annotated[bool, Field(description="It gets one request at a time, until it has held.")]
 
 
 class LossStatus(Answer):
@@ -64,6 +66,28 @@ class LossStatus(Answer):
     incarnation: int
     kind: str
     scope: str
+    first_cause: str
+    age_s: float
+
+
+class AutopsyStatus(Answer):
+    """What is on record of one of the last workers that were lost."""
+
+    id: str
+    slot: str
+    model: str
+    incarnation: int
+    pid: int
+    kind: str
+    scope: str
+    first_cause: str
+    meaning: str
+    advice: str
+    phase: str
+    inferences: int
+    running: int
+    lived_s: float
+    done: str
     age_s: float
 
 
@@ -74,6 +98,7 @@ class NodeStatus(Answer):
     silent: Annotated[bool, Field(description="Nothing was heard of it lately.")]
     slots: list[SlotStatus]
     losses: list[LossStatus]
+    autopsies: list[AutopsyStatus]
 
 
 class Status(Answer):

@@ -1,0 +1,71 @@
+"""The live page: ``GET /``, and the files that it is made of.
+
+They are served to everybody, keys or not, for they say nothing of this server: the page asks for a
+key and sends it with each of its requests. It takes nothing from elsewhere, and its browser is told
+to see to that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib.resources import files
+from pathlib import PurePath
+
+from fastapi import APIRouter, Request, Response
+
+router = APIRouter(include_in_schema=False)
+
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+_HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-cache",  # kept, but asked for again: a new version shows at once
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    content: bytes
+    media_type: str
+    etag: str
+
+
+def _load() -> Mapping[str, _File]:
+    found = {}
+    for file in files("mayfly_server").joinpath("page").iterdir():
+        content = file.read_bytes()
+        etag = f'"{sha256(content).hexdigest()[:32]}"'
+        path = "/" if file.name == "index.html" else f"/page/{file.name}"
+        found[path] = _File(content, _TYPES[PurePath(file.name).suffix], etag)
+    return found
+
+
+_FILES = _load()
+
+PATHS = frozenset(_FILES)
+"""Of everything that the page is made of."""
+
+
+async def _serve(request: Request) -> Response:
+    file = _FILES[request.scope["path"]]
+    headers = {**_HEADERS, "etag": file.etag}
+    if request.headers.get("if-none-match") == file.etag:
+        return Response(status_code=304, headers=headers)
+    return Response(file.content, media_type=file.media_type, headers=headers)
+
+
+for _path in sorted(PATHS):
+    router.add_api_route(_path, _serve, methods=["GET", "HEAD"])
