@@ -499,17 +499,26 @@ def test_one_bad_prompt_of_several_refuses_the_request(node: FakeNode) -> None:
 
 
 def test_R47_signs_of_life_are_comments(node: FakeNode) -> None:
+    begun, seen = threading.Event(), threading.Event()
+
     def slow(submit: Submit) -> Iterator[Act]:
+        yield Progress(submit.rid, submit.attempt, 256, 2048)  # too early to speak of
+        yield begun
         yield Progress(submit.rid, submit.attempt, 512, 2048)
-        yield 0.4
+        yield seen
         yield step(submit, 0, "late", finish="stop")
         yield finish(submit)
 
     node.worker(until(0, slow))
-    with RunningFront(node.control, keep_alive_s=0.1) as front:
-        text = stream(front).text
-    assert text.startswith(": 512 of 2048 prompt tokens\n\ndata: ")
-    first = json.loads(text.split("\n\n")[1].removeprefix("data: "))
+    with RunningFront(node.control) as front:
+        body = HELLO | {"stream": True}
+        with front.client.stream("POST", CHAT, json=body) as response:
+            time.sleep(1.1)  # a second of silence, counted from the response's head
+            begun.set()
+            lines = (line for line in response.iter_lines() if line)
+            assert next(lines) == ": 512 of 2048 prompt tokens"
+            seen.set()
+            first = json.loads(next(lines).removeprefix("data: "))
     assert first["choices"][0]["delta"]["role"] == "assistant"
 
 

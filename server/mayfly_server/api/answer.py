@@ -38,6 +38,7 @@ from mayfly_server.pool.relay import Event, Waiting
 _log = structlog.get_logger(__name__)
 
 _COMMENT_INTERVAL_S = 1.0
+"""Seconds without a byte after which a client may like to know why."""
 
 
 class Chunks(Protocol):
@@ -136,6 +137,7 @@ class StreamedAnswer(_Answer):
 
     async def _work(self, send: Send) -> None:
         chunks = self._chunks(await self._run.start())
+        self._sent_at = time.monotonic()
         await send(_head(sse.HEADERS))
         try:
             if begun := chunks.begin():
@@ -168,7 +170,7 @@ class StreamedAnswer(_Answer):
         if not events or time.monotonic() - self._sent_at < _COMMENT_INTERVAL_S:
             return ""
         match events[-1]:
-            case Progress(prefilled=done, total=total) if done < total:
+            case Progress(prefilled=done, total=total):
                 return sse.comment(f"{done} of {total} prompt tokens")
             case Waiting():
                 return sse.comment("waiting")
