@@ -79,6 +79,12 @@ def ready(server: Server, count: int) -> bool:
     return sum(slot["state"] == "ready" for slot in server.slots()) >= count
 
 
+def idle(server: Server) -> bool:
+    """As rosters have it. What they still count of the last request would send the next one to
+    another worker."""
+    return not any(slot["running"] + slot["waiting"] for slot in server.slots())
+
+
 @contextlib.contextmanager
 def occupied(server: Server) -> Iterator[None]:
     """Something runs elsewhere meanwhile: a worker that has its share of few requests would get no
@@ -150,6 +156,7 @@ def autopsy_of(server: Server, rid: str) -> dict[str, Any]:
 def play(server: Server, cell: Cell) -> None:
     # One to lose and one to go on with; where requests are to meet, all, so that they do.
     wait_for(lambda: ready(server, 3 if cell.phase is QUEUED else 2), "workers")
+    wait_for(lambda: idle(server), "an end of what was before")
     before = continued(server)
     struck, running = in_mid_air(server, cell)
     moved = continued(server) - before
