@@ -69,6 +69,11 @@ def test_chats(tiny: Server) -> None:
         ("/tokenize", {"messages": [{"role": "dog", "content": ""}]}, "messages[0].role"),
         ("/tokenize", {"messages": [user("a")], "add_special_tokens": True}, "add_special_tokens"),
         ("/tokenize", {"prompt": "a", "nonsense": 1}, "nonsense"),
+        (
+            "/tokenize",
+            {"messages": [user("a")], "chat_template_kwargs": {"tokenize": False}},
+            "chat_template_kwargs",
+        ),
         ("/detokenize", {}, "tokens"),
         ("/detokenize", {"tokens": []}, "tokens"),
         ("/detokenize", {"tokens": [10**6]}, "tokens"),

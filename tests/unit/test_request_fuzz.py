@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from mayfly_server.api import chat, parameters
+from mayfly_server.api import chat, parameters, tokenize
 from mayfly_server.api.anthropic import conversation as anthropic
 from mayfly_server.api.anthropic.request import CountTokensRequest, MessagesRequest
 from mayfly_server.api.body import parse_object
@@ -143,7 +143,7 @@ PARSERS: dict[str, Parser] = {
     ),
     "tokenize": (
         TokenizeRequest,
-        _nothing,
+        tokenize.asked_prompt,
         [{"prompt": "a"}, {"messages": [{"role": "user", "content": "a"}], "tools": [TOOL]}],
     ),
     "detokenize": (DetokenizeRequest, _nothing, [{"tokens": [1, 2]}]),

@@ -96,6 +96,10 @@ def _known_kwargs(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
+Tools = Annotated[list[Tool], Field(max_length=1024)]
+TemplateKwargs = Annotated[dict[str, Any], AfterValidator(_known_kwargs)]
+
+
 class ChatRequest(CommonFields):
     """See the module. Messages are looked at by :mod:`mayfly_server.api.messages`."""
 
@@ -134,7 +138,7 @@ class ChatRequest(CommonFields):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
-    tools: Annotated[list[Tool], Field(max_length=1024)] | None = None
+    tools: Tools | None = None
     tool_choice: Annotated[
         Any,
         AfterValidator(lambda value: value if value is None else _tool_choice(value)),
@@ -166,7 +170,7 @@ class ChatRequest(CommonFields):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
         None
     )
-    chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(_known_kwargs)] | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 

@@ -12,7 +12,7 @@ from mayfly_protocol.requests import ChatPrompt, TextPrompt
 from mayfly_protocol.serving import Detokenize, Detokenized, Tokenize, Tokenized
 from mayfly_server.api.body import StrictRoute
 from mayfly_server.api.chat import chat_prompt
-from mayfly_server.api.chat_request import ChatRequest, Messages, Tool
+from mayfly_server.api.chat_request import ChatRequest, Messages, TemplateKwargs, Tools
 from mayfly_server.api.fields import Strict, TokenId
 from mayfly_server.api.front import FrontDep
 from mayfly_server.api.schemas.base import Answer
@@ -40,10 +40,10 @@ class TokenizeRequest(Strict):
         bool | None, Field(description="Only with prompt: those that the tokenizer adds. True.")
     ] = None
     messages: Messages | None = None
-    tools: Annotated[list[Tool], Field(max_length=1024)] | None = None
+    tools: Tools | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
 
 
 class TokenizeResponse(Answer):
@@ -72,7 +72,7 @@ class DetokenizeResponse(Answer):
 @router.post("/tokenize", response_model=None, responses={200: {"model": TokenizeResponse}})
 async def tokenize(request: TokenizeRequest, front: FrontDep) -> dict[str, Any]:
     """The tokens of a prompt as a model would see it."""
-    prompt = _prompt(request)
+    prompt = asked_prompt(request)
     model = await (
         front.chat_model(request.model)
         if isinstance(prompt, ChatPrompt)
@@ -96,7 +96,8 @@ async def detokenize(request: DetokenizeRequest, front: FrontDep) -> dict[str, A
     return {"prompt": found.text}
 
 
-def _prompt(request: TokenizeRequest) -> ChatPrompt | TextPrompt:
+def asked_prompt(request: TokenizeRequest) -> ChatPrompt | TextPrompt:
+    """Raises InvalidRequest for what does not go together."""
     if (request.prompt is None) == (request.messages is None):
         raise InvalidRequest("Either prompt or messages has to be given.", param="prompt")
     if request.messages is not None:
@@ -122,3 +123,4 @@ def _as_chat(request: TokenizeRequest) -> ChatRequest:
 
 
 _CHAT_FIELDS = sorted(TokenizeRequest.model_fields.keys() & ChatRequest.model_fields.keys())
+"""Of the same types in both, so that the one is always good for the other."""
