@@ -54,6 +54,14 @@ def choice(server: Server, path: str, **fields: Any) -> Json:
     return {"text": only["message"]["content"], **only} if path == CHAT else dict(only)
 
 
+def tokens(server: Server, **asked: Any) -> list[int]:
+    """What the server's tokenizer makes of a prompt or of messages."""
+    response = server.post("/tokenize", asked)
+    assert response.status_code == 200, response.text
+    found: list[int] = response.json()["tokens"]
+    return found
+
+
 def fields_of(server: Server, path: str) -> Json:
     """The fields that a route takes, as the server's own description lists them."""
     document = server.http.get("/openapi.json").json()

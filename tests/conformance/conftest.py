@@ -10,7 +10,11 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from conformance.plays import plays
+from edge_harness import ADMIN, LIMITS, SECRET
+from mayfly_server.edge.keys import from_environment
 from models import scripted
+from models.fake_engine import FakeNode
+from models.running_front import RunningFront
 from models.tokenizer import START
 from server_harness import Server, serving
 
@@ -78,3 +82,24 @@ def fussy(folder: Callable[[], Path]) -> Iterator[Server]:
     tokenizer.save(path)
     with serving(model, folder(), "--trust-remote-code") as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[FakeNode]:
+    with FakeNode() as node:
+        node.worker()
+        yield node
+
+
+@pytest.fixture(scope="module")
+def front(node: FakeNode) -> Iterator[RunningFront]:
+    """Scripted workers behind it; without keys, on the loopback interface, and in a hurry."""
+    with RunningFront(node.control, connections=LIMITS) as front:
+        yield front
+
+
+@pytest.fixture(scope="module")
+def locked(node: FakeNode) -> Iterator[RunningFront]:
+    keys = from_environment({"MAYFLY_API_KEYS": SECRET, "MAYFLY_ADMIN_KEY": ADMIN})
+    with RunningFront(node.control, keys=keys) as front:
+        yield front
