@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
 import anthropic.types
-import httpx
 import pytest
 
+import front_harness
+from front_harness import breaking, everything, following, named_events
 from mayfly_protocol.requests import ChatPrompt
-from mayfly_protocol.serving import Failed, Rejected, ToolCallDelta
+from mayfly_protocol.serving import Rejected, Submit
 from mayfly_server.edge.keys import from_environment
-from models.fake_engine import PROMPT_TOKENS, FakeNode, accept, finish, step
+from models.fake_engine import PROMPT_TOKENS, Act, FakeNode, accept, finish, step
 from models.running_front import RunningFront
 
 PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 TOOL = {"name": "sum", "description": "Adds.", "input_schema": {"type": "object"}}
-
-
-@pytest.fixture(scope="module")
-def node() -> Iterator[FakeNode]:
-    with FakeNode() as node:
-        node.worker()
-        yield node
-
-
-@pytest.fixture(scope="module")
-def front(node: FakeNode) -> Iterator[RunningFront]:
-    with RunningFront(node.control) as front:
-        yield front
 
 
 def user(content: Any) -> dict[str, Any]:
@@ -41,25 +28,8 @@ def body(*messages: Any, **fields: Any) -> dict[str, Any]:
     return {"max_tokens": 10, "messages": list(messages) or [user("hi")], **fields}
 
 
-def events_of(response: httpx.Response) -> list[dict[str, Any]]:
-    assert response.headers["content-type"].startswith("text/event-stream")
-    events = []
-    for block in response.text.split("\n\n"):
-        lines = [line for line in block.splitlines() if not line.startswith(":")]
-        if lines:
-            name, data = lines
-            events.append(json.loads(data.removeprefix("data: ")))
-            assert name == f"event: {events[-1]['type']}"
-    return events
-
-
 def prompt_of(front: RunningFront, node: FakeNode, **asked: Any) -> ChatPrompt:
-    """What the worker is given to render."""
-    response = front.client.post(PATH, json=body(**asked))
-    assert response.status_code == 200, response.text
-    prompt = node.workers[0].submits[-1].generation.prompt
-    assert isinstance(prompt, ChatPrompt)
-    return prompt
+    return front_harness.prompt_of(front, node, PATH, body(**asked))
 
 
 def refused(front: RunningFront, asked: dict[str, Any], path: str = PATH) -> str:
@@ -262,23 +232,9 @@ def test_what_a_client_wrote_is_not_repeated(front: RunningFront) -> None:
 
 
 def test_a_stream_of_everything() -> None:
-    def script(submit: Any) -> Iterator[Any]:
-        yield accept(submit)
-        yield step(submit, 0, "", reasoning="Hm")
-        yield step(submit, 1, "", reasoning=".")
-        yield step(submit, 2, "I")
-        yield step(submit, 3, " see")
-        yield step(submit, 4, "", tool_calls=(ToolCallDelta(0, '{"x":', "t1", "sum"),))
-        yield step(submit, 5, "", tool_calls=(ToolCallDelta(0, "1}"),))
-        calls = (ToolCallDelta(1, "{}", "t2", "glob"),)
-        yield step(submit, 6, "", tool_calls=calls, finish="tool_calls")
-        yield finish(submit, 7)
-
-    with FakeNode() as node:
-        node.worker(script)
-        with RunningFront(node.control) as front:
-            whole = front.client.post(PATH, json=body()).json()
-            events = events_of(front.client.post(PATH, json=body(stream=True)))
+    with following(everything) as front:
+        whole = front.client.post(PATH, json=body()).json()
+        events = named_events(front.client.post(PATH, json=body(stream=True)))
     anthropic.types.Message.model_validate(whole, strict=True)
     assert [block["type"] for block in whole["content"]] == [
         "thinking",
@@ -311,33 +267,24 @@ def test_a_stream_of_everything() -> None:
     assert events[-2]["usage"] == whole["usage"]
 
 
-def test_stop_sequences_are_named(node: FakeNode) -> None:
-    def script(submit: Any) -> Iterator[Any]:
+def test_stop_sequences_are_named() -> None:
+    def stopped(submit: Submit) -> Iterator[Act]:
         yield accept(submit)
         yield step(submit, 0, "a", finish="stop", stop="END")
         yield finish(submit, 1)
 
-    with FakeNode() as node:
-        node.worker(script)
-        with RunningFront(node.control) as front:
-            asked = body(stop_sequences=["END"])
-            whole = front.client.post(PATH, json=asked).json()
-            assert (whole["stop_reason"], whole["stop_sequence"]) == ("stop_sequence", "END")
-            events = events_of(front.client.post(PATH, json=asked | {"stream": True}))
-            assert events[-2]["delta"] == {"stop_reason": "stop_sequence", "stop_sequence": "END"}
+    with following(stopped) as front:
+        asked = body(stop_sequences=["END"])
+        whole = front.client.post(PATH, json=asked).json()
+        events = named_events(front.client.post(PATH, json=asked | {"stream": True}))
+    assert (whole["stop_reason"], whole["stop_sequence"]) == ("stop_sequence", "END")
+    assert events[-2]["delta"] == {"stop_reason": "stop_sequence", "stop_sequence": "END"}
 
 
 def test_an_error_in_the_middle_is_an_event() -> None:
-    def script(submit: Any) -> Iterator[Any]:
-        yield accept(submit)
-        yield step(submit, 0, "a")
-        yield Failed(submit.rid, submit.attempt, "metal_buffer_size", "/secret/path")
-
-    with FakeNode() as node:
-        node.worker(script)
-        with RunningFront(node.control) as front:
-            response = front.client.post(PATH, json=body(stream=True))
-            events = events_of(response)
+    with following(breaking) as front:
+        response = front.client.post(PATH, json=body(stream=True))
+    events = named_events(response)
     assert [event["type"] for event in events[-2:]] == ["content_block_delta", "error"]
     assert events[-1]["error"]["type"] == "api_error"
     assert events[-1]["error"]["details"] == {"error_code": "metal_buffer_size"}

@@ -12,19 +12,11 @@ from typing import Any
 import httpx
 import pytest
 
+from front_harness import CHAT, HELLO, TEXT
 from models.fake_engine import FakeNode, accept, say, step
 from models.running_front import RunningFront
 
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-HELLO = {"messages": [{"role": "user", "content": "hi"}]}
 JSON = {"content-type": "application/json"}
-
-
-@pytest.fixture(scope="module")
-def node() -> Iterator[FakeNode]:
-    with FakeNode() as node:
-        node.worker()
-        yield node
 
 
 @pytest.fixture(scope="module")

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import openai.types.responses as wire
 import pytest
 from pydantic import TypeAdapter
 
+import front_harness
+from front_harness import breaking, everything, following, named_events
 from mayfly_protocol.requests import ChatPrompt
-from mayfly_protocol.serving import Failed, ToolCallDelta
-from models.fake_engine import FakeNode, accept, finish, step
+from models.fake_engine import FakeNode
 from models.running_front import RunningFront
 
 PATH = "/v1/responses"
@@ -20,25 +20,8 @@ TOOL = {"type": "function", "name": "sum", "parameters": {"type": "object"}}
 EVENT: TypeAdapter[Any] = TypeAdapter(wire.ResponseStreamEvent)
 
 
-@pytest.fixture(scope="module")
-def node() -> Iterator[FakeNode]:
-    with FakeNode() as node:
-        node.worker()
-        yield node
-
-
-@pytest.fixture(scope="module")
-def front(node: FakeNode) -> Iterator[RunningFront]:
-    with RunningFront(node.control) as front:
-        yield front
-
-
 def prompt_of(front: RunningFront, node: FakeNode, **asked: Any) -> ChatPrompt:
-    response = front.client.post(PATH, json={"input": "hi", **asked})
-    assert response.status_code == 200, response.text
-    prompt = node.workers[0].submits[-1].generation.prompt
-    assert isinstance(prompt, ChatPrompt)
-    return prompt
+    return front_harness.prompt_of(front, node, PATH, {"input": "hi", **asked})
 
 
 def call(id: str, arguments: str = "{}") -> dict[str, Any]:
@@ -200,37 +183,18 @@ def test_what_is_refused(front: RunningFront, asked: dict[str, Any], param: str)
     assert response.json()["error"]["param"] == param
 
 
-def everything(submit: Any) -> Iterator[Any]:
-    yield accept(submit)
-    yield step(submit, 0, "", reasoning="Hm")
-    yield step(submit, 1, "", reasoning=".")
-    yield step(submit, 2, "I")
-    yield step(submit, 3, " see")
-    yield step(submit, 4, "", tool_calls=(ToolCallDelta(0, '{"x":', "c1", "sum"),))
-    yield step(submit, 5, "", tool_calls=(ToolCallDelta(0, "1}"),))
-    calls = (ToolCallDelta(1, "{}", "c2", "glob"),)
-    yield step(submit, 6, "", tool_calls=calls, finish="tool_calls")
-    yield finish(submit, 7)
-
-
-def events_of(text: str) -> list[dict[str, Any]]:
-    events = []
-    for block in text.strip().split("\n\n"):
-        if not block.startswith(":"):
-            name, data = block.splitlines()
-            events.append(json.loads(data.removeprefix("data: ")))
-            assert name == f"event: {events[-1]['type']}"
-            EVENT.validate_python(events[-1])
+def events_of(response: httpx.Response) -> list[dict[str, Any]]:
+    events = named_events(response)
+    for event in events:
+        EVENT.validate_python(event)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     return events
 
 
 def test_a_stream_of_everything() -> None:
-    with FakeNode() as node:
-        node.worker(everything)
-        with RunningFront(node.control) as front:
-            whole = front.client.post(PATH, json={"input": "hi"}).json()
-            streamed = front.client.post(PATH, json={"input": "hi", "stream": True})
+    with following(everything) as front:
+        whole = front.client.post(PATH, json={"input": "hi"}).json()
+        streamed = front.client.post(PATH, json={"input": "hi", "stream": True})
     wire.Response.model_validate(whole)
     assert [item["type"] for item in whole["output"]] == [
         "reasoning",
@@ -240,7 +204,7 @@ def test_a_stream_of_everything() -> None:
     ]
     assert whole["output"][2]["arguments"] == '{"x":1}'
     assert whole["usage"]["input_tokens_details"]["cached_tokens"] == 2
-    events = events_of(streamed.text)
+    events = events_of(streamed)
     kinds = [event["type"].removeprefix("response.") for event in events]
     assert kinds == [
         *("created", "in_progress"),
@@ -272,16 +236,9 @@ def test_a_stream_of_everything() -> None:
 
 
 def test_an_error_in_the_middle() -> None:
-    def script(submit: Any) -> Iterator[Any]:
-        yield accept(submit)
-        yield step(submit, 0, "a")
-        yield Failed(submit.rid, submit.attempt, "metal_buffer_size", "/secret/path")
-
-    with FakeNode() as node:
-        node.worker(script)
-        with RunningFront(node.control) as front:
-            response = front.client.post(PATH, json={"input": "hi", "stream": True})
-    last = events_of(response.text)[-1]
+    with following(breaking) as front:
+        response = front.client.post(PATH, json={"input": "hi", "stream": True})
+    last = events_of(response)[-1]
     assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
     assert last["response"]["error"]["code"] == "server_error"
     assert "secret" not in response.text

@@ -10,6 +10,7 @@ from typing import Any
 import openai
 import pytest
 
+from front_harness import USER, WHOLE
 from mayfly_protocol.serving import (
     Delta,
     Finish,
@@ -24,21 +25,7 @@ from mayfly_protocol.serving import (
 from models.fake_engine import WORDS, Act, FakeNode, FakeWorker, Script, accept, die, say, until
 from models.running_front import RunningFront
 
-HELLO: Any = [{"role": "user", "content": "hi"}]
-WHOLE = "".join(WORDS)
-
-
-@pytest.fixture(scope="module")
-def node() -> Iterator[FakeNode]:
-    with FakeNode() as node:
-        node.worker()
-        yield node
-
-
-@pytest.fixture(scope="module")
-def front(node: FakeNode) -> Iterator[RunningFront]:
-    with RunningFront(node.control) as front:
-        yield front
+HELLO: Any = [USER]
 
 
 @pytest.fixture

@@ -1,0 +1,169 @@
+"""What a chat request may hold. Names like R21 are of public bug reports."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from front_harness import CHAT, TOOL, Client
+from mayfly_protocol.requests import ChatPrompt, Constraint
+
+
+def test_R21_empty_messages(client: Client) -> None:
+    for stream in (False, True):
+        error = client.refused(CHAT, messages=[], stream=stream)
+        assert error["code"] == "empty_array"
+
+
+def test_R12_tool_choice(client: Client) -> None:
+    prompt = client.taken(CHAT, tools=[TOOL], tool_choice="required").generation.prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert (prompt.tool_choice, prompt.forced_tool) == ("required", None)
+    client.refused(CHAT, "tool_choice", tools=[TOOL], tool_choice="sometimes")
+    client.refused(CHAT, "tool_choice", tool_choice="required")
+    client.refused(CHAT, "tool_choice", tool_choice="required", tools=[])
+
+
+def test_a_named_tool(client: Client) -> None:
+    named = {"type": "function", "function": {"name": "sum"}}
+    prompt = client.taken(CHAT, tools=[TOOL], tool_choice=named).generation.prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert (prompt.tool_choice, prompt.forced_tool, prompt.tools) == ("required", "sum", (TOOL,))
+    other = {"type": "function", "function": {"name": "other"}}
+    client.refused(CHAT, "tool_choice", tools=[TOOL], tool_choice=other)
+    client.refused(CHAT, "tool_choice", tools=[TOOL], tool_choice=named | {"more": 1})
+    client.refused(CHAT, "tools", tools=[TOOL, TOOL])
+
+
+def test_R10_no_tools_to_choose_from(client: Client) -> None:
+    for body in ({"tools": []}, {}):
+        response = client.post(CHAT, tool_choice="none", **body)
+        choice = response.json()["choices"][0]
+        assert "tool_calls" not in choice["message"]
+        assert isinstance(choice["message"]["content"], str)
+        assert choice["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(
+    ("tools", "param"),
+    [
+        ([{"type": "custom"}], "tools[0].type"),
+        ([{"type": "function"}], "tools[0].function"),
+        ([{"type": "function", "function": {}}], "tools[0].function.name"),
+        ([{"type": "function", "function": {"name": "a b"}}], "tools[0].function.name"),
+        ([TOOL, {"type": "function", "function": {"name": 5}}], "tools[1].function.name"),
+        ({}, "tools"),
+    ],
+)
+def test_bad_tools(client: Client, tools: Any, param: str) -> None:
+    client.refused(CHAT, param, tools=tools)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        *("audio", "prediction", "web_search_options", "functions", "function_call"),
+        *("chat_template", "moderation", "prompt_cache_options"),
+    ],
+)
+def test_documented_and_not_supported(client: Client, field: str) -> None:
+    assert client.refused(CHAT, **{field: {}})["code"] == "unsupported_parameter"
+
+
+@pytest.mark.parametrize(
+    ("field", "good", "bad"),
+    [
+        ("store", False, True),
+        ("service_tier", "auto", "priority"),
+        ("modalities", ["text"], ["audio"]),
+        ("verbosity", "medium", "high"),
+        ("prompt_cache_retention", "in_memory", "24h"),
+        ("metadata", {"a": "b"}, {"a": 1}),
+        ("safety_identifier", "me", 1),
+        ("parallel_tool_calls", False, "false"),
+        ("top_logprobs", None, 21),
+        ("logprobs", True, 1),
+    ],
+)
+def test_hints_are_taken_and_demands_refused(
+    client: Client, field: str, good: Any, bad: Any
+) -> None:
+    client.taken(CHAT, **{field: good})
+    response = client.post(CHAT, **{field: bad})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"].startswith(field)
+
+
+def test_R129_template_arguments_are_few(client: Client) -> None:
+    for kwargs in (
+        {"tokenize": True},
+        {"chat_template": "{{ 1 }}"},
+        {"messages": []},
+        {"add_generation_prompt": False, "continue_final_message": True},
+    ):
+        client.refused(CHAT, chat_template_kwargs=kwargs)
+    client.refused(CHAT, chat_template="{% for i in range(10**9) %}{% endfor %}")
+    prompt = client.taken(
+        CHAT, chat_template_kwargs={"enable_thinking": False}, reasoning_effort="low"
+    ).generation.prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.template_kwargs == {"enable_thinking": False, "reasoning_effort": "low"}
+
+
+def test_ways_to_end_a_prompt(client: Client) -> None:
+    def flags(**body: Any) -> tuple[bool, bool]:
+        prompt = client.taken(CHAT, **body).generation.prompt
+        assert isinstance(prompt, ChatPrompt)
+        return prompt.add_generation_prompt, prompt.continue_final_message
+
+    assert flags() == (True, False)
+    assert flags(continue_final_message=True) == (False, True)
+    assert flags(add_generation_prompt=False) == (False, False)
+    client.refused(CHAT, continue_final_message=True, add_generation_prompt=True)
+
+
+def test_max_completion_tokens(client: Client) -> None:
+    assert client.taken(CHAT, max_completion_tokens=5).generation.ending.max_tokens == 5
+    assert client.taken(CHAT, max_completion_tokens=5, max_tokens=5).generation.n == 1
+    client.refused(CHAT, max_completion_tokens=5, max_tokens=6)
+
+
+def test_logprobs_of_chat(client: Client) -> None:
+    assert client.taken(CHAT).generation.output.logprobs is None
+    assert client.taken(CHAT, logprobs=False).generation.output.logprobs is None
+    assert client.taken(CHAT, logprobs=True).generation.output.logprobs == 0
+    assert client.taken(CHAT, logprobs=True, top_logprobs=3).generation.output.logprobs == 3
+    client.refused(CHAT, top_logprobs=3)
+
+
+def test_R57_response_formats(client: Client) -> None:
+    def constraint(asked: Any) -> Constraint | None:
+        return client.taken(CHAT, response_format=asked).generation.output.constraint
+
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}}
+    assert constraint({"type": "text"}) is None
+    assert constraint({"type": "json_object"}) == Constraint("json_object")
+    named = {"name": "f", "strict": True, "schema": schema}
+    found = constraint({"type": "json_schema", "json_schema": named})
+    assert found == Constraint("json_schema", json.dumps(schema))
+    for param, bad in {
+        "response_format.type": {"type": "xml"},
+        "response_format.json_schema": {"type": "json_schema"},
+        "response_format.json_schema.name": {"type": "json_schema", "json_schema": {}},
+        "response_format.json_schema.schema": {
+            "type": "json_schema",
+            "json_schema": {"name": "f", "schema": "x"},
+        },
+    }.items():
+        client.refused(CHAT, param, response_format=bad)
+    forced = {"tools": [TOOL], "tool_choice": "required"}
+    client.refused(CHAT, "tool_choice", response_format={"type": "json_object"}, **forced)
+
+
+def test_R66_a_name_that_an_attacker_chose_is_not_repeated(client: Client) -> None:
+    name = '<script>alert("x")</script>'
+    error = client.refused(CHAT, "?", **{name: 1})
+    assert name not in json.dumps(error)
+    assert error["code"] == "unknown_parameter"
