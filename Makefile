@@ -18,7 +18,7 @@ MADE := $(VENV)/.made
 RUNTIME := $(VENV)/.runtime$(addprefix -,$(EXTRA))
 DEV := $(VENV)/.dev
 
-.PHONY: help serve test test-long lint format bench lock wheel hooks clean distclean
+.PHONY: help serve test test-long lint format bench docs lock wheel hooks clean distclean
 .DELETE_ON_ERROR:
 
 help: ## List the commands
@@ -46,6 +46,9 @@ lint: $(DEV) ## Check style, types and import rules
 format: $(DEV) ## Rewrite the sources as `make lint` wants them
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+docs: $(DEV) ## Build the manual into build/manual
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict $(ARGS)
 
 lock: ## Resolve requirements.lock anew, for every platform
 	@python="$$(PYTHON='$(PYTHON)' scripts/find-python)" && PYTHON="$$python" scripts/lock $(LOCK)

@@ -8,6 +8,7 @@ table is the single place that says how, how much is lost with it, and what is d
     metal, cuda, engine, ends               the kinds themselves
     classify    from an error to a kind     causes    exceptions, the first one first
     explain     the faults in a log         search    signatures in texts
+    examples    how they are worded
 """
 
 from mayfly_protocol.faults.causes import causes, chain
