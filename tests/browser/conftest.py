@@ -63,7 +63,7 @@ def visit(browser: Browser) -> Iterator[Callable[..., Watched]]:
     it had nothing to complain of and asked nobody else."""
     visited: list[Watched] = []
 
-    def go(origin: str, *, width: int = 1280, height: int = 800, scheme: str = "light") -> Watched:
+    def go(origin: str, *, width: int = 1280, height: int = 680, scheme: str = "light") -> Watched:
         size = {"width": width, "height": height}
         context = browser.new_context(viewport=size, color_scheme=scheme, reduced_motion="reduce")
         context.set_default_timeout(PATIENCE_MS)

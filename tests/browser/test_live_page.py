@@ -99,6 +99,10 @@ def test_a_worker_dies_before_the_readers_eyes(server: Server, visit: Visit) -> 
     expect(page.locator("#send")).to_be_enabled()
     loss.locator("summary").click()
     expect(loss).to_contain_text("mayfly faults show")
+    page.emulate_media(color_scheme="dark")
+    picture(page, "page-dark")
+    page.set_viewport_size(PHONE)
+    picture(page, "page-phone")
 
 
 def test_a_load_has_a_bar(visit: Visit) -> None:
@@ -132,10 +136,8 @@ def test_nobody_is_kept_out(server: Server, visit: Visit, scheme: str) -> None:
     page.locator("#say").fill("Tell me a story")
     expect(page.locator("#connection")).to_have_text("live")
     assert serious(page) == []
-    picture(page, f"page-{scheme}-idle")
     page.set_viewport_size(PHONE)
     assert serious(page) == []
-    picture(page, f"page-{scheme}-phone")
 
 
 def test_a_phone_shows_everything_without_scrolling_sideways(server: Server, visit: Visit) -> None:
