@@ -243,7 +243,7 @@ BOUNDED = settings(
 LONG = settings(BOUNDED, max_examples=400, derandomize=False)
 
 
-def fuzz(api: Any, name: str, how: str, bound: settings) -> None:
+def fuzz(api: Any, document: dict[str, Any], name: str, how: str, bound: settings) -> None:
     method, path = name.split()
     cases = api[path][method].as_strategy(generation_mode=MODES[how])
 
@@ -252,7 +252,9 @@ def fuzz(api: Any, name: str, how: str, bound: settings) -> None:
     def run(case: Any, served: bool) -> None:
         if served and isinstance(case.body, dict) and "model" in case.body:
             case.body["model"] = MODEL  # the others would all be 404
-        case.call_and_validate(checks=CHECKS, timeout=20)
+        response = case.call_and_validate(checks=CHECKS, timeout=20)
+        if response.headers["content-type"][0].startswith("text/event-stream"):
+            assert valid_events(document, path, response.text)
 
     run()
 
@@ -262,11 +264,13 @@ WITHOUT = [(name, "as documented") for name in sorted(OPERATIONS) if "GET" in na
 
 
 @pytest.mark.parametrize(("name", "how"), WITH_BODIES + WITHOUT)
-def test_nothing_surprises(api: Any, name: str, how: str) -> None:
-    fuzz(api, name, how, BOUNDED)
+def test_nothing_surprises(api: Any, document: dict[str, Any], name: str, how: str) -> None:
+    fuzz(api, document, name, how, BOUNDED)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "how"), WITH_BODIES)
-def test_nothing_surprises_at_length(api: Any, name: str, how: str) -> None:
-    fuzz(api, name, how, LONG)
+def test_nothing_surprises_at_length(
+    api: Any, document: dict[str, Any], name: str, how: str
+) -> None:
+    fuzz(api, document, name, how, LONG)

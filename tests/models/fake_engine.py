@@ -260,6 +260,11 @@ class FakeNode:
             self._roster = replace(self._roster, revision=self._roster.revision + 1, **fields)
         self._news.set()
 
+    @property
+    def revision(self) -> int:
+        """Of the roster that is, or is about to be, published."""
+        return self._roster.revision
+
     def view(self, slot: str) -> SlotView:
         return next(view for view in self._roster.slots if view.slot == slot)
 

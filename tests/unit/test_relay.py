@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import httpx
 import pytest
 
+from front_harness import CHAT, HELLO, TEXT, WHOLE
 from mayfly_protocol.serving import (
     Delta,
-    Failed,
-    Finish,
     Handover,
-    Progress,
-    Rejected,
     Submit,
     Tokens,
 )
@@ -28,71 +23,22 @@ from models.fake_engine import (
     WORDS,
     Act,
     FakeNode,
-    FakeWorker,
     Script,
     accept,
     die,
-    finish,
     say,
     step,
     token_id,
     until,
 )
 from models.running_front import RunningFront
-
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-HELLO = {"messages": [{"role": "user", "content": "hi"}]}
-WHOLE = "".join(WORDS)
+from relay_harness import events, pair, pieces, seen_usage, stream, submits
 
 
 @pytest.fixture
 def node() -> Iterator[FakeNode]:
     with FakeNode() as node:
         yield node
-
-
-def events(response: httpx.Response) -> list[Any]:
-    """A stream's events; [DONE] is None, comments are left out."""
-    lines = [line for line in response.text.split("\n\n") if line.startswith("data: ")]
-    data = [line.removeprefix("data: ") for line in lines]
-    return [None if content == "[DONE]" else json.loads(content) for content in data]
-
-
-def pieces(response: httpx.Response, choice: int = 0) -> list[str]:
-    """The texts of one choice, by chunk."""
-    return [
-        piece["delta"]["content"]
-        for event in events(response)
-        for piece in (event or {}).get("choices", [])
-        if piece["index"] == choice and piece["delta"].get("content")
-    ]
-
-
-def stream(front: RunningFront, **body: Any) -> httpx.Response:
-    asked = HELLO | {"stream": True, "stream_options": {"include_usage": True}} | body
-    response = front.client.post(CHAT, json=asked)
-    assert response.status_code == 200, response.text
-    return response
-
-
-def pair(node: FakeNode, first: Script, second: Script) -> tuple[list[FakeWorker], Script]:
-    """Two workers; whichever is asked first follows the first script, and so on."""
-    scripts = [first, second]
-
-    def next_script(submit: Submit) -> Iterator[Act]:
-        return scripts[min(submit.attempt, 2) - 1](submit)
-
-    return [node.worker(next_script), node.worker(next_script)], next_script
-
-
-def submits(node: FakeNode) -> list[Submit]:
-    found = [submit for worker in node.workers for submit in worker.submits]
-    return sorted(found, key=lambda submit: submit.attempt)
-
-
-def seen_usage(response: httpx.Response) -> tuple[int, int]:
-    usage = events(response)[-2]["usage"]
-    return usage["prompt_tokens"], usage["completion_tokens"]
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 5])
@@ -273,12 +219,12 @@ def test_a_queued_request_may_wait_while_the_engine_moves(node: FakeNode) -> Non
         yield from list(say()(submit))[1:]
 
     worker = node.worker(queued)
-    with RunningFront(node.control, keep_alive_s=0.1, stall_s=0.5) as front:
+    with RunningFront(node.control, keep_alive_s=0.1, stall_s=1.0) as front:
         answers: list[httpx.Response] = []
         thread = threading.Thread(target=lambda: answers.append(stream(front)))
         thread.start()
         front.wait(lambda: worker.submits)
-        until_then = time.monotonic() + 1.5
+        until_then = time.monotonic() + 2.0
         while time.monotonic() < until_then:
             view = node.view("slot-1")
             node.show(replace(view, progress=view.progress + 1))
@@ -336,220 +282,3 @@ def test_a_request_outlives_so_many_workers(node: FakeNode) -> None:
 def _die_resuming(submit: Submit) -> Iterator[Act]:
     yield accept(submit)
     yield DIE
-
-
-# Refusals
-
-
-def rejecting(reason: Any, **more: Any) -> Script:
-    def script(submit: Submit) -> Iterator[Act]:
-        yield Rejected(submit.rid, submit.attempt, reason, "because", **more)
-
-    return script
-
-
-@pytest.mark.parametrize("streamed", [False, True])
-def test_an_invalid_request_keeps_its_status(node: FakeNode, streamed: bool) -> None:
-    code = "context_length_exceeded"
-    node.worker(rejecting("invalid", param="messages", code=code))
-    with RunningFront(node.control) as front:
-        response = front.client.post(CHAT, json=HELLO | {"stream": streamed})
-        assert response.status_code == 400
-        error = response.json()["error"]
-        assert (error["message"], error["param"], error["code"]) == ("because", "messages", code)
-
-
-def test_full_everywhere_is_429(node: FakeNode) -> None:
-    node.worker(rejecting("full", retry_after_s=7.0))
-    node.worker(rejecting("full", retry_after_s=3.2))
-    with RunningFront(node.control) as front:
-        front.wait_workers(2)
-        response = front.client.post(CHAT, json=HELLO | {"stream": True})
-        assert (response.status_code, response.headers["retry-after"]) == (429, "4")
-        assert response.headers["x-should-retry"] == "true"
-        assert response.json()["error"]["retryable"] is True
-    assert [submit.attempt for submit in submits(node)] == [1, 2]
-
-
-def test_one_that_is_full_or_leaving_is_passed_over(node: FakeNode) -> None:
-    pair(node, rejecting("full", retry_after_s=1.0), say())
-    node.worker(rejecting("leaving"))
-    with RunningFront(node.control) as front:
-        front.wait_workers(3)
-        assert pieces(stream(front)) == list(WORDS)
-
-
-def test_R69_a_fault_of_its_own(node: FakeNode) -> None:
-    def failing(submit: Submit) -> Iterator[Act]:
-        yield Failed(submit.rid, submit.attempt, "metal_buffer_size", "File /Users/me")
-
-    worker = node.worker(until(0, failing))
-    with RunningFront(node.control) as front:
-        response = front.client.post(CHAT, json=HELLO)
-        assert (response.status_code, response.headers["x-should-retry"]) == (500, "false")
-        assert response.json()["error"]["code"] == "metal_buffer_size"
-        assert "Users" not in response.text
-        worker.script = until(2, failing)
-        response = stream(front)
-        assert pieces(response) == list(WORDS[:2])
-        assert events(response)[-1]["error"]["code"] == "metal_buffer_size"
-        assert "[DONE]" not in response.text
-        assert '"finish_reason":"' not in response.text
-    assert len(worker.submits) == 2
-
-
-def test_R69_an_end_without_an_end(node: FakeNode) -> None:
-    """A worker that finishes without having ended its choices is no success."""
-
-    def cut_short(submit: Submit) -> Iterator[Act]:
-        yield Finish(submit.rid, submit.attempt, "done")
-
-    pair(node, until(2, cut_short), say())
-    with RunningFront(node.control) as front:
-        front.wait_workers(2)
-        assert pieces(stream(front)) == list(WORDS)
-
-
-def test_nothing_ready_and_nothing_loading(node: FakeNode) -> None:
-    node.worker(state="failed")
-    with RunningFront(node.control, ready=False) as front:
-        response = front.client.post(CHAT, json=HELLO)
-        assert response.status_code == 503
-        assert response.json()["error"]["code"] == "model_failed"
-        assert int(response.headers["retry-after"]) >= 1
-        view = replace(node.view("slot-1"), state="backoff", retry_in_s=250.0)
-        node.show(view)
-        front.wait(lambda: "pause" in front.client.get("/readyz").text)
-        response = front.client.post(CHAT, json=HELLO)
-        assert (response.status_code, response.headers["retry-after"]) == (503, "255")
-
-
-def test_a_request_is_held_while_the_model_loads(node: FakeNode) -> None:
-    node.worker(say(), state="loading")
-    with RunningFront(node.control, ready=False) as front:
-        answers: list[httpx.Response] = []
-        thread = threading.Thread(target=lambda: answers.append(stream(front)))
-        thread.start()
-        front.wait(lambda: front.metric("mayfly_num_requests_") == 1)
-        assert not answers
-        node.show(replace(node.view("slot-1"), state="ready"))
-        thread.join()
-        assert pieces(answers[0]) == list(WORDS)
-
-
-def test_a_request_is_not_held_for_ever(node: FakeNode) -> None:
-    node.worker(say(), state="loading", load_done=1, load_total=3, age_s=4.0)
-    with RunningFront(node.control, ready=False, queue_wait_s=0.3) as front:
-        response = front.client.post(CHAT, json=HELLO)
-        assert (response.status_code, response.headers["retry-after"]) == (503, "8")
-        assert "33 %" in response.json()["error"]["message"]
-
-
-def test_no_node_was_ever_heard() -> None:
-    with RunningFront("ipc:///tmp/no-such-node/node.ipc", ready=False, queue_wait_s=0.2) as front:
-        response = front.client.post(CHAT, json=HELLO)
-        assert response.status_code == 503
-        assert front.client.get("/v1/models").json()["data"] == []
-
-
-# Clients
-
-
-@pytest.mark.parametrize("streamed", [False, True])
-def test_R70_R71_a_client_that_goes_away_is_cancelled(node: FakeNode, streamed: bool) -> None:
-    worker = node.worker(until(1, lambda submit: iter((60.0,))))
-    with RunningFront(node.control) as front:
-        with pytest.raises(httpx.ReadTimeout):
-            front.client.post(CHAT, json=HELLO | {"stream": streamed}, timeout=0.3)
-        front.wait(lambda: worker.cancels)
-        front.wait(lambda: front.metric("mayfly_num_requests_") == 0)
-        assert front.metric('mayfly_requests_total{model="tiny",outcome="cancelled"}') == 1
-    assert worker.cancels[0].rid == worker.submits[0].rid
-
-
-def test_a_client_that_goes_away_while_it_is_held(node: FakeNode) -> None:
-    worker = node.worker(say(), state="loading")
-    with RunningFront(node.control, ready=False) as front:
-        with pytest.raises(httpx.ReadTimeout):
-            front.client.post(CHAT, json=HELLO, timeout=0.3)
-        front.wait(lambda: front.metric("mayfly_num_requests_") == 0)
-    assert worker.submits == []
-
-
-def test_several_prompts_are_cancelled_together(node: FakeNode) -> None:
-    worker = node.worker(until(1, lambda submit: iter((60.0,))))
-    with RunningFront(node.control) as front:
-        with pytest.raises(httpx.ReadTimeout):
-            body = {"prompt": ["a", "b", "c"], "stream": True}
-            front.client.post(TEXT, json=body, timeout=0.3)
-        front.wait(lambda: len(worker.cancels) == 3)
-
-
-def test_one_bad_prompt_of_several_refuses_the_request(node: FakeNode) -> None:
-    def picky(submit: Submit) -> Iterator[Act]:
-        bad = submit.rid.endswith("-1")
-        return (rejecting("invalid") if bad else until(1, lambda _: iter((60.0,))))(submit)
-
-    worker = node.worker(picky)
-    with RunningFront(node.control) as front:
-        body = {"prompt": ["a", "b", "c"], "stream": True}
-        response = front.client.post(TEXT, json=body)
-        assert (response.status_code, response.json()["error"]["message"]) == (400, "because")
-        front.wait(lambda: len(worker.cancels) == 2)
-
-
-def test_R47_signs_of_life_are_comments(node: FakeNode) -> None:
-    begun, seen = threading.Event(), threading.Event()
-
-    def slow(submit: Submit) -> Iterator[Act]:
-        yield Progress(submit.rid, submit.attempt, 256, 2048)  # too early to speak of
-        yield begun
-        yield Progress(submit.rid, submit.attempt, 512, 2048)
-        yield seen
-        yield step(submit, 0, "late", finish="stop")
-        yield finish(submit)
-
-    node.worker(until(0, slow))
-    with RunningFront(node.control) as front:
-        body = HELLO | {"stream": True}
-        with front.client.stream("POST", CHAT, json=body) as response:
-            time.sleep(1.1)  # a second of silence, counted from the response's head
-            begun.set()
-            lines = (line for line in response.iter_lines() if line)
-            assert next(lines) == ": 512 of 2048 prompt tokens"
-            seen.set()
-            first = json.loads(next(lines).removeprefix("data: "))
-    assert first["choices"][0]["delta"]["role"] == "assistant"
-
-
-def test_R34_words_arrive_as_they_are_said(node: FakeNode) -> None:
-    gate = threading.Event()
-
-    def gated(submit: Submit) -> Iterator[Act]:
-        yield gate
-        yield step(submit, 1, " two", finish="stop")
-        yield finish(submit)
-
-    node.worker(until(1, gated))
-    with RunningFront(node.control) as front:
-        body = HELLO | {"stream": True}
-        with front.client.stream("POST", CHAT, json=body) as response:
-            arrived = response.iter_text()
-            seen = ""
-            while "One" not in seen:
-                seen += next(arrived)
-            assert "two" not in seen
-            gate.set()
-            assert " two" in "".join(arrived)
-
-
-def test_streams_end_within_a_bound_when_the_server_is_stopped(node: FakeNode) -> None:
-    node.worker(until(1, lambda submit: iter((60.0,))))
-    with RunningFront(node.control, grace_s=0.3) as front:
-        answers: list[httpx.Response] = []
-        thread = threading.Thread(target=lambda: answers.append(stream(front)))
-        thread.start()
-        front.wait(lambda: front.metric("mayfly_time_to_first_token_seconds_count") == 1)
-        front.stop()
-        thread.join()
-    assert events(answers[0])[-1]["error"]["code"] == "shutting_down"

@@ -14,12 +14,10 @@ from typing import Any
 import httpx
 import pytest
 
+from front_harness import CHAT, HELLO, TEXT
 from mayfly_protocol.serving import Delta, Submit, Tokens
 from models.fake_engine import WORDS, Act, FakeNode, accept, finish, say, step, until
 from models.running_front import RunningFront
-
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-HELLO = {"messages": [{"role": "user", "content": "hi"}]}
 
 
 @pytest.fixture

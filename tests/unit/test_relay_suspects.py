@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,34 +11,18 @@ from typing import Any
 import httpx
 import pytest
 
+from front_harness import WHOLE
 from mayfly_protocol.serving import Handover, Submit
 from mayfly_server.edge.keys import Key, digest_of
-from models.fake_engine import DIE, WORDS, Act, FakeNode, FakeWorker, accept, say, step
+from models.fake_engine import DIE, WORDS, Act, FakeNode, accept, say, step
 from models.running_front import RunningFront
-
-CHAT = "/v1/chat/completions"
-WHOLE = "".join(WORDS)
+from relay_harness import ask, content, submits
 
 
 @pytest.fixture
 def node() -> Iterator[FakeNode]:
     with FakeNode() as node:
         yield node
-
-
-def ask(front: RunningFront, text: str = "hi", **body: Any) -> httpx.Response:
-    asked = {"messages": [{"role": "user", "content": text}], "seed": 1} | body
-    return front.client.post(CHAT, json=asked)
-
-
-def content(response: httpx.Response) -> str:
-    assert response.status_code == 200, response.text
-    return str(response.json()["choices"][0]["message"]["content"])
-
-
-def submits(node: FakeNode) -> list[Submit]:
-    found = [submit for worker in node.workers for submit in worker.submits]
-    return sorted(found, key=lambda submit: submit.attempt)
 
 
 def says(submit: Submit, word: str) -> bool:
@@ -55,6 +38,12 @@ def handing_over(kind: str, **fields: Any) -> Any:
         return iter((accept(submit), Handover(submit.rid, submit.attempt, kind, **fields)))
 
     return script
+
+
+def heard(front: RunningFront) -> int:
+    """The revision of the latest roster that a front end has taken in."""
+    [(roster, _)] = front.front.fleet.nodes()
+    return roster.revision
 
 
 def slot_of(node: FakeNode, submit: Submit) -> str:
@@ -178,14 +167,15 @@ def test_nobodys_fault_is_nobodys_fault(node: FakeNode) -> None:
 
 
 def test_without_a_reaper_nobody_waits_for_its_verdict(node: FakeNode) -> None:
-    workers: list[FakeWorker] = []
+    gate = threading.Event()
 
     def script(submit: Submit) -> Iterator[Act]:
         if submit.attempt > 1:
             return say()(submit)
-        return iter((accept(submit), step(submit, 0, WORDS[0]), 0.3, DIE))
+        return iter((accept(submit), step(submit, 0, WORDS[0]), gate, DIE))
 
-    workers += [node.worker(script), node.worker(script)]
+    for _ in range(2):
+        node.worker(script)
     with RunningFront(node.control, roster_silence_s=0.2, verdict_wait_s=60.0) as front:
         front.wait_workers(2)
         answers: list[httpx.Response] = []
@@ -193,7 +183,9 @@ def test_without_a_reaper_nobody_waits_for_its_verdict(node: FakeNode) -> None:
         thread.start()
         front.wait(lambda: submits(node))
         node.silent = True
-        time.sleep(0.5)
+        front.wait(lambda: front.client.get("/readyz").status_code == 503)
+        gate.set()
+        front.wait(lambda: front.metric("mayfly_continuations_total") == 1)
         node.silent = False  # or its workers would get no new work
         thread.join()
     assert content(answers[0]) == WHOLE
@@ -229,7 +221,7 @@ def test_one_on_trial_gets_one_request_at_a_time(node: FakeNode) -> None:
         view = node.view("slot-1")
         for _ in range(3):
             node.show(view)
-            time.sleep(0.1)
+            front.wait(lambda: heard(front) == node.revision)
         assert len(worker.submits) == 1
         gate.set()
         assert [content(answer.result()) for answer in answers] == [WHOLE] * 3

@@ -1,0 +1,136 @@
+"""What workers refuse or fail at, and nobody being there, as a client reads it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+import httpx
+import pytest
+
+from front_harness import CHAT, HELLO
+from mayfly_protocol.serving import (
+    Failed,
+    Finish,
+    Submit,
+)
+from models.fake_engine import (
+    WORDS,
+    Act,
+    FakeNode,
+    say,
+    until,
+)
+from models.running_front import RunningFront
+from relay_harness import events, pair, pieces, rejecting, stream, submits
+
+
+@pytest.fixture
+def node() -> Iterator[FakeNode]:
+    with FakeNode() as node:
+        yield node
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_an_invalid_request_keeps_its_status(node: FakeNode, streamed: bool) -> None:
+    code = "context_length_exceeded"
+    node.worker(rejecting("invalid", param="messages", code=code))
+    with RunningFront(node.control) as front:
+        response = front.client.post(CHAT, json=HELLO | {"stream": streamed})
+        assert response.status_code == 400
+        error = response.json()["error"]
+        assert (error["message"], error["param"], error["code"]) == ("because", "messages", code)
+
+
+def test_full_everywhere_is_429(node: FakeNode) -> None:
+    node.worker(rejecting("full", retry_after_s=7.0))
+    node.worker(rejecting("full", retry_after_s=3.2))
+    with RunningFront(node.control) as front:
+        front.wait_workers(2)
+        response = front.client.post(CHAT, json=HELLO | {"stream": True})
+        assert (response.status_code, response.headers["retry-after"]) == (429, "4")
+        assert response.headers["x-should-retry"] == "true"
+        assert response.json()["error"]["retryable"] is True
+    assert [submit.attempt for submit in submits(node)] == [1, 2]
+
+
+def test_one_that_is_full_or_leaving_is_passed_over(node: FakeNode) -> None:
+    pair(node, rejecting("full", retry_after_s=1.0), say())
+    node.worker(rejecting("leaving"))
+    with RunningFront(node.control) as front:
+        front.wait_workers(3)
+        assert pieces(stream(front)) == list(WORDS)
+
+
+def test_R69_a_fault_of_its_own(node: FakeNode) -> None:
+    def failing(submit: Submit) -> Iterator[Act]:
+        yield Failed(submit.rid, submit.attempt, "metal_buffer_size", "File /Users/me")
+
+    worker = node.worker(until(0, failing))
+    with RunningFront(node.control) as front:
+        response = front.client.post(CHAT, json=HELLO)
+        assert (response.status_code, response.headers["x-should-retry"]) == (500, "false")
+        assert response.json()["error"]["code"] == "metal_buffer_size"
+        assert "Users" not in response.text
+        worker.script = until(2, failing)
+        response = stream(front)
+        assert pieces(response) == list(WORDS[:2])
+        assert events(response)[-1]["error"]["code"] == "metal_buffer_size"
+        assert "[DONE]" not in response.text
+        assert '"finish_reason":"' not in response.text
+    assert len(worker.submits) == 2
+
+
+def test_R69_an_end_without_an_end(node: FakeNode) -> None:
+    """A worker that finishes without having ended its choices is no success."""
+
+    def cut_short(submit: Submit) -> Iterator[Act]:
+        yield Finish(submit.rid, submit.attempt, "done")
+
+    pair(node, until(2, cut_short), say())
+    with RunningFront(node.control) as front:
+        front.wait_workers(2)
+        assert pieces(stream(front)) == list(WORDS)
+
+
+def test_nothing_ready_and_nothing_loading(node: FakeNode) -> None:
+    node.worker(state="failed")
+    with RunningFront(node.control, ready=False) as front:
+        response = front.client.post(CHAT, json=HELLO)
+        assert response.status_code == 503
+        assert response.json()["error"]["code"] == "model_failed"
+        assert int(response.headers["retry-after"]) >= 1
+        view = replace(node.view("slot-1"), state="backoff", retry_in_s=250.0)
+        node.show(view)
+        front.wait(lambda: "pause" in front.client.get("/readyz").text)
+        response = front.client.post(CHAT, json=HELLO)
+        assert (response.status_code, response.headers["retry-after"]) == (503, "255")
+
+
+def test_a_request_is_held_while_the_model_loads(node: FakeNode) -> None:
+    node.worker(say(), state="loading")
+    with RunningFront(node.control, ready=False) as front:
+        answers: list[httpx.Response] = []
+        thread = threading.Thread(target=lambda: answers.append(stream(front)))
+        thread.start()
+        front.wait(lambda: front.metric("mayfly_num_requests_") == 1)
+        assert not answers
+        node.show(replace(node.view("slot-1"), state="ready"))
+        thread.join()
+        assert pieces(answers[0]) == list(WORDS)
+
+
+def test_a_request_is_not_held_for_ever(node: FakeNode) -> None:
+    node.worker(say(), state="loading", load_done=1, load_total=3, age_s=4.0)
+    with RunningFront(node.control, ready=False, queue_wait_s=0.3) as front:
+        response = front.client.post(CHAT, json=HELLO)
+        assert (response.status_code, response.headers["retry-after"]) == (503, "8")
+        assert "33 %" in response.json()["error"]["message"]
+
+
+def test_no_node_was_ever_heard() -> None:
+    with RunningFront("ipc:///tmp/no-such-node/node.ipc", ready=False, queue_wait_s=0.2) as front:
+        response = front.client.post(CHAT, json=HELLO)
+        assert response.status_code == 503
+        assert front.client.get("/v1/models").json()["data"] == []
