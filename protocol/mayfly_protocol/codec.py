@@ -9,7 +9,7 @@ channel's own table.
 from __future__ import annotations
 
 from dataclasses import is_dataclass
-from typing import Any, Generic, TypeVar, get_args
+from typing import Any, Generic, Literal, TypeVar, get_args
 
 import msgpack
 from pydantic import TypeAdapter, ValidationError
@@ -23,7 +23,16 @@ M = TypeVar("M")
 
 
 class BadFrame(ValueError):
-    """A frame that is not a message of this channel; the text says what was wrong with it."""
+    """A frame that is not a message of this channel; the text says what was wrong with it.
+    ``reason`` is the like in a word, for counters."""
+
+    reason: Literal["nonsense", "version"] = "nonsense"
+
+
+class OtherVersion(BadFrame):
+    """A frame of another major version of the protocol."""
+
+    reason = "version"
 
 
 def _as_map(value: Any) -> dict[str, Any]:
@@ -50,8 +59,9 @@ class Channel(Generic[M]):
         """The message in a frame.
 
         Raises:
-            BadFrame: not MessagePack, another protocol version, a message that does not belong
-                on this channel, or fields that do not fit it.
+            OtherVersion: another major version of the protocol.
+            BadFrame: not MessagePack, a message that does not belong on this channel, or fields
+                that do not fit it.
         """
         try:
             body = msgpack.unpackb(frame, strict_map_key=False)
@@ -63,7 +73,9 @@ class Channel(Generic[M]):
             raise BadFrame("a frame is [version, name, fields]")
         version, name, content = body
         if version != PROTOCOL_VERSION:
-            raise BadFrame(f"protocol version {version!r}, this side speaks {PROTOCOL_VERSION}")
+            raise OtherVersion(
+                f"protocol version {str(version)[:20]}, this side speaks {PROTOCOL_VERSION}"
+            )
         adapter = self._adapters.get(name) if isinstance(name, str) else None
         if adapter is None:
             raise BadFrame(f"no message {str(name)[:40]!r} on this channel")

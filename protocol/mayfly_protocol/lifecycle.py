@@ -80,7 +80,8 @@ class ModelCard:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Serving at ``endpoint``. ``public_key`` is the incarnation's CURVE key (empty on ipc)."""
+    """Serving at ``endpoint``: a path, or ``tcp://*:PORT`` of whatever host the node has for those
+    who ask. ``public_key`` is the incarnation's CURVE key in hex, empty where it has none."""
 
     endpoint: str
     card: ModelCard
@@ -112,6 +113,7 @@ class Beat:
     step and each chunk of a prompt took. ``rows`` decode together now; ``kv_bytes`` are what the
     caches of all rows take of ``kv_budget``, as admission counts it; ``prefill_lengths`` is how
     many different lengths chunks have had, each of which compiles or plans kernels anew.
+    ``refused`` counts, by reason, what the worker refused peers at its socket.
     """
 
     phase: WorkPhase
@@ -131,6 +133,7 @@ class Beat:
     decode_s: Distribution = NOTHING
     """Over ``STEP_BOUNDS_S``, as is the next one."""
     prefill_s: Distribution = NOTHING
+    refused: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

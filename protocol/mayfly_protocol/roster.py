@@ -109,7 +109,8 @@ class Quarantined:
 class Roster:
     """A node. ``epoch`` changes when its reaper is a new process, ``revision`` with every change;
     incarnations are unique within an epoch. ``autopsies`` are the last ones, the oldest first,
-    those of reapers before this one included."""
+    those of reapers before this one included. ``refused`` counts, by
+    reason, what peers were refused at any of its sockets; it only grows within an epoch."""
 
     node: str
     epoch: str
@@ -119,6 +120,7 @@ class Roster:
     losses: tuple[Loss, ...] = ()
     quarantined: tuple[Quarantined, ...] = ()
     autopsies: tuple[Autopsy, ...] = ()
+    refused: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

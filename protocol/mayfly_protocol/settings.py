@@ -20,7 +20,8 @@ class WorkerSettings:
     control: str
     """The reaper's ROUTER."""
     listen: str
-    """Where to bind: an ``ipc://`` path that no other incarnation ever used."""
+    """Where to bind: an ``ipc://`` path that no other incarnation ever used, or
+    ``tcp://HOST:FIRST-LAST``, any free port of a range."""
     model_path: str
     model_name: str
     adapter: str | None = None
@@ -51,6 +52,8 @@ class WorkerSettings:
     """Idle seconds after which the canary sings again."""
     breadcrumb: str = ""
     """The file that says what each forward pass is about; empty for none."""
+    trusted: str = ""
+    """The file of the keys that may connect; with one, the worker speaks CURVE alone."""
 
 
 worker_settings: TypeAdapter[WorkerSettings] = TypeAdapter(WorkerSettings)

@@ -10,6 +10,8 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from mayfly_protocol.addresses import node_address
+from mayfly_protocol.identity import read_pair
 from mayfly_server.api import (
     chat,
     completions,
@@ -38,7 +40,9 @@ from mayfly_server.edge.keys import Key
 from mayfly_server.edge.origins import Origins, with_cors
 from mayfly_server.fleet_metrics import FleetMetrics
 from mayfly_server.metrics import Metrics
+from mayfly_server.pool.dialling import Dialler
 from mayfly_server.pool.fleet import Fleet
+from mayfly_server.pool.node_list import NodeList
 
 
 def create_app(settings: FrontSettings, keys: Sequence[Key] = ()) -> FastAPI:
@@ -47,21 +51,30 @@ def create_app(settings: FrontSettings, keys: Sequence[Key] = ()) -> FastAPI:
 
     Raises:
         KeysError: the file cannot be used.
+        IdentityError: this front end's own key cannot be.
+        AddressError: one of the nodes cannot be dialled.
     """
+    dialler = Dialler(read_pair(settings.state_dir) if settings.state_dir else None)
+    for address in settings.nodes:
+        dialler.control(node_address(address))
     keyring = Keyring(tuple(keys), settings.api_keys_file)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         metrics = Metrics()
-        fleet = Fleet(settings, metrics)
+        fleet = Fleet(settings, metrics, dialler)
         metrics.registry.register(FleetMetrics(fleet))
         fleet.start()
-        watching = asyncio.create_task(keyring.watch(), name="watch the keys file")
+        watching = [asyncio.create_task(keyring.watch(), name="watch the keys file")]
+        if settings.nodes_file is not None:
+            nodes = NodeList(settings.nodes_file, fleet.follow)
+            watching.append(asyncio.create_task(nodes.watch(), name="watch the nodes' file"))
         app.state.front = Front(settings, metrics, fleet, int(time.time()))
         try:
             yield
         finally:
-            watching.cancel()
+            for task in watching:
+                task.cancel()
             await fleet.close()
 
     app = FastAPI(

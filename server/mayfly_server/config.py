@@ -40,7 +40,12 @@ class FrontSettings:
     """Times are seconds, sizes bytes."""
 
     nodes: tuple[str, ...]
-    """Control addresses of the nodes whose workers are used."""
+    """Control addresses of the nodes whose workers are used: see
+    :mod:`mayfly_protocol.addresses`."""
+    nodes_file: Path | None = None
+    """A configuration file whose ``nodes`` are used instead as soon as it changes."""
+    state_dir: Path | None = None
+    """Where this front end's own key is, if it has one."""
     queue_wait_s: float = 30.0
     """How long a request waits, unanswered, for a worker that is being loaded."""
     failover_wait_s: float = 120.0

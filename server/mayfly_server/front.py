@@ -1,9 +1,9 @@
-"""A front end's process: ``python -m mayfly_server.front --node ADDRESS``.
+"""A front end's process, in two ways.
 
-It serves on a socket of its own (``--host``, ``--port``), on those that systemd hands to it, or
-on one that it inherits (``--fd``) from a reaper, which then also holds the other end of its stdin:
-when that ends the reaper is dead, and the front end leaves at once, so that the workers lose their
-clients and go too.
+``mayfly front`` calls :func:`serve` with a socket of its own, or with those that systemd hands to
+it. A reaper starts ``python -m mayfly_server.front --node ADDRESS --fd N`` with a socket that is
+inherited, and holds the other end of its stdin: when that ends the reaper is dead, and the front
+end leaves at once, so that the workers lose their clients and go too.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from dataclasses import replace
 import structlog
 from pydantic_core import from_json
 
+from mayfly_protocol.addresses import AddressError
+from mayfly_protocol.identity import IdentityError
 from mayfly_protocol.lifecycle import Exit
 from mayfly_server import logs
 from mayfly_server.app import create_app
@@ -31,35 +33,54 @@ from mayfly_server.serving import FrontServer
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
-    logs.configure()
-    log = structlog.get_logger(__name__)
     settings = _settings(options)
     if options.fd is None:
-        listeners = _listeners(options)
-        addresses = [listener.getsockname()[:2] for listener in listeners]
-        log.info("front end starts", addresses=addresses, nodes=settings.nodes)
+        try:
+            listeners = own_listeners(options.host, options.port)
+        except ListenError as error:
+            sys.exit(str(error))
     else:
         listeners = [socket.socket(fileno=options.fd)]
         threading.Thread(target=_leave_with_parent, name="death pipe", daemon=True).start()
     try:
+        serve(settings, listeners, inherited=options.fd is not None)
+    except FrontError as error:
+        sys.exit(str(error))
+
+
+class FrontError(Exception):
+    """What keeps a front end from starting; the text is for the operator."""
+
+
+def serve(
+    settings: FrontSettings, listeners: list[socket.socket], *, inherited: bool = False
+) -> None:
+    """Serves on listening sockets until a signal says that it is enough. Of one that is
+    ``inherited``, somebody else tells.
+
+    Raises:
+        FrontError: the settings cannot be used, or others could use this server without a key.
+    """
+    logs.configure()
+    try:
         keys = from_environment(os.environ)
         app = create_app(settings, keys)
-    except KeysError as error:
-        sys.exit(str(error))
+    except (KeysError, IdentityError, AddressError) as error:
+        raise FrontError(str(error)) from error
     open_to_others = [address for address in map(exposed, listeners) if address is not None]
     if open_to_others and not (settings.insecure or keys or settings.api_keys_file):
-        sys.exit(refusal(open_to_others[0]))
-    server = FrontServer(app, settings)
-    server.run(sockets=listeners)
+        raise FrontError(refusal(open_to_others[0]))
+    if not inherited:
+        addresses = [listener.getsockname()[:2] for listener in listeners]
+        nodes = [node.rpartition("@")[2] for node in settings.nodes]
+        log = structlog.get_logger(__name__)
+        log.info("front end starts", addresses=addresses, nodes=nodes)
+    FrontServer(app, settings).run(sockets=listeners)
 
 
-def _listeners(options: argparse.Namespace) -> list[socket.socket]:
-    """What systemd hands over goes before an address of its own."""
-    try:
-        handed = activated(os.environ, pid=os.getpid())
-        return handed or [bind(options.host, options.port)]
-    except ListenError as error:
-        sys.exit(str(error))
+def own_listeners(host: str, port: int) -> list[socket.socket]:
+    """Those that systemd hands over, or else one of this address. Raises ListenError."""
+    return activated(os.environ, pid=os.getpid()) or [bind(host, port)]
 
 
 def _settings(options: argparse.Namespace) -> FrontSettings:

@@ -149,6 +149,13 @@ class Metrics:
         self.scrape_failures = self._counter(
             "node_scrape_failures", "Times that it did not answer soon enough."
         )
+        self.wire_refusals = self._counter(
+            "wire_refusals",
+            "What peers were refused on the wire, by who refused (each node, or this front end) "
+            "and why.",
+            "by",
+            "reason",
+        )
 
     def of(self, model: str) -> ModelMetrics:
         """What is counted of one served model."""

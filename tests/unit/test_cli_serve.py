@@ -24,8 +24,8 @@ print(json.dumps({"event": "error", "message": "There is no such model."}))
 def serve(fetch: str, state_dir: Path) -> subprocess.Popen[str]:
     """Serves with a fetch of the test's own, unbuffered."""
     command = (
-        "import sys; from mayfly_server.cli import app, serve;"
-        f"serve.FETCH = (sys.executable, '-u', '-c', {fetch!r});"
+        "import sys; from mayfly_server.cli import app, starting;"
+        f"starting.FETCH = (sys.executable, '-u', '-c', {fetch!r});"
         f"app(['serve', '--port', '0', '--state-dir', {str(state_dir)!r}])"
     )
     return subprocess.Popen(

@@ -335,6 +335,10 @@ NODE = {
     "name",
     "aliases",
     "models",
+    "nodes",
+    "control_host",
+    "control_port",
+    "worker_ports",
 }
 """Keys that the command itself looks at."""
 

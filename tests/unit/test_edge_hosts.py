@@ -6,7 +6,8 @@ import socket
 
 import pytest
 
-from mayfly_server.edge.exposure import exposed, is_loopback
+from mayfly_protocol.addresses import is_loopback
+from mayfly_server.edge.exposure import exposed
 from mayfly_server.edge.hosts import HostPolicy, host_name, own_names
 
 OWN = frozenset({"mac.lan", "mac", "mac.local"})

@@ -14,6 +14,7 @@ from mayfly_reaper.metrics import NodeMetrics
 from mayfly_server.config import FrontSettings
 from mayfly_server.fleet_metrics import FleetMetrics
 from mayfly_server.metrics import Metrics
+from mayfly_server.pool.dialling import Dialler
 from mayfly_server.pool.fleet import Fleet
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -38,7 +39,7 @@ def of_families(families: Iterator[Metric]) -> Iterator[str]:
 
 async def test_the_tables_are_what_there_is() -> None:
     metrics = Metrics()
-    fleet = Fleet(FrontSettings(nodes=()), metrics)
+    fleet = Fleet(FrontSettings(nodes=()), metrics, Dialler())
     fleet.start()
     try:
         expected = [

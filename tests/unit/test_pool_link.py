@@ -26,7 +26,8 @@ def opened(context: Context, folder: Path) -> Link:
     view = SlotView("smol-0", "smol", "ready", 1, endpoint=f"ipc://{folder}/w1.ipc")
     link = Link(
         context,
-        Slot("mac-1", "e", view, 0.0, silent=False),
+        Slot("ipc://node", "mac-1", "e", view, 0.0, silent=False),
+        dial=lambda socket: socket.connect(view.endpoint),
         pong_wait_s=5.0,
         changed=lambda: None,
         heard=lambda: None,

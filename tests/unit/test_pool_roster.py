@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from mayfly_protocol.roster import Loss, Roster, SlotView
-from mayfly_server.pool.fleet import roster_address
 from mayfly_server.pool.outlook import outlook
 from mayfly_server.pool.roster import Incarnation, Rosters, Slot
 
@@ -24,7 +23,7 @@ def heard(*rosters: Roster) -> Rosters:
 
 
 def slot(view: SlotView, silent: bool = False) -> Slot:
-    return Slot("node", "a", view, 0.0, silent)
+    return Slot("where", "node", "a", view, 0.0, silent)
 
 
 def test_nothing_heard() -> None:
@@ -85,11 +84,6 @@ def test_a_worker_is_watched_while_its_own_reaper_is_heard() -> None:
     assert heard(ROSTER).watched(WORKER, 100.0)
     assert not heard(ROSTER).watched(WORKER, 1000.0)
     assert not heard(replace(ROSTER, epoch="newer")).watched(WORKER, 100.0)
-
-
-def test_addresses() -> None:
-    assert roster_address("ipc:///tmp/mayfly-0/ab/node.ipc") == "ipc:///tmp/mayfly-0/ab/roster.ipc"
-    assert roster_address("tcp://mac-2:7700") == "tcp://mac-2:7701"
 
 
 @pytest.mark.parametrize(

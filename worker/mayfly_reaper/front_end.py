@@ -31,8 +31,9 @@ BACKLOG = 2048
 PROBE_AGAIN_S = 0.5
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises StartError if there can be none."""
+def listen(host: str, port: int, options: tuple[str, str] = ("--host", "--port")) -> socket.socket:
+    """A listening socket. Raises StartError if there can be none; ``options`` are those that choose
+    another host and another port."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -46,7 +47,7 @@ def listen(host: str, port: int) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        other = "--host" if error.errno == errno.EADDRNOTAVAIL else "--port"
+        other = options[0] if error.errno == errno.EADDRNOTAVAIL else options[1]
         raise StartError(
             f"cannot listen on {host} port {port}: {error.strerror or error}; "
             f"choose another one with {other}"

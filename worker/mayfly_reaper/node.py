@@ -21,7 +21,7 @@ import zmq
 
 from mayfly_protocol import codec
 from mayfly_protocol.codec import BadFrame
-from mayfly_protocol.lifecycle import Fault
+from mayfly_protocol.lifecycle import Beat, Fault
 from mayfly_protocol.roster import (
     Ask,
     AskMetrics,
@@ -51,6 +51,7 @@ from mayfly_reaper.orphans import Ledger, Orphans
 from mayfly_reaper.paths import Runtime, locked, opened, runtime_of
 from mayfly_reaper.pressure import Pressure
 from mayfly_reaper.processes import STOP, SignalInbox, set_limits
+from mayfly_reaper.refusals import Tally
 from mayfly_reaper.roster import Bulletin, news, views
 from mayfly_reaper.seats import Seat
 from mayfly_reaper.settings import NodeSettings, Observer
@@ -129,8 +130,6 @@ class _Loop:
         self._host = Host(settings.budgets, memory.measure, random.random)
         self._asked: dict[str, int] = {}
         """Slots that somebody wants recycled, and which of their workers was meant."""
-        self._bulletin = Bulletin(settings.node, self._epoch, os.getpid(), now)
-        self._recall(now)
         self._signals = 0
         self._stopping = False
         self._poller = zmq.Poller()
@@ -148,10 +147,13 @@ class _Loop:
                 note=observer.note,
                 ready=observer.front_end_ready,
             )
+        self._board = Switchboard(settings, runtime, self._poller, stack, observer.note)
+        self._refused = Tally(self._board.refused)
+        self._bulletin = Bulletin(settings.node, self._epoch, os.getpid(), now, self._refused.total)
+        self._recall(now)
         ledger = Ledger(settings.state_dir / "workers.json", observer.note)
         self._orphans = Orphans(ledger, now + settings.budgets.orphans_s)
         self._children = Children(Spawner(settings, runtime, observer.note), ledger, Pressure())
-        self._board = Switchboard(runtime, self._poller, stack)
         self._poller.register(self._inbox, zmq.POLLIN)
 
     def run(self) -> None:
@@ -262,6 +264,8 @@ class _Loop:
                 self._take(identity, frames)
             except BadFrame as error:
                 _log.warning("dropped a message of %r: %s", identity[:64], error)
+        for question in self._board.questions():
+            question.answer(self._answer(question.message))
         if self._board.subscribed():
             self._bulletin.ask(time.monotonic())
 
@@ -273,6 +277,8 @@ class _Loop:
             self._board.reply(identity, self._answer(codec.to_node.decode(frames[0])))
             return
         message = codec.to_reaper.decode(frames[0])
+        if isinstance(message, Beat):
+            self._refused.report(int(number), message.refused)
         # Of a fault that its process does not outlive, the note about the loss will tell.
         if isinstance(message, Fault) and message.scope in ("request", "batch", "recycle"):
             text = f"{name}: {message.scope} fault {message.kind}: {message.first.text}"

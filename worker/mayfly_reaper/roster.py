@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from mayfly_protocol.lifecycle import Beat, Loading
@@ -105,12 +106,21 @@ class _Recorded:
 
 
 class Bulletin:
-    """Keeps the node's roster up to date and knows when the next one is due."""
+    """Keeps the node's roster up to date and knows when the next one is due. ``refused`` gives what
+    the node refused peers so far, by reason."""
 
-    def __init__(self, node: str, epoch: str, pid: int, now: float) -> None:
+    def __init__(
+        self,
+        node: str,
+        epoch: str,
+        pid: int,
+        now: float,
+        refused: Callable[[], dict[str, int]] = dict,
+    ) -> None:
         self._node = node
         self._epoch = epoch
         self._pid = pid
+        self._refused_peers = refused
         self._revision = 0
         self._told_at = now
         self._due = now
@@ -173,6 +183,7 @@ class Bulletin:
             losses=tuple(replace(lost.loss, age_s=now - lost.at) for lost in self._lost),
             quarantined=self._refused.entries(now),
             autopsies=tuple(replace(each.autopsy, age_s=now - each.at) for each in self._recorded),
+            refused=self._refused_peers(),
         )
 
     def _change(self, now: float) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from mayfly_protocol.addresses import PortRange
 from mayfly_protocol.roster import SlotView
 
 # -P: the folder that mayfly was started in must not shadow the worker's imports.
@@ -119,6 +120,16 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True)
+class Network:
+    """Where front ends of other machines reach a node: its control port, the port after it for
+    rosters, and one for each worker."""
+
+    host: str
+    port: int
+    worker_ports: PortRange
+
+
+@dataclass(frozen=True, slots=True)
 class NodeSettings:
     node: str
     state_dir: Path
@@ -126,6 +137,8 @@ class NodeSettings:
     front_end: FrontEnd | None = None
     metrics: Address | None = None
     """Where the node's own metrics are served over HTTP, in clear and to everyone."""
+    network: Network | None = None
+    """None: nobody but this machine's processes reaches the node."""
     preload_blas: bool = True
     """On Linux without a GPU, preload a shared OpenBLAS into workers if there is one."""
     caffeinate: bool = True

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
+from mayfly_protocol import identity
+from mayfly_protocol.addresses import bracketed
 from mayfly_protocol.settings import WorkerSettings, worker_settings
 from mayfly_reaper.environment import (
     HOW_TO_GET_BLAS,
@@ -26,7 +28,7 @@ from mayfly_reaper.environment import (
 from mayfly_reaper.errors import StartError
 from mayfly_reaper.paths import Runtime
 from mayfly_reaper.precautions import NONE, Precautions
-from mayfly_reaper.settings import NodeSettings, Pool
+from mayfly_reaper.settings import Network, NodeSettings, Pool
 from mayfly_reaper.stderr_file import StderrFile
 from mayfly_reaper.telling import Once
 
@@ -98,6 +100,10 @@ class Spawner:
             note(f"{name} is set and not passed on to workers: it can leave the GPU locked")
         self._complain = Once(note)
         self._blas = _blas(note) if settings.preload_blas and wants_blas() else None
+        self._network = settings.network
+        self._trusted = ""
+        if settings.network is not None and identity.secret_file(self._state_dir).exists():
+            self._trusted = str(identity.trusted_file(self._state_dir))
         self._stderr_dir = self._state_dir / "stderr"
         try:
             self._stderr_dir.mkdir(exist_ok=True)
@@ -116,12 +122,13 @@ class Spawner:
             slot=slot,
             incarnation=incarnation,
             control=self._runtime.control,
-            listen=f"ipc://{endpoint}",
+            listen=_listen(self._network, endpoint),
             model_path=str(pool.model_path.resolve()),
             model_name=pool.model_name,
             breadcrumb=str(crumb),
             canary_dir=str(self._state_dir / "canary"),
             memory_share=self._memory_share,
+            trusted=self._trusted,
             **precautions.options(pool.options),  # type: ignore[arg-type]  # checked at the start
         )
         told = worker_settings.dump_json(settings).decode()
@@ -161,6 +168,12 @@ class Spawner:
         except OSError as error:
             self._complain(f"what workers write to stderr cannot be kept: {error.strerror}")
             return StderrFile(None)
+
+
+def _listen(network: Network | None, path: Path) -> str:
+    if network is None:
+        return f"ipc://{path}"
+    return f"tcp://{bracketed(network.host)}:{network.worker_ports}"
 
 
 def _check_options(pool: Pool) -> None:

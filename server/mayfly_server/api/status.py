@@ -32,6 +32,7 @@ def _node(roster: Roster, silent: bool) -> dict[str, Any]:
         "pid": roster.pid,
         "epoch": roster.epoch,
         "silent": silent,
+        "refused": roster.refused,
         "slots": [_slot(view) for view in roster.slots],
         "losses": [_loss(loss) for loss in roster.losses],
         "autopsies": [_autopsy(autopsy) for autopsy in roster.autopsies],

@@ -18,7 +18,9 @@ from mayfly_server.cli import (
     drain,
     drill,
     faults,
+    front,
     keys,
+    node,
     quarantine,
     recycle,
     serve,
@@ -27,6 +29,7 @@ from mayfly_server.cli import (
     top,
     version,
 )
+from mayfly_server.cli.configuration.keys import COMMANDS
 from mayfly_server.cli.configuration.options import with_keys
 
 app = typer.Typer(
@@ -37,7 +40,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command()(with_keys(serve.serve))
+app.command()(with_keys(serve.serve, COMMANDS["serve"]))
+app.command()(with_keys(node.node, COMMANDS["node"]))
+app.command()(with_keys(front.front, COMMANDS["front"]))
 app.command()(status.status)
 app.command()(top.top)
 app.command()(chat.chat)

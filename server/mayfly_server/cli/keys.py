@@ -1,21 +1,29 @@
-"""``mayfly keys``: API keys for a server, kept as hashes in a file."""
+"""``mayfly keys``: API keys that clients send (``new``), kept as hashes in a file, and the keys by
+which nodes and front ends know each other (``init``, ``show``, ``trust``, ``revoke``)."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from mayfly_server.cli.control import StateDir, state_directory
 from mayfly_server.cli.failure import fail
 
-app = typer.Typer(name="keys", help="Make API keys.", no_args_is_help=True)
+app = typer.Typer(name="keys", no_args_is_help=True)
 
 
 @app.callback()
 def keys() -> None:
-    """Make API keys."""
+    """API keys of clients, and keys of nodes and front ends.
+
+    Clients send an API key with each request: `new` makes one. Nodes and front ends on several
+    machines know each other by keys of their own: `init` makes this machine's, `show` prints its
+    public half, `trust` and `revoke` say who may connect to this machine's node.
+    """
 
 
 @app.command()
@@ -34,7 +42,7 @@ def new(
         int | None, typer.Option(help="Requests that it may have at a time.", min=1)
     ] = None,
 ) -> None:
-    """Make a key, print it this once, and add its hash to a file.
+    """Make an API key, print it this once, and add its hash to a file.
 
     A server that runs with --api-keys-file FILE takes the key at once.
     """
@@ -62,3 +70,93 @@ def new(
     except UnicodeDecodeError:
         fail(f"{file} is not UTF-8 text")
     typer.echo(key)
+
+
+@app.command()
+def init(state_dir: StateDir = None) -> None:
+    """Make this machine's key for the wire, and print its public half.
+
+    The secret half stays in the state directory, where only this user can read it.
+    """
+    from mayfly_protocol.identity import IdentityError, make_pair
+
+    try:
+        typer.echo(make_pair(state_directory(state_dir)).public)
+    except IdentityError as error:
+        fail(str(error))
+
+
+@app.command()
+def show(
+    state_dir: StateDir = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False,
+) -> None:
+    """Print this machine's public key, and those that it trusts."""
+    from mayfly_protocol import identity
+
+    state = state_directory(state_dir)
+    try:
+        pair = identity.read_pair(state)
+        trusted = identity.read_trusted(identity.trusted_file(state))
+    except identity.IdentityError as error:
+        fail(str(error))
+    own = pair.public if pair is not None else None
+    if json:
+        from json import dumps
+
+        named = [{"name": name, "key": key} for key, name in trusted.items()]
+        typer.echo(dumps({"key": own, "trusted": named}, indent=2))
+        return
+    typer.echo(own or "this machine has no key: `mayfly keys init` makes one")
+    for key, name in trusted.items():
+        typer.echo(f"trusts {name}  {key}")
+
+
+@app.command()
+def trust(
+    name: Annotated[str, typer.Argument(help="Whose key it is; for people.")],
+    key: Annotated[str, typer.Argument(help="What `mayfly keys show` prints there.")],
+    state_dir: StateDir = None,
+) -> None:
+    """Let the front end with a public key connect to this machine's node.
+
+    A node that runs takes note of it at once.
+    """
+    _change(state_dir, lambda trusted: trusted | {key.strip(): name})
+    typer.echo(f"{name} may connect")
+
+
+@app.command()
+def revoke(
+    name: Annotated[str, typer.Argument(help="A name that `mayfly keys show` prints, or a key.")],
+    state_dir: StateDir = None,
+) -> None:
+    """Trust a key no longer.
+
+    A node that runs cuts its connections, the open ones too, within about a second.
+    """
+
+    def without(trusted: dict[str, str]) -> dict[str, str]:
+        left = {key: known for key, known in trusted.items() if name not in (key, known)}
+        if left == trusted:
+            names = ", ".join(trusted.values()) or "nobody"
+            fail(f"{name} is not trusted here, but {names}")
+        return left
+
+    _change(state_dir, without)
+    typer.echo(f"{name} may not connect any more")
+
+
+def _change(state_dir: Path | None, change: Callable[[dict[str, str]], dict[str, str]]) -> None:
+    from mayfly_protocol.identity import (
+        IdentityError,
+        read_trusted,
+        trusted_file,
+        write_trusted,
+    )
+
+    file = trusted_file(state_directory(state_dir))
+    try:
+        write_trusted(file, change(read_trusted(file)))
+    except IdentityError as error:
+        fail(str(error))

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
+
+from mayfly_protocol.addresses import is_loopback
 
 HOW = (
     "set MAYFLY_API_KEYS or --api-keys-file (`mayfly keys new FILE NAME` makes a key), "
     "or say --insecure"
 )
-
-
-def is_loopback(address: str) -> bool:
-    """Whether only this machine can reach this address. A name is no address."""
-    try:
-        found = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return False
-    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
-    return (mapped or found).is_loopback
 
 
 def exposed(listener: socket.socket) -> str | None:

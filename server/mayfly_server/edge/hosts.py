@@ -23,8 +23,8 @@ from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from mayfly_protocol.addresses import is_loopback
 from mayfly_server.api.errors import answer
-from mayfly_server.edge.exposure import is_loopback
 from mayfly_server.errors import InvalidRequest, Misdirected
 
 _HOST = re.compile(r"(\[[0-9a-f:.]{2,45}\]|[a-z0-9_.-]{1,255})(?::\d{1,5})?")

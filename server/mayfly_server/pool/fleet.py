@@ -4,48 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import structlog
 import zmq
 
-from mayfly_protocol.codec import BadFrame, encode, from_node, rosters
+from mayfly_protocol.addresses import AddressError, NodeAddress, node_address
+from mayfly_protocol.doorkeeper import Refusals
 from mayfly_protocol.lifecycle import ModelCard
 from mayfly_protocol.roster import (
-    ROSTER_TOPIC,
-    Ask,
     AskMetrics,
+    FromNode,
     Loss,
     MetricsText,
     Quarantine,
     Quarantined,
     Roster,
-    ToNode,
 )
 from mayfly_protocol.serving import PING_INTERVAL_S
-from mayfly_protocol.sockets import configure
 from mayfly_server.config import FrontSettings
 from mayfly_server.metrics import Metrics
+from mayfly_server.pool.dialling import Dialler
 from mayfly_server.pool.link import Context, Link, State
-from mayfly_server.pool.listener import Listener
+from mayfly_server.pool.node_link import NodeLink
 from mayfly_server.pool.outlook import Outlook, outlook
 from mayfly_server.pool.quarantine import QuarantineView
+from mayfly_server.pool.refusals import HERE, RefusalCounts
 from mayfly_server.pool.roster import Incarnation, Rosters, Slot
 from mayfly_server.pool.routing import Candidate, choose
 from mayfly_server.pool.scrapes import Scrapes
 from mayfly_server.pool.suspicion import unrelated
 
 _log = structlog.get_logger(__name__)
-
-
-def roster_address(control: str) -> str:
-    """Where a node publishes, by where it is controlled: ``roster.ipc`` beside ``node.ipc``, or
-    the next port."""
-    if control.startswith("ipc://"):
-        return control.rpartition("/")[0] + "/roster.ipc"
-    host, _, port = control.rpartition(":")
-    return f"{host}:{int(port) + 1}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +51,7 @@ class Fleet:
     """Listens to the nodes from :meth:`start` to :meth:`close`, both on one running event loop.
     ``leaving`` says that no request should come here any more, ``closing`` that none may stay."""
 
-    def __init__(self, settings: FrontSettings, metrics: Metrics) -> None:
+    def __init__(self, settings: FrontSettings, metrics: Metrics, dialler: Dialler) -> None:
         self.leaving = False
         self.closing = False
         self._settings = settings
@@ -70,26 +61,43 @@ class Fleet:
         self._context: Context = zmq.Context()
         self._quarantine = QuarantineView()
         self._scrapes = Scrapes(metrics)
-        self._listeners: list[Listener] = []
-        self._controls: dict[str, Listener] = {}
+        self._dialler = dialler
+        self._refusals = Refusals(_log.warning)
+        self._refused = RefusalCounts(metrics.wire_refusals)
+        self._nodes: dict[str, NodeLink] = {}
+        self._announced = False
         self._change = asyncio.Event()
         self._ticking: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
-        for address in self._settings.nodes:
-            self._subscribe(address)
+        self.follow(self._settings.nodes)
         self._ticking = asyncio.create_task(self._tick(), name="ping the workers")
 
     def announce(self) -> None:
-        """Asks every node for its roster, which is how a reaper learns that this front end serves.
-        A node that cannot be reached yet gets the question when it can."""
-        for address in self._settings.nodes:
-            socket = self._socket(zmq.DEALER)
-            socket.setsockopt(zmq.IMMEDIATE, 0)  # whoever will be the node's reaper is meant
-            socket.connect(address)
-            self._controls[address] = Listener(socket, self._on_answer(address))
-            self._tell(address, Ask())
+        """Tells every node, and those to come, that this front end serves."""
+        self._announced = True
+        for node in self._nodes.values():
+            node.announce()
+
+    def follow(self, addresses: Iterable[str]) -> None:
+        """Takes other nodes for those to listen to. What runs on the workers of one that is no
+        longer among them goes on elsewhere.
+
+        Raises:
+            AddressError: nothing has changed: one of them cannot be dialled.
+        """
+        wanted = {text: node_address(text) for text in addresses}
+        fresh = [text for text in wanted if text not in self._nodes]
+        for text in fresh:
+            self._dialler.control(wanted[text])
+        for text in [text for text in self._nodes if text not in wanted]:
+            self._nodes.pop(text).close()
+            self._rosters.forget(text)
+            for link in [link for link in self._links.values() if link.slot.address == text]:
+                link.lose("its node is not used any more")
+        for text in fresh:
+            self._nodes[text] = self._connected(text, wanted[text])
 
     def shut(self) -> None:
         """Every request that has not ended yet ends with an error, at once."""
@@ -104,13 +112,13 @@ class Fleet:
             self._ticking.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._ticking
-        for listener in (*self._listeners, *self._controls.values()):
-            listener.close()
+        for node in self._nodes.values():
+            node.close()
         self._context.destroy(linger=0)
 
     async def node_metrics(self) -> list[bytes]:
         """What the nodes count, a page of each that answers soon."""
-        asked = [address for address in self._controls if self._tell(address, AskMetrics())]
+        asked = [address for address, node in self._nodes.items() if node.tell(AskMetrics())]
         return await self._scrapes.answers(asked)
 
     # What is known
@@ -158,8 +166,8 @@ class Fleet:
         ttl_s = self._settings.quarantine_ttl_s
         if ttl_s > 0:
             self._quarantine.add(fingerprint, kind, self._loop.time())
-            for address in self._controls:
-                self._tell(address, Quarantine(fingerprint, kind, ttl_s))
+            for node in self._nodes.values():
+                node.tell(Quarantine(fingerprint, kind, ttl_s))
 
     def outlook(self, model: str | None = None) -> Outlook:
         """Of one model, or of all there are."""
@@ -228,71 +236,59 @@ class Fleet:
             if slot.view.state == "ready" and not slot.silent and link and link.state is State.OPEN:
                 yield slot, link
 
-    def _socket(self, kind: int) -> zmq.Socket[bytes]:
-        socket = self._context.socket(kind)
-        configure(socket)
-        return socket
+    def _connected(self, text: str, address: NodeAddress) -> NodeLink:
+        node = NodeLink(
+            self._context,
+            address,
+            self._dialler,
+            said=lambda message: self._said(text, message),
+            refusals=self._refusals,
+        )
+        if self._announced:
+            node.announce()
+        return node
 
-    def _subscribe(self, address: str) -> None:
-        def publication(parts: list[bytes]) -> None:
-            try:
-                self._hear(address, rosters.decode(parts[-1]))
-            except BadFrame as error:
-                _log.warning("bad frame from a node", node=address, error=str(error))
-
-        socket = self._socket(zmq.SUB)
-        socket.setsockopt(zmq.SUBSCRIBE, ROSTER_TOPIC)
-        socket.connect(roster_address(address))
-        self._listeners.append(Listener(socket, publication))
-
-    def _on_answer(self, address: str) -> Callable[[list[bytes]], None]:
-        def answer(parts: list[bytes]) -> None:
-            try:
-                message = from_node.decode(parts[-1])
-            except BadFrame as error:
-                _log.warning("bad answer from a node", node=address, error=str(error))
-                return
-            match message:
-                case Roster():
-                    self._hear(address, message)
-                case MetricsText(text):
-                    self._scrapes.answered(address, text)
-
-        return answer
-
-    def _tell(self, address: str, message: ToNode) -> bool:
-        """Whether it is on its way."""
-        try:
-            self._controls[address].send(encode(message))
-        except zmq.Again:
-            _log.warning("a node does not read", node=address, message=type(message).__name__)
-            return False
-        return True
+    def _said(self, address: str, message: FromNode) -> None:
+        match message:
+            case Roster():
+                self._hear(address, message)
+            case MetricsText(text):
+                self._scrapes.answered(address, text)
 
     def _hear(self, address: str, roster: Roster) -> None:
         now = self._loop.time()
         if self.closing or not self._rosters.hear(address, roster, now):
             return
+        self._refused.take(str(self._nodes[address].address), roster.epoch, roster.refused)
         for known in self._quarantine.hear(address, roster, now):
-            if address in self._controls:
-                self._tell(address, known)
+            self._nodes[address].tell(known)
         for slot in self._rosters.slots(now):
             link = self._links.get(slot.incarnation)
             if link is not None:
                 link.follow(slot)
             elif slot.view.state == "ready" and slot.view.endpoint:
-                self._links[slot.incarnation] = Link(
-                    self._context,
-                    slot,
-                    pong_wait_s=self._settings.pong_wait_s,
-                    changed=self._changed,
-                    heard=self._metrics.messages.inc,
-                    late=self._metrics.late.inc,
-                )
+                self._dial(slot)
         for link in list(self._links.values()):
             if self._rosters.gone(link.incarnation):
                 link.lose("gone from the roster")
         self._changed()
+
+    def _dial(self, slot: Slot) -> None:
+        node = self._nodes[slot.address]
+        try:
+            dial = self._dialler.worker(node.address, slot.view)
+        except AddressError as error:
+            self._refusals.refuse(str(node.address), "nonsense", str(error))
+            return
+        self._links[slot.incarnation] = Link(
+            self._context,
+            slot,
+            dial=dial,
+            pong_wait_s=self._settings.pong_wait_s,
+            changed=self._changed,
+            heard=self._metrics.messages.inc,
+            late=self._metrics.late.inc,
+        )
 
     def _changed(self) -> None:
         self._links = {
@@ -306,5 +302,8 @@ class Fleet:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(PING_INTERVAL_S)
+            for node in self._nodes.values():
+                node.tick(self._loop.time())
             for link in list(self._links.values()):
                 link.tick(self._loop.time())
+            self._refused.take(HERE, "", self._refusals.counts)

@@ -43,12 +43,15 @@ from mayfly_protocol.serving import (
     Tokens,
 )
 from mayfly_protocol.sockets import configure
+from mayfly_server.pool.dialling import Dial
 from mayfly_server.pool.listener import Listener
 from mayfly_server.pool.mailbox import Mailbox
 from mayfly_server.pool.roster import Slot
 
 REPORT_LAG_S = 0.75
 """A roster that came this soon after a request was submitted may not count it yet."""
+
+_REFUSED = (zmq.EVENT_HANDSHAKE_FAILED_AUTH, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
 
 Context = zmq.Context[zmq.Socket[bytes]]
 
@@ -74,7 +77,7 @@ class State(Enum):
 
 
 class Link:
-    """Connects at once; has to be made on a running event loop.
+    """Connects at once, as ``dial`` does; has to be made on a running event loop.
 
     ``changed`` is called when the state has become another, ``heard`` with every message about an
     attempt, and ``late`` with those about one that is over.
@@ -85,6 +88,7 @@ class Link:
         context: Context,
         slot: Slot,
         *,
+        dial: Dial,
         pong_wait_s: float,
         changed: Callable[[], None],
         heard: Callable[[], None],
@@ -110,11 +114,14 @@ class Link:
         configure(self._socket)
         self._socket.setsockopt(zmq.ROUTING_ID, b"f" + secrets.token_bytes(12))
         monitor = self._socket.get_monitor_socket(
-            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+            zmq.EVENT_HANDSHAKE_SUCCEEDED
+            | zmq.EVENT_DISCONNECTED
+            | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+            | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
         )
         self._monitor = Listener(monitor, self._on_event)
         self._wire = Listener(self._socket, self._on_message)
-        self._socket.connect(slot.view.endpoint)
+        dial(self._socket)
 
     def follow(self, slot: Slot) -> None:
         """Takes in what the newest roster says about the worker."""
@@ -209,6 +216,8 @@ class Link:
             self._changed()
         elif event == zmq.EVENT_DISCONNECTED and self.state is State.OPEN:
             self.lose("disconnected")
+        elif event in _REFUSED and self.state is State.CONNECTING:
+            self.close("refused by the worker")  # ZeroMQ does not try again; the next roster does
 
     def _on_message(self, parts: list[bytes]) -> None:
         self._heard_at = self._loop.time()

@@ -24,8 +24,9 @@ class Incarnation:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One slot of a node as it was last heard of."""
+    """One slot of a node as it was last heard of; ``address`` is the node's."""
 
+    address: str
     node: str
     epoch: str
     view: SlotView
@@ -66,6 +67,10 @@ class Rosters:
         self._heard[address] = _Heard(roster, now)
         return True
 
+    def forget(self, address: str) -> None:
+        """Nothing that was said there counts any more."""
+        self._heard.pop(address, None)
+
     def __bool__(self) -> bool:
         return bool(self._heard)
 
@@ -75,10 +80,10 @@ class Rosters:
             yield heard.roster, now - heard.at > self._silence_s
 
     def slots(self, now: float) -> Iterator[Slot]:
-        for heard in self._heard.values():
+        for address, heard in self._heard.items():
             silent = now - heard.at > self._silence_s
             for view in heard.roster.slots:
-                yield Slot(heard.roster.node, heard.roster.epoch, view, heard.at, silent)
+                yield Slot(address, heard.roster.node, heard.roster.epoch, view, heard.at, silent)
 
     def gone(self, incarnation: Incarnation) -> bool:
         """Whether its own reaper says that this worker no longer serves.

@@ -40,7 +40,7 @@ class Outbox:
         self._pending.setdefault(peer, deque()).append(frame)
         self._bytes[peer] = self._bytes.get(peer, 0) + len(frame)
         if self._bytes[peer] > self._max_bytes:
-            self._give_up(peer)
+            self.give_up(peer)
 
     def flush(self) -> None:
         """Tries again what waits."""
@@ -55,7 +55,8 @@ class Outbox:
         self._pending.pop(peer, None)
         self._bytes.pop(peer, None)
 
-    def _give_up(self, peer: bytes) -> None:
+    def give_up(self, peer: bytes) -> None:
+        """Sends this peer nothing any more."""
         self.forget(peer)
         self.lost.add(peer)
 
@@ -67,6 +68,6 @@ class Outbox:
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
-            self._give_up(peer)
+            self.give_up(peer)
             return False
         return True

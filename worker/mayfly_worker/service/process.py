@@ -117,6 +117,8 @@ class Worker:
         stdin = sys.stdin.fileno()
         poller.register(self._wire.reaper, zmq.POLLIN)
         poller.register(self._wire.router, zmq.POLLIN)
+        for polled in self._wire.polled:
+            poller.register(polled, zmq.POLLIN)
         poller.register(self._woken, zmq.POLLIN)
         poller.register(stdin, zmq.POLLIN)
         while True:
@@ -133,6 +135,7 @@ class Worker:
                 self._take(self._inbox.popleft())
             if self._wire.router in ready:
                 self._hear_front_ends()
+            self._wire.attend()
             self._settle()
             self._beat()
             self._maybe_go()
@@ -215,7 +218,7 @@ class Worker:
             max_waiting=self._settings.max_waiting,
         )
         endpoint = self._wire.listen()
-        self._wire.tell_reaper(Ready(endpoint, loaded.card))
+        self._wire.tell_reaper(Ready(endpoint, loaded.card, self._wire.public_key))
 
     def _order(self, command: object) -> None:
         assert self._engine is not None
@@ -301,7 +304,7 @@ class Worker:
 
     def _drop(self, peer: bytes) -> None:
         self._heard.pop(peer, None)
-        self._wire.outbox.forget(peer)
+        self._wire.forget(peer)
         if self._desk is not None:
             self._desk.peer_lost(peer)
 
@@ -346,6 +349,7 @@ class Worker:
                 prefill_lengths=len(gauges.prefill_lengths),
                 decode_s=gauges.decode_s.snapshot(),
                 prefill_s=gauges.prefill_s.snapshot(),
+                refused=dict(self._wire.refusals.counts),
             )
         )
 

@@ -1,24 +1,41 @@
 """The two sockets of a worker: a ROUTER for front ends and a DEALER to the reaper.
 
 A frame that is no message of its channel changes nothing; it is counted and logged, and who sent
-it is named.
+it is named. On TCP a doorkeeper says who may connect, and whose key has been revoked since.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import errno
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import structlog
 import zmq
 
 from mayfly_protocol import codec, sockets
+from mayfly_protocol.addresses import host_and_range
+from mayfly_protocol.doorkeeper import Doorkeeper, Refusals, peer_address, user
+from mayfly_protocol.identity import TrustList, new_pair
 from mayfly_protocol.lifecycle import ToReaper, ToSlot
 from mayfly_protocol.serving import ToFrontEnd, ToWorker
 from mayfly_protocol.settings import WorkerSettings
 from mayfly_worker.service.outbox import Outbox
 
 log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class _Peer:
+    """Who sent a message; both are empty where that is nobody's business, on ipc."""
+
+    key: str = ""
+    address: str = ""
+
+
+_NOBODY = _Peer()
 
 
 class Wire:
@@ -34,13 +51,48 @@ class Wire:
         self.router = self._context.socket(zmq.ROUTER)
         sockets.configure(self.router)
         self.outbox = Outbox(self.router)
+        self.refusals = Refusals(log.warning)
+        self.public_key = ""
+        self._keeper: Doorkeeper | None = None
+        self._peers: dict[bytes, _Peer] = {}
+        """Those that have been heard on TCP, by their routing ids."""
+        if settings.trusted:
+            pair = new_pair()
+            self.public_key = pair.public
+            trusted = TrustList(Path(settings.trusted))
+            self._keeper = Doorkeeper(self._context, trusted, self.refusals)
+            self._keeper.guard(self.router, "worker", pair)
         self._listen = settings.listen
-        self.bad_frames = 0
+        self._number = settings.incarnation
+
+    @property
+    def polled(self) -> list[zmq.Socket[Any]]:
+        """Sockets that :meth:`attend` has to be called for."""
+        return self._keeper.sockets if self._keeper is not None else []
 
     def listen(self) -> str:
-        """Lets front ends in; returns the endpoint."""
-        self.router.bind(self._listen)
-        return self.router.getsockopt_string(zmq.LAST_ENDPOINT)
+        """Lets front ends in; returns the endpoint, as the roster is to have it.
+
+        Raises:
+            zmq.ZMQError: it cannot be bound, or none of its ports can.
+        """
+        if not self._listen.startswith("tcp://"):
+            self.router.bind(self._listen)
+            return self.router.getsockopt_string(zmq.LAST_ENDPOINT)
+        host, ports = host_and_range(self._listen.removeprefix("tcp://"))
+        sockets.over_tcp(self.router, host)
+        return f"tcp://*:{_bind(self.router, host, ports.beginning_with(self._number))}"
+
+    def attend(self) -> None:
+        """Answers peers that want to connect. One whose key has been revoked hears no more."""
+        if self._keeper is None:
+            return
+        revoked = self._keeper.attend()
+        for peer, known in list(self._peers.items()) if revoked else ():
+            if known.key in revoked:
+                self.refusals.refuse(known.address, "revoked", f"key {known.key} hears no more")
+                self.outbox.give_up(peer)
+                del self._peers[peer]
 
     def tell_reaper(self, message: ToReaper) -> None:
         """Never waits: a reaper that is away misses it."""
@@ -52,36 +104,76 @@ class Wire:
     def send(self, peer: bytes, message: ToFrontEnd) -> None:
         self.outbox.send(peer, codec.encode(message))
 
+    def forget(self, peer: bytes) -> None:
+        """This peer is gone."""
+        self.outbox.forget(peer)
+        self._peers.pop(peer, None)
+
     def from_front_ends(self) -> Iterator[tuple[bytes, ToWorker]]:
         """What has arrived, without waiting."""
-        while (parts := _receive(self.router)) is not None:
+        receive = self._receive_plain if self._keeper is None else self._receive_guarded
+        while (arrived := receive()) is not None:
+            sender, parts = arrived
             peer, *frames = parts
             if len(frames) != 1:
-                self._refuse(peer, f"{len(frames)} frames instead of one")
+                why = f"{len(frames)} frames instead of one"
+                self.refusals.refuse(sender.address or peer.hex(), "nonsense", why)
                 continue
             try:
-                yield peer, codec.to_worker.decode(frames[0])
+                message = codec.to_worker.decode(frames[0])
             except codec.BadFrame as error:
-                self._refuse(peer, str(error))
+                self.refusals.refuse(sender.address or peer.hex(), error.reason, str(error))
+                continue
+            if sender.key and peer not in self._peers:
+                self._peers[peer] = sender
+            yield peer, message
+
+    def _receive_plain(self) -> tuple[_Peer, list[bytes]] | None:
+        parts = _receive(self.router)
+        return None if parts is None else (_NOBODY, parts)
+
+    def _receive_guarded(self) -> tuple[_Peer, list[bytes]] | None:
+        """What came from a peer that is trusted still."""
+        assert self._keeper is not None
+        while True:
+            try:
+                parts = self.router.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return None
+            if self._keeper.admits(parts[-1]):
+                sender = _Peer(user(parts[-1]), peer_address(parts[-1]))
+                return sender, [part.bytes for part in parts]
 
     def from_reaper(self) -> Iterator[ToSlot]:
         while (parts := _receive(self.reaper)) is not None:
             try:
                 yield codec.to_slot.decode(parts[-1])
             except codec.BadFrame as error:
-                self._refuse(b"reaper", str(error))
-
-    def _refuse(self, peer: bytes, why: str) -> None:
-        self.bad_frames += 1
-        log.warning("frame refused", peer=peer.hex(), why=why)
+                self.refusals.refuse("the reaper", error.reason, str(error))
 
     def farewell(self, seconds: float) -> None:
         """Gives what was said last so long to leave the process, then closes."""
         self.outbox.flush()
+        if self._keeper is not None:
+            self._keeper.close()
         for socket in (self.reaper, self.router):
             socket.setsockopt(zmq.LINGER, int(seconds * 1000))
             socket.close()
         self._context.term()
+
+
+def _bind(router: zmq.Socket[Any], host: str, ports: Sequence[int]) -> int:
+    """Binds the first port that is free."""
+    for port in ports[:-1]:
+        try:
+            router.bind(f"tcp://{host}:{port}")
+        except zmq.ZMQError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+        else:
+            return port
+    router.bind(f"tcp://{host}:{ports[-1]}")
+    return ports[-1]
 
 
 def _receive(socket: zmq.Socket[Any]) -> list[bytes] | None:

@@ -93,6 +93,16 @@ def front_settings(keys: ServerKeys, aliases: dict[str, str]) -> dict[str, Any]:
     }
 
 
+def aliases_by_path(tables: Iterable[ModelTable]) -> dict[str, str]:
+    """Each alias's model as its nodes call it, for a front end that has fetched none: by its name,
+    or by the last part of its path."""
+    return {
+        alias: table.name or table.path.rstrip("/").rpartition("/")[2]
+        for table in tables
+        for alias in table.aliases
+    }
+
+
 def aliases_of(models: Iterable[Model]) -> dict[str, str]:
     """Each alias's model. Raises ConfigurationError where a name would mean two models."""
     models = list(models)

@@ -34,6 +34,13 @@ class OneOf:
     values: tuple[Any, ...]
 
 
+@dataclass(frozen=True)
+class Called:
+    """Marks a list whose option, which is given once for each, has a name of its own."""
+
+    option: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelKeys:
     """What may differ from model to model: outside of ``[[models]]``, what holds for all of them
@@ -110,6 +117,22 @@ class ServerKeys(ModelKeys):
             "platform's state directory."
         ),
     ] = None
+
+    nodes: Annotated[
+        tuple[str, ...],
+        Called("--node"),
+        Doc(
+            "A node whose workers are used: tcp://KEY@HOST:PORT, with the KEY that `mayfly keys "
+            "show` prints there."
+        ),
+    ] = ()
+    control_host: Annotated[str, Doc("The address where front ends reach this node.")] = "127.0.0.1"
+    control_port: Annotated[
+        int, Ge(1), Le(65534), Doc("The port where they do; the next one is used, too.")
+    ] = 7700
+    worker_ports: Annotated[str, Doc("The ports of this node's workers, one for each.")] = (
+        "7710-7799"
+    )
 
     api_keys_file: Annotated[
         Path | None,
@@ -220,10 +243,11 @@ class Key:
     most: float | None
     one_of: tuple[Any, ...] | None
     exists: Exists | None
+    called: str | None
 
     @property
     def option(self) -> str:
-        return "--" + self.name.replace("_", "-")
+        return self.called or "--" + self.name.replace("_", "-")
 
     @property
     def variable(self) -> str:
@@ -262,6 +286,7 @@ def _key(name: str, default: Any, hint: Any) -> Key:
         most=mark(Le, "le"),
         one_of=mark(OneOf, "values"),
         exists=next((m for m in marks if isinstance(m, Exists)), None),
+        called=mark(Called, "option"),
     )
 
 
@@ -270,3 +295,22 @@ TABLE: Mapping[str, Key] = _keys_of(ModelTable)
 """Those of one of the ``[[models]]``."""
 SERVER: Mapping[str, Key] = _keys_of(ServerKeys)
 """All that stand outside of the tables."""
+
+
+def _from(first: str, last: str) -> tuple[str, ...]:
+    names = tuple(SERVER)
+    return names[names.index(first) : names.index(last) + 1]
+
+
+_REMOTE = _from("control_host", "worker_ports")
+_METRICS = _from("metrics_port", "metrics_host")
+_HTTP = {"host", "port", *_from("api_keys_file", "max_unread_bytes")} - {*_METRICS}
+_WORKERS = (*_from("model", "models"), *_from("drain_grace", "caffeinate"), *SHARED)
+_BOTH = ("state_dir", "stop_grace")
+
+COMMANDS: Mapping[str, frozenset[str]] = {
+    "serve": frozenset(SERVER) - {"nodes", *_REMOTE},
+    "node": frozenset({*_REMOTE, *_WORKERS, *_METRICS, *_BOTH}),
+    "front": frozenset({"nodes", "models", *_HTTP, *_BOTH}),
+}
+"""The keys that mean something to a command. In a file all may stand: several commands share it."""

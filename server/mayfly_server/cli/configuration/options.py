@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -47,9 +47,11 @@ def configured(config: Path | None, given: Mapping[str, Any]) -> Configuration:
     return configuration
 
 
-def with_keys(command: Callable[..., Any]) -> Callable[..., Any]:
-    """A command that takes ``(config, given)`` as one that has every key as an option. ``given``
-    holds the options that were given."""
+def with_keys(
+    command: Callable[..., Any], names: Collection[str] = SERVER.keys()
+) -> Callable[..., Any]:
+    """A command that takes ``(config, given)`` as one that has the keys with these names as
+    options. ``given`` holds the options that were given."""
 
     def run(config: Path | None, **options: Any) -> Any:
         given = {name: value for name, value in options.items() if value not in (None, [])}
@@ -60,6 +62,7 @@ def with_keys(command: Callable[..., Any]) -> Callable[..., Any]:
             key.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_of(key)
         )
         for key in SERVER.values()
+        if key.name in names
     ]
     config = inspect.Parameter(
         "config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_CONFIG

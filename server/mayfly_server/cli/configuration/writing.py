@@ -15,9 +15,10 @@ _WIDTH = 78
 _SET_LATER = "default"
 
 _HEAD = """\
-# How `mayfly serve` is configured. Every key is an option, too (max_rows is --max-rows) and a
-# variable (MAYFLY_MAX_ROWS); those are stronger than this file. Paths are relative to it, times
-# are seconds. `mayfly config show` prints what is in force, and where it came from.
+# How `mayfly serve`, `mayfly node` and `mayfly front` are configured. Every key is an option, too
+# (max_rows is --max-rows) and a variable (MAYFLY_MAX_ROWS); those are stronger than this file.
+# Paths are relative to it, times are seconds. `mayfly config show` prints what is in force, and
+# where it came from.
 """
 _MODELS = """\
 # Several models, each with workers of its own. What a table leaves out is taken from above.

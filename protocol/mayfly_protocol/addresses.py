@@ -1,0 +1,147 @@
+"""Where a node is reached.
+
+::
+
+    ipc:///tmp/mayfly-501/1a2b3c4d/node.ipc    on the same machine
+    tcp://127.0.0.1:7700                       likewise, without keys
+    tcp://KEY@mac-2.local:7700                 anywhere; KEY is the node's public one, in hex
+
+Rosters come from the port after the control port. A worker's roster entry says no more of where it
+serves than its port: whoever dialled the node reaches its workers at the same host.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+
+KEY_DIGITS = 64
+LOCALHOST = "127.0.0.1"
+
+
+class AddressError(ValueError):
+    """Text that is no address; says what one looks like."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAddress:
+    """``control`` and ``roster`` are what ZeroMQ connects to. ``host`` is empty on ipc; ``key`` is
+    the node's public key in hex, empty where there is none."""
+
+    control: str
+    roster: str
+    host: str = ""
+    key: str = ""
+
+    def __str__(self) -> str:
+        """Without the key, for logs and labels."""
+        return self.control
+
+
+def node_address(text: str) -> NodeAddress:
+    """Reads an address of the kinds above.
+
+    Raises:
+        AddressError: it is of none of them, or could be reached by others and has no key.
+    """
+    if text.startswith("ipc://") and "/" in text[len("ipc://") :]:
+        return NodeAddress(text, text.rpartition("/")[0] + "/roster.ipc")
+    if not text.startswith("tcp://"):
+        raise AddressError(f"{text!r} is no node's address: it looks like tcp://KEY@HOST:PORT")
+    key, at, place = text.removeprefix("tcp://").rpartition("@")
+    host, port = host_and_port(place)
+    if port == 65535:
+        raise AddressError(f"{text!r}: rosters need the port after the control port")
+    if at and not is_key(key):
+        raise AddressError(
+            f"what stands before the @ of {place} is no key: those are {KEY_DIGITS} hex digits, "
+            "as `mayfly keys show` prints them on that node"
+        )
+    if not at and not is_loopback(host):
+        raise AddressError(
+            f"tcp://{place} is another machine and has no key: write tcp://KEY@{place}, with the "
+            "KEY that `mayfly keys show` prints there"
+        )
+    return NodeAddress(f"tcp://{host}:{port}", f"tcp://{host}:{port + 1}", host, key)
+
+
+def host_and_port(text: str) -> tuple[str, int]:
+    """Splits ``host:port``; an IPv6 address stands, and stays, in brackets. Raises AddressError."""
+    host, colon, port = text.rpartition(":")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    well_formed = bare and not set(bare) & set(" /@#[]") and (":" in bare) == (bare != host)
+    if not (colon and well_formed and port.isdecimal() and port.isascii()):
+        raise AddressError(f"{text!r} is no host and port, as in mac-2.local:7700")
+    if not 0 < int(port) < 65536:
+        raise AddressError(f"{text!r}: there is no port {port}")
+    return host, int(port)
+
+
+def host_and_range(text: str) -> tuple[str, PortRange]:
+    """Splits ``host:first-last``. Raises AddressError."""
+    host, _, ports = text.rpartition(":")
+    return host, port_range(ports)
+
+
+def is_key(text: str) -> bool:
+    """Whether this is a public key as it is written: 64 lowercase hex digits."""
+    return len(text) == KEY_DIGITS and not set(text) - set("0123456789abcdef")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach this address. A name is no address."""
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    try:
+        found = ipaddress.ip_address(bare.partition("%")[0])
+    except ValueError:
+        return False
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return (mapped or found).is_loopback
+
+
+def bracketed(host: str) -> str:
+    """A host as it stands in an address: IPv6 addresses in brackets."""
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+def worker_endpoint(node: NodeAddress, said: str) -> str:
+    """Where to dial a worker, by what its node's roster says.
+
+    Raises:
+        AddressError: an endpoint that cannot be one of that node's workers.
+    """
+    kind, _, place = said.partition("://")
+    if not node.host and kind == "ipc" and place:
+        return said
+    port = place.rpartition(":")[2]
+    if node.host and kind == "tcp" and port.isdecimal() and port.isascii() and int(port) < 65536:
+        return f"tcp://{node.host}:{int(port)}"
+    raise AddressError(f"{said[:80]!r} is no endpoint of a worker of {node}")
+
+
+@dataclass(frozen=True, slots=True)
+class PortRange:
+    """Ports from ``first`` to ``last``, both included."""
+
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        return f"{self.first}-{self.last}"
+
+    def beginning_with(self, number: int) -> list[int]:
+        """All of them, each ``number`` with another one first, so that a port rests before it is
+        used again."""
+        count = self.last - self.first + 1
+        return [self.first + (number + step) % count for step in range(count)]
+
+
+def port_range(text: str) -> PortRange:
+    """Reads ``7710-7799``, or a single port. Raises AddressError."""
+    first, dash, last = text.partition("-")
+    last = last if dash else first
+    if not all(part.isdecimal() and part.isascii() for part in (first, last)):
+        raise AddressError(f"{text!r} is no range of ports, as in 7710-7799")
+    if not 0 < int(first) <= int(last) < 65536:
+        raise AddressError(f"{text!r}: ports go from 1 to 65535, and the smaller one comes first")
+    return PortRange(int(first), int(last))

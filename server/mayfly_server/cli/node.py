@@ -1,0 +1,97 @@
+"""``mayfly node``: workers on this machine for front ends anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from mayfly_server.cli import starting
+from mayfly_server.cli.configuration.options import configured
+from mayfly_server.cli.control import state_directory
+from mayfly_server.cli.failure import fail
+
+if TYPE_CHECKING:
+    from mayfly_reaper.settings import Network, NodeSettings
+    from mayfly_server.cli.configuration.assembly import Model
+    from mayfly_server.cli.configuration.keys import ServerKeys
+
+
+def node(config: Path | None, given: Mapping[str, Any]) -> None:
+    """Run models on this machine for front ends on this and others.
+
+    It listens on the loopback interface; with a key (`mayfly keys init`) on any other, too. Ctrl-C,
+    SIGTERM or SIGHUP ends it and its workers; `mayfly drain` lets them finish.
+    """
+    starting.stop_as_ctrl_c_does()
+    try:
+        starting.require_mlx()
+        configuration = configured(config, given)
+        keys = configuration.keys
+        state = state_directory(keys.state_dir)
+        network = _network(keys)
+        _require_free(network, state)
+        status = starting.run(
+            configuration.models,
+            lambda models: _settings(keys, network, models, state),
+            starting.reporter_for(keyed=False),
+        )
+    except KeyboardInterrupt:
+        status = 0
+    raise typer.Exit(status)
+
+
+def _network(keys: ServerKeys) -> Network:
+    from mayfly_protocol.addresses import AddressError, port_range
+    from mayfly_reaper.settings import Network
+
+    try:
+        return Network(keys.control_host, keys.control_port, port_range(keys.worker_ports))
+    except AddressError as error:
+        raise typer.BadParameter(str(error), param_hint="--worker-ports") from error
+
+
+def _require_free(network: Network, state_dir: Path) -> None:
+    """That the node may not listen there, or can't, is better known before a download."""
+    from mayfly_reaper.errors import StartError
+    from mayfly_reaper.front_end import listen
+    from mayfly_reaper.gateway import own_pair
+    from mayfly_reaper.paths import locked
+
+    options = ("--control-host", "--control-port")
+    try:
+        own_pair(network, state_dir)
+        with (
+            locked(state_dir),
+            listen(network.host, network.port, options),
+            listen(network.host, network.port + 1, options),
+        ):
+            pass
+    except StartError as error:
+        fail(str(error))
+
+
+def _settings(
+    keys: ServerKeys, network: Network, models: list[Model], state_dir: Path
+) -> NodeSettings:
+    """Ends the command where two models would have the same name."""
+    from mayfly_reaper.settings import Address, NodeSettings
+    from mayfly_server.cli.configuration import assembly
+    from mayfly_server.cli.configuration.loading import ConfigurationError
+
+    try:
+        assembly.aliases_of(models)
+    except ConfigurationError as error:
+        fail(str(error))
+    return NodeSettings(
+        node=starting.node_name(),
+        state_dir=state_dir,
+        pools=tuple(assembly.pool(model) for model in models),
+        network=network,
+        metrics=Address(keys.metrics_host, keys.metrics_port) if keys.metrics_port else None,
+        preload_blas=keys.preload_blas,
+        caffeinate=keys.caffeinate,
+        budgets=assembly.budgets(keys),
+    )

@@ -1,0 +1,98 @@
+"""What ``mayfly serve`` and ``mayfly node`` do before and after they differ."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import typer
+
+from mayfly_server.cli.failure import fail
+
+if TYPE_CHECKING:
+    from mayfly_reaper.settings import NodeSettings
+    from mayfly_server.cli.configuration.assembly import Model
+    from mayfly_server.cli.configuration.keys import ModelTable
+    from mayfly_server.cli.progress import Reporter
+
+# -P: the folder that mayfly was started in must not shadow imports.
+FETCH = (sys.executable, "-P", "-m", "mayfly_worker.fetch")
+
+
+def stop_as_ctrl_c_does() -> None:
+    """Until the node takes the signals over, they end a download in good order."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves it
+            signal.signal(number, signal.default_int_handler)
+
+
+def require_mlx() -> None:
+    """On Linux, MLX comes with an extra that may have been left out. Looked for, never imported:
+    this process becomes the reaper."""
+    from importlib.util import find_spec
+
+    if find_spec("mlx") is None or find_spec("mlx_lm") is None:
+        fail(
+            "MLX is not installed in this Python; install the extra for this machine: "
+            "pip install 'mlx-mayfly[cpu]', [cuda12] or [cuda13]"
+        )
+
+
+def reporter_for(*, keyed: bool) -> Reporter:
+    """Bars where a person watches, lines elsewhere."""
+    from mayfly_server.cli.progress import PlainLines, Reporter
+
+    if sys.stdout.isatty():
+        from rich.console import Console
+
+        from mayfly_server.cli.bars import Bars
+
+        return Reporter(Bars(Console()), keyed=keyed)
+    return Reporter(PlainLines(typer.echo), keyed=keyed)
+
+
+def _fetch(table: ModelTable, reporter: Reporter) -> Model:
+    import platformdirs
+
+    from mayfly_server.cli.configuration.assembly import Model
+    from mayfly_server.cli.fetching import FetchFailed, fetch
+
+    cache = platformdirs.user_cache_path("mayfly")
+    try:
+        fetched = fetch(
+            [*FETCH, "--cache", str(cache), "--", *([table.path] if table.path else [])],
+            reporter.fetching,
+        )
+    except FetchFailed as error:
+        reporter.close()
+        fail(str(error))
+    reporter.fetched(fetched.name)
+    return Model(table, fetched.path, fetched.name)
+
+
+def run(
+    tables: Iterable[ModelTable],
+    settings: Callable[[list[Model]], NodeSettings],
+    reporter: Reporter,
+) -> int:
+    """Fetches the models and runs a node with them, to its end. Returns its exit status."""
+    from mayfly_reaper.errors import StartError
+    from mayfly_reaper.node import Node
+
+    try:
+        models = [_fetch(table, reporter) for table in tables]
+        return Node(settings(models), reporter).run()
+    except StartError as error:
+        reporter.close()
+        fail(str(error))
+    finally:
+        reporter.close()
+
+
+def node_name() -> str:
+    """What others know this machine's node by."""
+    import socket
+
+    return socket.gethostname().partition(".")[0] or "localhost"

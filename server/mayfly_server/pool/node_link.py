@@ -1,0 +1,143 @@
+"""A front end's two connections to a node's reaper: one for what it says, one for its rosters.
+
+::
+
+    opened --> handshake --> rosters come
+      ^            | refused, or nothing comes for REOPEN_S
+      +------------+
+
+ZeroMQ connects again by itself to a node that went away, but not to one that refused its key, and
+not always out of a network that was cut in two. So a connection on which nothing has come for a
+while is made anew, which also looks up the node's name again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from mayfly_protocol.addresses import NodeAddress
+from mayfly_protocol.codec import BadFrame, Channel, encode, from_node, rosters
+from mayfly_protocol.doorkeeper import Refusals
+from mayfly_protocol.roster import ROSTER_TOPIC, Ask, FromNode, ToNode
+from mayfly_protocol.sockets import configure
+from mayfly_server.pool.dialling import Dial, Dialler
+from mayfly_server.pool.link import Context
+from mayfly_server.pool.listener import Listener
+
+REOPEN_S = 6.0
+ROSTERS_QUEUED = 16
+"""Unread ones; each is the full picture."""
+MAX_ROSTER_BYTES = 8 << 20
+
+_FAILED = (
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
+
+_log = structlog.get_logger(__name__)
+
+
+class NodeLink:
+    """Connects at once; to be made on a running event loop.
+
+    ``said`` is called with every roster and every answer; ``refusals`` counts frames that are
+    neither, and handshakes that the node, or what answers in its place, did not pass.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        address: NodeAddress,
+        dialler: Dialler,
+        *,
+        said: Callable[[FromNode], None],
+        refusals: Refusals,
+    ) -> None:
+        self.address = address
+        self._context = context
+        self._control: Dial = dialler.control(address)
+        self._roster: Dial = dialler.roster(address)
+        self._said = said
+        self._refusals = refusals
+        self._loop = asyncio.get_running_loop()
+        self._heard_at = self._loop.time()
+        self._announced = False
+        self._listeners: list[Listener] = []
+        self._monitored: list[zmq.Socket[Any]] = []
+        self._open()
+
+    def announce(self) -> None:
+        """Asks for the roster, which is how a reaper learns that this front end serves. A node that
+        cannot be reached yet gets the question when it can."""
+        self._announced = True
+        self.tell(Ask())
+
+    def tell(self, message: ToNode) -> bool:
+        """Whether it is on its way."""
+        try:
+            self._words.send(encode(message))
+        except zmq.Again:
+            said = type(message).__name__
+            _log.warning("a node does not read", node=str(self.address), said=said)
+            return False
+        return True
+
+    def tick(self, now: float) -> None:
+        """To be called about once a second."""
+        if now - self._heard_at > REOPEN_S:
+            self._heard_at = now
+            self.close()
+            self._open()
+            if self._announced:
+                self.tell(Ask())
+
+    def close(self) -> None:
+        for socket in self._monitored:
+            socket.disable_monitor()
+        for listener in self._listeners:
+            listener.close()
+        self._monitored.clear()
+        self._listeners.clear()
+
+    def _open(self) -> None:
+        self._words = self._listener(zmq.DEALER, self._control, from_node)
+        self._listener(zmq.SUB, self._roster, rosters)
+
+    def _listener(self, kind: int, dial: Dial, channel: Channel[Any]) -> Listener:
+        socket = self._context.socket(kind)
+        configure(socket)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_ROSTER_BYTES)
+        socket.setsockopt(zmq.RCVHWM, ROSTERS_QUEUED)
+        if kind == zmq.SUB:
+            socket.setsockopt(zmq.SUBSCRIBE, ROSTER_TOPIC)
+        monitor = Listener(socket.get_monitor_socket(_FAILED), self._on_failure)
+        listener = Listener(socket, lambda parts: self._take(parts, channel))
+        self._monitored.append(socket)
+        self._listeners += [monitor, listener]
+        dial(socket)
+        return listener
+
+    def _take(self, parts: list[bytes], channel: Channel[Any]) -> None:
+        try:
+            message = channel.decode(parts[-1])
+        except BadFrame as error:
+            self._refusals.refuse(str(self.address), error.reason, str(error))
+            return
+        self._heard_at = self._loop.time()
+        self._said(message)
+
+    def _on_failure(self, parts: list[bytes]) -> None:
+        event = parse_monitor_message(parts)["event"]
+        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            detail = "it does not trust this front end's key"
+            self._refusals.refuse(str(self.address), "untrusted", detail)
+        else:
+            detail = "what answers there is not the holder of the key in its address"
+            self._refusals.refuse(str(self.address), "handshake", detail)

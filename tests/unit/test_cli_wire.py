@@ -1,0 +1,144 @@
+"""Keys for the wire, and what `mayfly node` and `mayfly front` refuse before they start."""
+
+from __future__ import annotations
+
+import json
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from mayfly_protocol.identity import make_pair, new_pair, secret_file, trusted_file
+from mayfly_server.cli import app
+from mayfly_server.cli.configuration.keys import COMMANDS, SERVER
+
+
+def mayfly(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+def test_a_key_from_its_making_to_its_revocation(state: Path) -> None:
+    where = ("--state-dir", str(state))
+    assert "keys init" in mayfly("keys", "show", *where).stdout
+    made = mayfly("keys", "init", *where)
+    own = made.stdout.strip()
+    assert len(own) == 64
+    assert stat.S_IMODE(secret_file(state).stat().st_mode) == 0o600
+    secret = secret_file(state).read_text().strip()
+    again = mayfly("keys", "init", *where)
+    assert again.exit_code == 1 and "already" in again.stderr
+
+    other = new_pair().public
+    assert mayfly("keys", "trust", "gateway-1", other, *where).exit_code == 0
+    shown = mayfly("keys", "show", *where)
+    assert shown.stdout == f"{own}\ntrusts gateway-1  {other}\n"
+    told = json.loads(mayfly("keys", "show", "--json", *where).stdout)
+    assert told == {"key": own, "trusted": [{"name": "gateway-1", "key": other}]}
+
+    unknown = mayfly("keys", "revoke", "gateway-2", *where)
+    assert unknown.exit_code == 1 and "gateway-1" in unknown.stderr
+    assert mayfly("keys", "revoke", "gateway-1", *where).exit_code == 0
+    assert json.loads(mayfly("keys", "show", "--json", *where).stdout)["trusted"] == []
+    assert secret not in "".join((made.output, shown.output, again.output))
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "problem"),
+    [
+        ("gateway", "not-a-key", "64 digits"),
+        ("two words", "0f" * 32, "no name"),
+        ("gateway", "0F" * 32, "64 digits"),
+    ],
+)
+def test_what_cannot_be_trusted(state: Path, name: str, key: str, problem: str) -> None:
+    refused = mayfly("keys", "trust", name, key, "--state-dir", str(state))
+    assert refused.exit_code == 1 and problem in refused.stderr
+    assert not trusted_file(state).exists()
+
+
+def test_two_of_one_name(state: Path) -> None:
+    where = ("--state-dir", str(state))
+    assert mayfly("keys", "trust", "a", new_pair().public, *where).exit_code == 0
+    refused = mayfly("keys", "trust", "a", new_pair().public, *where)
+    assert refused.exit_code == 1 and "twice" in refused.stderr
+
+
+def test_a_node_without_a_key_stays_at_home(state: Path) -> None:
+    refused = mayfly("node", "--control-host", "0.0.0.0", "--state-dir", str(state))
+    assert refused.exit_code == 1
+    assert "others can reach 0.0.0.0" in refused.stderr and "mayfly keys init" in refused.stderr
+    assert refused.stdout == "", "before anything is fetched"
+
+
+def test_a_node_whose_secret_is_none_does_not_start(state: Path) -> None:
+    make_pair(state)
+    secret_file(state).chmod(0o644)
+    refused = mayfly("node", "--state-dir", str(state))
+    assert refused.exit_code == 1 and "chmod 600" in refused.stderr
+
+
+def test_a_node_whose_list_is_broken_does_not_start(state: Path) -> None:
+    make_pair(state)
+    trusted_file(state).write_text("who?\n")
+    refused = mayfly("node", "--state-dir", str(state))
+    assert refused.exit_code == 1 and "line 1" in refused.stderr
+
+
+def test_a_taken_port(state: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        refused = mayfly("node", "--control-port", port, "--state-dir", str(state))
+    assert refused.exit_code == 1
+    assert f"cannot listen on 127.0.0.1 port {port}" in refused.stderr
+    assert "--control-port" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("ports", "status", "problem"),
+    [("ten", 2, "no range"), ("7799-7710", 2, "smaller"), ("7701-7710", 1, "node's own")],
+)
+def test_ports_that_cannot_be(state: Path, ports: str, status: int, problem: str) -> None:
+    refused = mayfly("node", "--worker-ports", ports, "--state-dir", str(state))
+    assert refused.exit_code == status and problem in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("nodes", "problem"),
+    [
+        ([], "no node is named"),
+        (["mac-2:7700"], "tcp://KEY@HOST:PORT"),
+        (["tcp://mac-2.local:7700"], "has no key"),
+        ([f"tcp://{'0f' * 32}@mac-2.local:7700"], "this front end has none"),
+        (["tcp://secret@mac-2.local:7700"], "no key"),
+    ],
+)
+def test_nodes_that_no_front_end_can_reach(state: Path, nodes: list[str], problem: str) -> None:
+    named = [part for node in nodes for part in ("--node", node)]
+    refused = mayfly("front", "--port", "0", "--state-dir", str(state), *named)
+    assert refused.exit_code == 1 and problem in refused.stderr
+    assert "secret" not in refused.stderr
+
+
+def test_a_front_end_that_others_can_reach_needs_api_keys(state: Path) -> None:
+    refused = mayfly(
+        *("front", "--host", "0.0.0.0", "--port", "0"),
+        *("--node", "tcp://127.0.0.1:7700", "--state-dir", str(state)),
+    )
+    assert refused.exit_code == 1 and "--api-keys-file" in refused.stderr
+
+
+def test_each_command_takes_what_means_something_to_it() -> None:
+    for command, names in COMMANDS.items():
+        shown = mayfly(command, "--help").output
+        for key in SERVER.values():
+            if key.name != "model":
+                assert (f"{key.option} " in shown or f"{key.option}\n" in shown) == (
+                    key.name in names
+                ), (command, key.option)

@@ -1,0 +1,248 @@
+"""Nodes and front ends as processes of their own, on TCP, and what may stand between them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from mayfly_protocol.identity import KeyPair, make_pair, read_pair, trusted_file, write_trusted
+from server_harness import alive, free_port, wait_for
+
+DEADLINE_S = 60.0
+OTHER_HOST = "127.0.0.2"
+"""Where a proxy stands: workers are dialled at the host of their node, with ports of their own."""
+
+
+def free_ports(count: int) -> int:
+    """The first of so many ports in a row that nobody uses."""
+    for _ in range(100):
+        first = free_port()
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError, OverflowError):
+            for port in range(first, first + count):
+                stack.enter_context(socket.create_server(("127.0.0.1", port)))
+            return first
+    raise AssertionError(f"no {count} free ports in a row")
+
+
+class Process:
+    """A ``mayfly`` command; ended with everything it has started."""
+
+    def __init__(self, folder: Path, name: str, *arguments: str, **environment: str) -> None:
+        self._path = folder / f"{name}.log"
+        with self._path.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "mayfly_server.cli", *arguments],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "HF_HUB_OFFLINE": "1", **environment},
+            )
+
+    def log(self) -> str:
+        return self._path.read_text(errors="replace")
+
+    def stop(self, how: int = signal.SIGTERM) -> int:
+        self.process.send_signal(how)
+        return self.process.wait(30)
+
+    def close(self) -> None:
+        started = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            started = psutil.Process(self.process.pid).children(recursive=True)
+        if self.process.poll() is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.stop()
+        for process in started:
+            if alive(process):
+                process.kill()
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+
+class TcpNode(Process):
+    """``mayfly node MODEL`` with a key, on the loopback interface, with ports for four workers."""
+
+    WORKERS = 4
+
+    def __init__(self, model: Path, folder: Path, *trusted: str, options: tuple[str, ...] = ()):
+        folder.mkdir(exist_ok=True)
+        self.state_dir = folder / "state"
+        self.pair = read_pair(self.state_dir) or make_pair(self.state_dir)
+        self.trust(*trusted)
+        self.port = free_ports(2 + self.WORKERS)
+        self.worker_ports = range(self.port + 2, self.port + 2 + self.WORKERS)
+        ports = f"{self.worker_ports[0]}-{self.worker_ports[-1]}"
+        super().__init__(
+            folder,
+            "node",
+            *("node", str(model), "--state-dir", str(self.state_dir), "--no-preload-blas"),
+            *("--control-port", str(self.port), "--worker-ports", ports, *options),
+        )
+
+    def trust(self, *keys: str) -> None:
+        """These, and nobody else."""
+        trusted = {key: f"peer-{number}" for number, key in enumerate(keys)}
+        write_trusted(trusted_file(self.state_dir), trusted)
+
+    def address(self, host: str = "127.0.0.1") -> str:
+        return f"tcp://{self.pair.public}@{host}:{self.port}"
+
+
+class TcpFront(Process):
+    """``mayfly front``. Its key has to be made, and trusted, before its nodes are there."""
+
+    def __init__(self, folder: Path, *nodes: str, options: tuple[str, ...] = ()) -> None:
+        folder.mkdir(exist_ok=True)
+        self.port = free_port()
+        named = [part for node in nodes for part in ("--node", node)]
+        super().__init__(
+            folder,
+            "front",
+            *("front", *named, "--port", str(self.port), "--state-dir", str(folder / "state")),
+            *options,
+        )
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=DEADLINE_S)
+
+    @staticmethod
+    def key(folder: Path) -> KeyPair:
+        """The pair that a front end with this folder will use."""
+        state_dir = folder / "state"
+        return read_pair(state_dir) or make_pair(state_dir)
+
+    def wait_ready(self) -> None:
+        def ready() -> bool:
+            assert self.process.poll() is None, f"the front end has left:\n{self.log()}"
+            with contextlib.suppress(httpx.TransportError):
+                return self.http.get("/readyz").status_code == 200
+            return False
+
+        wait_for(ready, "a ready front end", DEADLINE_S)
+
+    def chat(self, text: str, **options: object) -> httpx.Response:
+        [model] = self.http.get("/v1/models").json()["data"]
+        body = {"model": model["id"], "temperature": 0, "max_tokens": 8, **options}
+        body["messages"] = [{"role": "user", "content": text}]
+        return self.http.post("/v1/chat/completions", json=body)
+
+    def metric(self, beginning: str) -> float:
+        lines = self.http.get("/metrics").text.splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(beginning))
+
+    def close(self) -> None:
+        self.http.close()
+        super().close()
+
+
+class TcpProxy:
+    """Passes on what comes to ``ports`` of :data:`OTHER_HOST` to the same ports of the loopback
+    address, and keeps it in ``passed``. It can hold everything back, and cut every connection."""
+
+    def __init__(self, *ports: int) -> None:
+        self.passed = bytearray()
+        self.stalled = False
+        self.open = True
+        self._selector = selectors.DefaultSelector()
+        self._pairs: dict[socket.socket, socket.socket] = {}
+        self._lock = threading.Lock()
+        self._over = False
+        self._listeners = []
+        for port in ports:
+            try:
+                listener = socket.create_server((OTHER_HOST, port))
+            except OSError as error:
+                self._close_all(self._listeners)
+                pytest.skip(f"this system has no {OTHER_HOST}: {error}")
+            self._listeners.append(listener)
+            self._selector.register(listener, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
+        self._thread.start()
+
+    def cut(self) -> None:
+        """Ends every connection, and takes none until :meth:`heal`."""
+        self.open = False
+        with self._lock:
+            for end in list(self._pairs):
+                self._end(end)
+
+    def heal(self) -> None:
+        self.open, self.stalled = True, False
+
+    def close(self) -> None:
+        self._over = True
+        self._thread.join(10)
+        self._close_all([*self._listeners, *self._pairs])
+        self._selector.close()
+
+    def __enter__(self) -> TcpProxy:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        while not self._over:
+            if self.stalled:
+                self._nap()
+                continue
+            for key, _ in self._selector.select(0.02):
+                if self.stalled:
+                    break
+                end = key.fileobj
+                assert isinstance(end, socket.socket)
+                with self._lock:
+                    if end in self._listeners:
+                        self._accept(end)
+                    elif end in self._pairs:
+                        self._pass_on(end)
+
+    @staticmethod
+    def _nap() -> None:
+        threading.Event().wait(0.02)
+
+    def _accept(self, listener: socket.socket) -> None:
+        near, _ = listener.accept()
+        if not self.open:
+            near.close()
+            return
+        try:
+            far = socket.create_connection(("127.0.0.1", listener.getsockname()[1]))
+        except OSError:
+            near.close()
+            return
+        for end, other in ((near, far), (far, near)):
+            self._pairs[end] = other
+            self._selector.register(end, selectors.EVENT_READ)
+
+    def _pass_on(self, end: socket.socket) -> None:
+        try:
+            content = end.recv(65536)
+            self._pairs[end].sendall(content)
+        except OSError:
+            content = b""
+        self.passed += content
+        if not content:
+            self._end(end)
+
+    def _end(self, end: socket.socket) -> None:
+        other = self._pairs.get(end)
+        for each in (end, other):
+            if each is not None and self._pairs.pop(each, None) is not None:
+                self._selector.unregister(each)
+                each.close()
+
+    @staticmethod
+    def _close_all(sockets: list[socket.socket]) -> None:
+        for each in sockets:
+            each.close()
