@@ -1,0 +1,287 @@
+"""The README's commands, as they stand.
+
+A scripted model takes the place of the demo model, by the environment alone: the same name, on the
+port that the README names. Words in capitals, which stand for the reader's own, are filled in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from models import scripted
+from models.scripted import Play
+from server_harness import free_port, wait_for
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PORT = 8000
+URL = f"http://127.0.0.1:{PORT}"
+PATIENCE_S = 60.0
+ANSWER = "The capital of France is Paris."
+LOG = "RuntimeError: [METAL] Command buffer execution failed: Caused GPU Timeout Error"
+
+BLOCKS = [
+    (match[1], match[2]) for match in re.finditer(r"^```(\w*)\n(.*?)^```$", README, re.M | re.S)
+]
+COMMANDS = re.findall(r"^\| `(mayfly [^`]+)`", README, re.M)
+
+NOT_RUN = {
+    "pip install .": "installs from a package index",
+    "mayfly drill": "takes a minute; tests/chaos has it",
+    "mayfly service install serve": "would change this machine; it has tests of its own",
+}
+
+
+def block(beginning: str, language: str = "sh") -> str:
+    """The one that begins so."""
+    [found] = [text for kind, text in BLOCKS if kind == language and text.startswith(beginning)]
+    return found
+
+
+class Reader:
+    """Somebody who follows the README in a folder of their own, with a home of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        plays = [Play("capital of France", ANSWER)]
+        self.model = scripted.build(folder / "model", plays)
+        usual = {name: value for name, value in os.environ.items() if not name.startswith("XDG_")}
+        self.environment = {
+            **usual,
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "HOME": str(folder),
+            "HF_HUB_OFFLINE": "1",
+            "MAYFLY_MODEL": str(self.model),
+            "MAYFLY_NAME": "SmolLM2-135M-Instruct",
+            "MAYFLY_TRUST_REMOTE_CODE": "true",
+            "MAYFLY_PRELOAD_BLAS": "false",
+        }
+
+    def run(self, command: str, said: str = "", **environment: str) -> str:
+        """What a command prints; it has to succeed."""
+        ran = subprocess.run(
+            ["sh", "-e", "-c", command],
+            cwd=self.folder,
+            env={**self.environment, **environment},
+            input=said,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+        )
+        assert ran.returncode == 0, f"{command}\n{ran.stdout}\n{ran.stderr}"
+        return ran.stdout
+
+    @contextlib.contextmanager
+    def serving(
+        self, command: str, port: int = PORT, folder: Path | None = None, **environment: str
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        """A server that a command starts; Ctrl-C stops it, if nothing else has."""
+        log = self.folder / f"serve-{port}.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                ["sh", "-c", f"exec {command}"],
+                cwd=folder or self.folder,
+                env={**self.environment, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # so that Ctrl-C reaches all of it, as in a terminal
+            )
+        try:
+            wait_for(lambda: self._ready(process, port, log), "a ready server", PATIENCE_S)
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGINT)
+            process.wait(30)
+
+    @staticmethod
+    def _ready(process: subprocess.Popen[bytes], port: int, log: Path) -> bool:
+        assert process.poll() is None, log.read_text(errors="replace")
+        with contextlib.suppress(httpx.TransportError):
+            return httpx.get(f"http://127.0.0.1:{port}/readyz").status_code == 200
+        return False
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Reader:
+    return Reader(tmp_path_factory.mktemp("reader"))
+
+
+@pytest.fixture(scope="module")
+def server(reader: Reader) -> Iterator[subprocess.Popen[bytes]]:
+    """What the last line of the section without make starts."""
+    needs_port(PORT)
+    command = block("pip install .").splitlines()[-1]
+    assert command == "mayfly serve"
+    with reader.serving(command) as process:
+        yield process
+
+
+def needs_port(port: int) -> None:
+    with contextlib.suppress(httpx.TransportError):
+        httpx.get(f"http://127.0.0.1:{port}/livez", timeout=1)
+        pytest.skip(f"port {port}, which the README names, is taken on this machine")
+
+
+def test_every_block_is_looked_after() -> None:
+    """A new one needs a test here, or a reason in NOT_RUN."""
+    beginnings = [text.splitlines()[0].split("  ")[0] for _, text in BLOCKS]
+    assert beginnings == [
+        "make serve",
+        'make serve ARGS="mlx-community/Qwen3-4B-4bit --port 9000"',
+        ". .venv/bin/activate",
+        "pip install .",
+        "curl http://127.0.0.1:8000/v1/chat/completions \\",
+        "from openai import OpenAI",
+        "mayfly keys new keys.toml alice",
+        "from anthropic import Anthropic",
+        "mayfly config init",
+        "port = 9000",
+        "protocol/mayfly_protocol/",
+    ]
+
+
+def test_curl(reader: Reader, server: object) -> None:
+    if shutil.which("curl") is None:
+        pytest.skip("there is no curl here")
+    assert ANSWER in reader.run(block("curl"))
+
+
+@pytest.mark.parametrize("package", ["openai", "anthropic"])
+def test_python(reader: Reader, server: object, package: str) -> None:
+    script = reader.folder / f"with_{package}.py"
+    script.write_text(block(f"from {package} ", "python"))
+    assert reader.run(f"python {script}").strip() == ANSWER
+
+
+def test_keys(reader: Reader) -> None:
+    """On a port of its own, for the other server has the README's."""
+    port = free_port()
+    make, serve = (line.split("#")[0] for line in block("mayfly keys").splitlines())
+    key = reader.run(make).split()[-1]
+    environment = {"MAYFLY_PORT": str(port), "MAYFLY_STATE_DIR": str(reader.folder / "keyed")}
+    with reader.serving(serve, port, **environment):
+        models = f"http://127.0.0.1:{port}/v1/models"
+        assert httpx.get(models).status_code == 401
+        assert httpx.get(models, headers={"authorization": f"Bearer {key}"}).status_code == 200
+        chat = f"mayfly chat --url http://127.0.0.1:{port}"
+        assert ANSWER in reader.run(chat, "What is the capital of France?\n", MAYFLY_API_KEY=key)
+
+
+def test_configuration(reader: Reader) -> None:
+    init, show = block("mayfly config").splitlines()
+    folder = reader.folder / "configured"
+    folder.mkdir()
+    reader.run(f"cd {folder} && {init}")
+    assert "max_rows" in (folder / "mayfly.toml").read_text()
+    assert "MAYFLY_MODEL" in reader.run(f"cd {folder} && {show}")
+    (folder / "models" / "my-own").mkdir(parents=True)
+    (folder / "mayfly.toml").write_text(block("port = 9000", "toml"))
+    bare = "unset MAYFLY_MODEL MAYFLY_NAME"
+    shown = reader.run(f"{bare}; cd {folder} && {show}")
+    assert re.search(r"^port = 9000 +# .*mayfly.toml$", shown, re.M)
+    assert f'path = "{folder}/models/my-own"' in shown
+
+
+def test_two_servers_side_by_side(reader: Reader, server: object) -> None:
+    needs_port(8001)
+    [command] = re.findall(r"`(mayfly serve --port 8001 [^`]+)`", README)
+    with reader.serving(command, 8001):
+        assert httpx.get("http://127.0.0.1:8001/v1/models").status_code == 200
+        assert httpx.get(f"{URL}/readyz").status_code == 200
+
+
+def test_the_environment_is_activated() -> None:
+    if not (ROOT / ".venv" / "bin" / "activate").exists():
+        pytest.skip("there is no environment in .venv")
+    command = f"{block('. .venv')} command -v mayfly"
+    ran = subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True, text=True)
+    assert ran.stdout.strip() == str(ROOT / ".venv" / "bin" / "mayfly")
+
+
+def test_make_serves_another_model() -> None:
+    """What it would run: the model would have to be fetched."""
+    command = block("make serve ARGS").replace("make ", "make -n ", 1)
+    ran = subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True, text=True)
+    last = ran.stdout.splitlines()[-1]
+    assert last == ".venv/bin/mayfly serve mlx-community/Qwen3-4B-4bit --port 9000"
+
+
+def test_a_killed_worker_has_a_successor(reader: Reader, server: object) -> None:
+    assert "`kill -9 PID`" in README
+    [before] = httpx.get(f"{URL}/mayfly/status").json()["nodes"][0]["slots"]
+    reader.run(f"kill -9 {before['pid']}")
+
+    def replaced() -> bool:
+        [now] = httpx.get(f"{URL}/mayfly/status").json()["nodes"][0]["slots"]
+        return now["state"] == "ready" and now["pid"] != before["pid"]
+
+    wait_for(replaced, "the successor")
+    if shutil.which("curl"):
+        assert ANSWER in reader.run(block("curl"))
+
+
+EXPECTED = {
+    "mayfly serve [MODEL]": "--host",
+    "mayfly status": "ready",
+    "mayfly top": "1 of 1 ready",
+    "mayfly chat": ANSWER,
+    "mayfly doctor [MODEL]": "SEQUENCES AT ONCE",
+    "mayfly recycle SLOT": "recycling",
+    "mayfly quarantine list": "nothing is in quarantine",
+    "mayfly faults": "killed",
+    "mayfly faults explain < LOG": "metal_timeout",
+    "mayfly keys new FILE NAME": "",
+    "mayfly config show": "port = 8000",
+    "mayfly version": "mlx",
+    "mayfly drain": "draining",
+}
+"""Every command of the table, and what it is to print; the one that ends the server last."""
+
+
+def test_the_table_of_commands_is_looked_after() -> None:
+    assert set(COMMANDS) == {*EXPECTED, *(each for each in NOT_RUN if each.startswith("mayfly"))}
+
+
+@pytest.mark.parametrize("command", EXPECTED)
+def test_a_command(
+    reader: Reader, server: subprocess.Popen[bytes], tiny_model: Path, command: str
+) -> None:
+    (reader.folder / "gpu.log").write_text(f"{LOG}\n")
+    slot = httpx.get(f"{URL}/mayfly/status").json()["nodes"][0]["slots"][0]["slot"]
+    own = {"LOG": "gpu.log", "SLOT": slot, "FILE": "more.toml", "NAME": "bob"}
+    typed = re.sub(r"\b(LOG|SLOT|FILE|NAME)\b", lambda word: own[word[1]], command)
+    typed = typed.replace("[MODEL]", str(tiny_model))
+    if command.startswith("mayfly serve"):
+        typed = "mayfly serve --help"  # one runs already
+    if command == "mayfly top":
+        typed += " --once"  # there is no terminal to watch in
+    said = "What is the capital of France?\n" if command == "mayfly chat" else ""
+    assert EXPECTED[command] in reader.run(typed, said)
+    if command == "mayfly drain":
+        assert server.wait(30) == 0
+
+
+def test_make_serves_and_ctrl_c_stops_it(reader: Reader) -> None:
+    """Where the environment that make looks after is there already; or it would be made here."""
+    made = subprocess.run(["make", "-q", ".venv/.runtime"], cwd=ROOT, capture_output=True)
+    if made.returncode != 0:
+        pytest.skip("make would install into .venv first")
+    needs_port(PORT)
+    with reader.serving(block("make serve\n").strip(), folder=ROOT) as process:
+        assert httpx.get(f"{URL}/v1/models").json()["data"][0]["id"] == "SmolLM2-135M-Instruct"
+    assert process.returncode in (0, -signal.SIGINT)  # make ends as Ctrl-C has it end
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{URL}/livez")
