@@ -41,6 +41,15 @@ class Called:
     option: str
 
 
+Count = Annotated[int, Ge(1)]
+Gigabytes = Annotated[float, Ge(0)]
+Seconds = Annotated[float, Ge(0)]
+Patience = Annotated[float, Ge(0.1)]
+"""Seconds with a client, which cannot be none at all."""
+Budget = Annotated[float, Ge(1)]
+"""Seconds that a worker may take without being lost."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelKeys:
     """What may differ from model to model: outside of ``[[models]]``, what holds for all of them
@@ -48,7 +57,7 @@ class ModelKeys:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "allow_inf_nan": False}
 
-    workers: Annotated[int, Ge(1), Doc("Worker processes, each with the model.")] = 1
+    workers: Annotated[Count, Doc("Worker processes, each with the model.")] = 1
     adapter: Annotated[Path | None, Exists(folder=True), Doc("A folder with a LoRA adapter.")] = (
         None
     )
@@ -59,25 +68,25 @@ class ModelKeys:
     max_kv_size: Annotated[int | None, Ge(1), Doc("Keep only so many tokens in the KV cache.")] = (
         None
     )
-    max_rows: Annotated[int, Ge(1), Doc("Sequences that a worker decodes together.")] = 32
-    max_waiting: Annotated[int, Ge(1), Doc("Requests that may wait in a worker's queue.")] = 256
+    max_rows: Annotated[Count, Doc("Sequences that a worker decodes together.")] = 32
+    max_waiting: Annotated[Count, Doc("Requests that may wait in a worker's queue.")] = 256
     kv_budget: Annotated[
-        float, Ge(0), Doc("GB that the KV caches of running sequences may take; 0: what fits.")
+        Gigabytes, Doc("GB that the KV caches of running sequences may take; 0: what fits.")
     ] = 0.0
     prefix_cache: Annotated[
-        float, Ge(0), Doc("GB of KV caches kept for prompts to come; 0: what fits.")
+        Gigabytes, Doc("GB of KV caches kept for prompts to come; 0: what fits.")
     ] = 0.0
     memory_limit: Annotated[
-        float, Ge(0), Doc("GB that MLX may take in a worker; 0: an equal share of what there is.")
+        Gigabytes, Doc("GB that MLX may take in a worker; 0: an equal share of what there is.")
     ] = 0.0
     max_inferences: Annotated[
         int,
         Ge(0),
         Doc("Replace a worker after so many finished answers, a tenth more or less; 0: never."),
     ] = 10_000
-    max_age: Annotated[float, Ge(0), Doc("Replace a worker after so many seconds; 0: never.")] = 0.0
+    max_age: Annotated[Seconds, Doc("Replace a worker after so many seconds; 0: never.")] = 0.0
     max_footprint: Annotated[
-        float, Ge(0), Doc("Replace a worker that takes so many GB of memory; 0: never.")
+        Gigabytes, Doc("Replace a worker that takes so many GB of memory; 0: never.")
     ] = 0.0
 
 
@@ -165,60 +174,56 @@ class ServerKeys(ModelKeys):
         str, Doc("The address for that. The metrics can be read there by everyone, without a key.")
     ] = "127.0.0.1"
     max_body_bytes: Annotated[int, Ge(1024), Doc("The largest request body.")] = 32 << 20
-    max_connections: Annotated[int, Ge(1), Doc("Connections at a time.")] = 4096
+    max_connections: Annotated[Count, Doc("Connections at a time.")] = 4096
     max_head_bytes: Annotated[
         int, Ge(1024), Doc("The largest address and headers of a request, together.")
     ] = 32 << 10
     max_headers: Annotated[int, Ge(16), Doc("Headers that a request may have.")] = 128
     max_address_bytes: Annotated[int, Ge(256), Doc("The longest address of a request.")] = 8 << 10
-    head_wait: Annotated[
-        float, Ge(0.1), Doc("Seconds that a request's headers may take to arrive.")
-    ] = 10.0
+    head_wait: Annotated[Patience, Doc("Seconds that a request's headers may take to arrive.")] = (
+        10.0
+    )
     body_wait: Annotated[
-        float,
-        Ge(0.1),
+        Patience,
         Doc("Seconds that its body may take, and one more for each 10 kB that came."),
     ] = 30.0
     slow_reader: Annotated[
-        float, Ge(0.1), Doc("Seconds after which a client that does not read is cut.")
+        Patience, Doc("Seconds after which a client that does not read is cut.")
     ] = 60.0
 
     queue_wait: Annotated[
-        float, Ge(0), Doc("Seconds that a request waits for a worker that is being loaded.")
+        Seconds, Doc("Seconds that a request waits for a worker that is being loaded.")
     ] = 30.0
     failover_wait: Annotated[
-        float, Ge(0), Doc("Seconds that one whose worker was lost waits for another.")
+        Seconds, Doc("Seconds that one whose worker was lost waits for another.")
     ] = 120.0
-    max_attempts: Annotated[int, Ge(1), Doc("Workers that a request may outlive.")] = 5
+    max_attempts: Annotated[Count, Doc("Workers that a request may outlive.")] = 5
     request_timeout: Annotated[
-        float, Ge(0), Doc("Seconds that a request may take in all; 0: as many as it likes.")
+        Seconds, Doc("Seconds that a request may take in all; 0: as many as it likes.")
     ] = 3600.0
     quarantine_ttl: Annotated[
-        float,
-        Ge(0),
+        Seconds,
         Doc("Refuse a request that workers died of for so many seconds; 0: never."),
     ] = 3600.0
-    keep_alive: Annotated[
-        float, Ge(0.1), Doc("Seconds after which a silent stream gets a comment.")
-    ] = 10.0
+    keep_alive: Annotated[Patience, Doc("Seconds after which a silent stream gets a comment.")] = (
+        10.0
+    )
     max_unread_bytes: Annotated[
         int, Ge(65536), Doc("What may wait for a client that does not read its stream.")
     ] = 4 << 20
 
     stop_grace: Annotated[
-        float, Ge(0), Doc("Seconds that running requests may take when the server stops.")
+        Seconds, Doc("Seconds that running requests may take when the server stops.")
     ] = 5.0
     drain_grace: Annotated[
-        float, Ge(0), Doc("Seconds that they may take in a worker that is replaced.")
+        Seconds, Doc("Seconds that they may take in a worker that is replaced.")
     ] = 30.0
     silent_budget: Annotated[
-        float, Ge(1), Doc("Seconds without a word after which a worker is lost.")
+        Budget, Doc("Seconds without a word after which a worker is lost.")
     ] = 5.0
-    load_budget: Annotated[float, Ge(1), Doc("Seconds that a load may stand still.")] = 120.0
-    prefill_budget: Annotated[float, Ge(1), Doc("Seconds that one chunk of a prompt may take.")] = (
-        30.0
-    )
-    decode_budget: Annotated[float, Ge(1), Doc("Seconds that one step may take.")] = 20.0
+    load_budget: Annotated[Budget, Doc("Seconds that a load may stand still.")] = 120.0
+    prefill_budget: Annotated[Budget, Doc("Seconds that one chunk of a prompt may take.")] = 30.0
+    decode_budget: Annotated[Budget, Doc("Seconds that one step may take.")] = 20.0
     retry_max: Annotated[
         float, Ge(1), Doc("The longest pause, in seconds, before a lost worker is replaced.")
     ] = 300.0
