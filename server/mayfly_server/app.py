@@ -93,7 +93,7 @@ def create_app(settings: FrontSettings, keys: Sequence[Key] = ()) -> FastAPI:
         app.include_router(routes.router, responses=FAILURES)
     app.include_router(anthropic.router, responses=ANTHROPIC_FAILURES)
     app.include_router(health.router, responses={"4XX": FAILURES["4XX"]})
-    document.install(app)
+    document.install(app, locked=keyring.locked)
     for untold in (events, page):
         app.include_router(untold.router)
     if settings.metrics != "off":

@@ -22,6 +22,9 @@ from mayfly_server.api.schemas.base import REFERENCE
 from mayfly_server.api.schemas.completions import ChatEvent, TextEvent
 from mayfly_server.api.schemas.messages import MessageEvent
 from mayfly_server.api.schemas.responses import ResponsesEvent
+from mayfly_server.app import create_app
+from mayfly_server.config import FrontSettings
+from mayfly_server.edge.keys import from_environment
 from models.fake_engine import FakeNode, accept, finish, step
 from models.running_front import RunningFront
 from server_harness import Server
@@ -220,8 +223,14 @@ def test_errors_in_the_middle_are_as_documented(document: dict[str, Any], path: 
 
 
 def test_keys_are_documented(document: dict[str, Any]) -> None:
+    """As what may be sent where there are none, as what has to be where there are."""
     assert document["components"]["securitySchemes"].keys() == {"bearer", "header"}
+    assert document["security"] == [{"bearer": []}, {"header": []}, {}]
     assert document["paths"]["/livez"]["get"]["security"] == []
+    keys = from_environment({"MAYFLY_API_KEYS": "some-key"})
+    locked = create_app(FrontSettings(nodes=("ipc:///nowhere",)), keys).openapi()
+    assert locked["security"] == [{"bearer": []}, {"header": []}]
+    assert locked["paths"]["/livez"]["get"]["security"] == []
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,8 @@ from typing import Any
 
 from fastapi import FastAPI
 
+from mayfly_server.edge.gate import PROBES
+
 DESCRIPTION = """\
 MLX language models, over the APIs of OpenAI (chat completions, completions, responses) and
 Anthropic (messages).
@@ -16,7 +18,6 @@ Where API keys are configured, every request needs one (`Authorization: Bearer K
 answer; otherwise one is drawn. Streams are server-sent events; comments in them keep the connection
 alive.
 """
-_PROBES = ("/livez", "/readyz", "/health")
 
 
 def package_version() -> str:
@@ -26,29 +27,29 @@ def package_version() -> str:
         return "0"
 
 
-def install(app: FastAPI) -> None:
-    """Adds what a caller may have to send, keys where there are any, and what events are made
-    of."""
+def install(app: FastAPI, *, locked: bool) -> None:
+    """Adds what a caller has to send, keys where the server is ``locked``, and what events are
+    made of."""
     make = app.openapi
 
     def document() -> dict[str, Any]:
         known = app.openapi_schema is not None
         made = make()
         if not known:
-            _add_keys(made)
+            _add_keys(made, locked=locked)
             _add_events(made)
         return made
 
     app.openapi = document  # type: ignore[method-assign]
 
 
-def _add_keys(document: dict[str, Any]) -> None:
+def _add_keys(document: dict[str, Any], *, locked: bool) -> None:
     document["components"]["securitySchemes"] = {
         "bearer": {"type": "http", "scheme": "bearer"},
         "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
     }
-    document["security"] = [{"bearer": []}, {"header": []}, {}]
-    for probe in _PROBES:
+    document["security"] = [{"bearer": []}, {"header": []}, *([] if locked else [{}])]
+    for probe in PROBES:
         document["paths"][probe]["get"]["security"] = []
 
 
