@@ -227,8 +227,10 @@ class ResponsesRequest(Strict):
     conversation: Stored = None
     prompt: Stored = None
     background: Annotated[Literal[False] | None, BeforeValidator(_no_background)] = None
+    access_programs: Unsupported = None
     background_options: Unsupported = None
     context_management: Unsupported = None
+    image: Unsupported = None
     max_tool_calls: Unsupported = None
     moderation: Unsupported = None
     prompt_cache_options: Unsupported = None

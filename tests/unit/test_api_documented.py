@@ -1,0 +1,35 @@
+"""Every parameter that the released clients can send is known: heeded, or refused as one that is
+not supported. None of them is taken for a mistake in writing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from anthropic.types import message_count_tokens_params, message_create_params
+from openai.types import completion_create_params
+from openai.types.chat import completion_create_params as chat_create_params
+from openai.types.responses import response_create_params
+from pydantic import BaseModel
+
+from mayfly_server.api.anthropic.request import CountTokensRequest, MessagesRequest
+from mayfly_server.api.chat_request import ChatRequest
+from mayfly_server.api.completion_request import CompletionRequest
+from mayfly_server.api.responses.request import ResponsesRequest
+
+IN_A_HEADER = {"workspace_id"}
+DOCUMENTED: dict[type[BaseModel], Any] = {
+    ChatRequest: chat_create_params.CompletionCreateParamsBase,
+    CompletionRequest: completion_create_params.CompletionCreateParamsBase,
+    ResponsesRequest: response_create_params.ResponseCreateParamsBase,
+    MessagesRequest: message_create_params.MessageCreateParamsBase,
+    CountTokensRequest: message_count_tokens_params.MessageCountTokensParams,
+}
+
+
+@pytest.mark.parametrize("request_type", DOCUMENTED)
+def test_every_documented_parameter_is_known(request_type: type[BaseModel]) -> None:
+    documented = set(DOCUMENTED[request_type].__annotations__) - IN_A_HEADER
+    assert len(documented) > 5
+    known = {field.alias or name for name, field in request_type.model_fields.items()}
+    assert documented <= known
