@@ -53,6 +53,7 @@ class Reader:
     """Somebody who follows the README in a folder of their own, with a home of their own."""
 
     def __init__(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
         self.folder = folder
         plays = [Play("capital of France", ANSWER)]
         self.model = scripted.build(folder / "model", plays)
@@ -83,12 +84,11 @@ class Reader:
         return ran.stdout
 
     @contextlib.contextmanager
-    def serving(
-        self, command: str, port: int = PORT, folder: Path | None = None, **environment: str
+    def running(
+        self, command: str, name: str, folder: Path | None = None, **environment: str
     ) -> Iterator[subprocess.Popen[bytes]]:
-        """A server that a command starts; Ctrl-C stops it, if nothing else has."""
-        log = self.folder / f"serve-{port}.log"
-        with log.open("wb") as output:
+        """What a command starts; Ctrl-C stops it, if nothing else has."""
+        with self.log(name).open("wb") as output:
             process = subprocess.Popen(
                 ["sh", "-c", f"exec {command}"],
                 cwd=folder or self.folder,
@@ -99,16 +99,27 @@ class Reader:
                 start_new_session=True,  # so that Ctrl-C reaches all of it, as in a terminal
             )
         try:
-            wait_for(lambda: self._ready(process, port, log), "a ready server", PATIENCE_S)
             yield process
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGINT)
             process.wait(30)
 
-    @staticmethod
-    def _ready(process: subprocess.Popen[bytes], port: int, log: Path) -> bool:
-        assert process.poll() is None, log.read_text(errors="replace")
+    @contextlib.contextmanager
+    def serving(
+        self, command: str, port: int = PORT, folder: Path | None = None, **environment: str
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        """A server on this port, ready."""
+        name = f"serve-{port}"
+        with self.running(command, name, folder, **environment) as process:
+            wait_for(lambda: self._ready(process, port, name), "a ready server", PATIENCE_S)
+            yield process
+
+    def log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+    def _ready(self, process: subprocess.Popen[bytes], port: int, name: str) -> bool:
+        assert process.poll() is None, self.log(name).read_text(errors="replace")
         with contextlib.suppress(httpx.TransportError):
             return httpx.get(f"http://127.0.0.1:{port}/readyz").status_code == 200
         return False
@@ -149,6 +160,7 @@ def test_every_block_is_looked_after() -> None:
         "from anthropic import Anthropic",
         "mayfly config init",
         "port = 9000",
+        "mac-2$",
         "protocol/mayfly_protocol/",
     ]
 
@@ -251,8 +263,13 @@ EXPECTED = {
 """Every command of the table, and what it is to print; the one that ends the server last."""
 
 
+BETWEEN_MACHINES = ("mayfly node [MODEL]", "mayfly front --node ADDRESS", "mayfly keys init")
+"""What :func:`test_several_machines` runs."""
+
+
 def test_the_table_of_commands_is_looked_after() -> None:
-    assert set(COMMANDS) == {*EXPECTED, *(each for each in NOT_RUN if each.startswith("mayfly"))}
+    not_run = {each for each in NOT_RUN if each.startswith("mayfly")}
+    assert set(COMMANDS) == {*EXPECTED, *BETWEEN_MACHINES, *not_run}
 
 
 @pytest.mark.parametrize("command", EXPECTED)
@@ -285,3 +302,29 @@ def test_make_serves_and_ctrl_c_stops_it(reader: Reader) -> None:
     assert process.returncode in (0, -signal.SIGINT)  # make ends as Ctrl-C has it end
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{URL}/livez")
+
+
+def test_several_machines(tmp_path: Path) -> None:
+    """Two homes on this machine, which also has to answer for the name of the one with the node."""
+    needs_port(7700)
+    machines = {"mac-2$": Reader(tmp_path / "mac-2"), "gateway$": Reader(tmp_path / "gateway")}
+    lines = [line.split("#")[0].split(maxsplit=1) for line in block("mac-2$").splitlines()]
+    keys: dict[str, str] = {}
+    port = free_port()
+    with contextlib.ExitStack() as stack:
+        for prompt, command in lines:
+            machine = machines[prompt]
+            [other] = machines.keys() - {prompt}
+            typed = command.strip().replace("KEY", keys.get(other, "KEY"))
+            typed = typed.replace("mlx-community/Qwen3-4B-4bit", str(machine.model))
+            typed = typed.replace("mac-2.local", "127.0.0.1")
+            if command.startswith("mayfly keys"):
+                said = re.search(r"\b[0-9a-f]{64}\b", machine.run(typed))
+                keys.setdefault(prompt, said[0] if said else "")
+            elif command.startswith("mayfly node"):
+                stack.enter_context(machine.running(typed, "node"))
+            else:
+                started = machine.serving(typed, port, MAYFLY_PORT=str(port))
+                stack.enter_context(started)
+        ask = f"mayfly chat --url http://127.0.0.1:{port}"
+        assert ANSWER in machines["gateway$"].run(ask, "What is the capital of France?\n")
