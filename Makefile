@@ -18,7 +18,7 @@ MADE := $(VENV)/.made
 RUNTIME := $(VENV)/.runtime$(addprefix -,$(EXTRA))
 DEV := $(VENV)/.dev
 
-.PHONY: help serve test test-long lint format bench docs lock wheel hooks clean distclean
+.PHONY: help serve test test-long lint format bench docs dashboards lock wheel hooks clean distclean
 .DELETE_ON_ERROR:
 
 help: ## List the commands
@@ -36,6 +36,9 @@ test-long: $(DEV) ## Run the tests that are too long for CI
 
 bench: $(RUNTIME) ## Measure speed beside mlx-lm (ARGS="MODEL_FOLDER --concurrency 1 8 32")
 	$(BIN)/python bench/speed.py $(ARGS)
+
+dashboards: $(DEV) ## Write Grafana's dashboards anew, from grafana/generate.py
+	$(BIN)/python grafana/generate.py
 
 lint: $(DEV) ## Check style, types and import rules
 	$(BIN)/ruff check

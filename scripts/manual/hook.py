@@ -31,6 +31,7 @@ TAKEN: Mapping[str, str] = {
     "CONTRIBUTING.md": "contributing.md",
     "bench/RESULTS.md": "results.md",
     "deploy/README.md": "deploy.md",
+    "grafana/README.md": "grafana.md",
 }
 """Files of the repository, and what they are called in the manual."""
 ELSEWHERE: Mapping[str, str] = {

@@ -22,6 +22,9 @@ class RefusalCounts:
         self._last: dict[str, tuple[str, Mapping[str, int]]] = {}
 
     def take(self, source: str, epoch: str, counts: Mapping[str, int]) -> None:
+        if source not in self._last:
+            for reason in _REASONS:  # at 0, so that the first refusal is seen as an increase
+                self._counter.labels(source, reason)
         before, last = self._last.get(source, ("", {}))
         if before != epoch:
             last = {}
