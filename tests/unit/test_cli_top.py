@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -12,6 +19,8 @@ from typer.testing import CliRunner, Result
 
 from mayfly_server.cli import app
 from mayfly_server.cli.frame import BAR, bar, frame, paced, rate, size, span
+from models.fake_engine import FakeNode
+from models.running_front import RunningFront
 
 VIEW: dict[str, Any] = {
     "slot": "smol-0", "model": "smol", "state": "ready", "incarnation": 3, "pid": 4711,
@@ -180,3 +189,57 @@ def test_nobody_there_is_said() -> None:
     result = CliRunner().invoke(app, ["top", "--once", "--url", "http://127.0.0.1:9"])
     assert result.exit_code == 1
     assert "no server answers" in result.stderr
+
+
+class Terminal:
+    """A terminal in which a command runs."""
+
+    def __init__(self, *command: str) -> None:
+        self._master, slave = pty.openpty()
+        environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "140", "LINES": "30"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "mayfly_server.cli", *command],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env=environment,
+            start_new_session=True,
+        )
+        os.close(slave)
+        os.set_blocking(self._master, False)
+        self.shown = ""
+
+    def wait(self, condition: Callable[[str], bool]) -> None:
+        """Reads on until what came since the last call fits."""
+        deadline = time.monotonic() + 20
+        since = len(self.shown)
+        while not condition(self.shown[since:]):
+            assert time.monotonic() < deadline, self.shown[since:]
+            assert self.process.poll() is None, self.shown
+            try:
+                self.shown += os.read(self._master, 65536).decode(errors="replace")
+            except BlockingIOError:
+                time.sleep(0.02)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._master)
+
+
+def test_a_terminal_follows_a_worker_through_its_death() -> None:
+    """And the server through its absence, until Ctrl-C."""
+    with FakeNode() as node:
+        node.worker()
+        with RunningFront(node.control) as front:
+            terminal = Terminal("top", "--url", front.url)
+            try:
+                terminal.wait(lambda shown: "● ready" in shown and "no worker was lost" in shown)
+                node.lose("slot-1", "crashed")
+                terminal.wait(lambda shown: "‖ waiting" in shown and "† crashed" in shown)
+                front.stop()
+                terminal.wait(lambda shown: "not connected; trying again" in shown)
+                terminal.process.send_signal(signal.SIGINT)
+                assert terminal.process.wait(20) == 0
+            finally:
+                terminal.close()
