@@ -15,6 +15,8 @@ import pytest
 from cgroup_harness import SmallCgroup
 from models import scripted, tiny
 
+LONG_S = 3600
+
 
 def pytest_configure() -> None:
     """What the tests' own starter ignores, as a shell does with SIGINT for a command in its
@@ -25,6 +27,13 @@ def pytest_configure() -> None:
     ):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, usual)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is long takes as long as the machine needs, which may be busy."""
+    for item in items:
+        if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(LONG_S))
 
 
 @pytest.fixture(scope="session")
