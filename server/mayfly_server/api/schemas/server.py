@@ -96,6 +96,9 @@ class NodeStatus(Answer):
     pid: int
     epoch: str
     silent: Annotated[bool, Field(description="Nothing was heard of it lately.")]
+    refused: Annotated[
+        dict[str, int], Field(description="What peers were refused at its sockets, by reason.")
+    ]
     slots: list[SlotStatus]
     losses: list[LossStatus]
     autopsies: list[AutopsyStatus]
