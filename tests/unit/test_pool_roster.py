@@ -86,6 +86,24 @@ def test_a_worker_is_watched_while_its_own_reaper_is_heard() -> None:
     assert not heard(replace(ROSTER, epoch="newer")).watched(WORKER, 100.0)
 
 
+def test_a_new_reaper_voids_the_ones_before_it() -> None:
+    """Also where an old roster comes after a new one, over the other of two connections."""
+    known = heard(ROSTER, replace(ROSTER, epoch="b", revision=1, slots=()))
+    assert not known.hear("ipc://x", replace(ROSTER, revision=99), 101.0)
+    assert list(known.slots(101.0)) == []
+    assert known.hear("ipc://x", replace(ROSTER, epoch="c", revision=0), 102.0)
+    for void in ("a", "b"):
+        assert not known.hear("ipc://x", replace(ROSTER, epoch=void, revision=100), 103.0)
+    assert known.hear("ipc://another", ROSTER, 103.0), "at another address it is nobody's past"
+
+
+def test_a_node_that_is_given_up_is_forgotten() -> None:
+    known = heard(ROSTER)
+    known.forget("ipc://x")
+    assert not known
+    known.forget("ipc://x")
+
+
 @pytest.mark.parametrize(
     ("view", "coming", "ready_in_s"),
     [

@@ -14,8 +14,16 @@ loads = st.dictionaries(names, st.integers(0, 50), min_size=1, max_size=12)
 keys = st.binary(min_size=1, max_size=64)
 
 
-def candidates(load_of: dict[str, int]) -> list[Candidate[str]]:
-    return [Candidate(name, load, name) for name, load in load_of.items()]
+capacities = st.integers(1, 128)
+
+
+def candidates(
+    load_of: dict[str, int], capacity_of: dict[str, int] | None = None
+) -> list[Candidate[str]]:
+    return [
+        Candidate(name, load, name, (capacity_of or {}).get(name, 1))
+        for name, load in load_of.items()
+    ]
 
 
 def chosen(load_of: dict[str, int], key: bytes | None) -> str:
@@ -73,3 +81,44 @@ def test_a_busy_home_sends_on() -> None:
     busy = {"a": 0, "b": 0} | {home: 5}
     assert chosen(busy, b"conversation") != home
     assert chosen({"a": 5, "b": 5}, b"conversation") == home
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.dictionaries(names, st.tuples(st.integers(0, 50), capacities), min_size=1), keys)
+def test_a_share_is_in_proportion_to_what_a_worker_can_run(
+    workers: dict[str, tuple[int, int]], key: bytes
+) -> None:
+    load_of = {name: load for name, (load, _) in workers.items()}
+    capacity_of = {name: capacity for name, (_, capacity) in workers.items()}
+    best = choose(candidates(load_of, capacity_of), key)
+    assert best is not None, "somebody always has less than his share"
+    total, whole = sum(load_of.values()) + 1, sum(capacity_of.values())
+    assert best.load + 1 <= math.ceil(LOAD_BOUND * total * best.capacity / whole)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.dictionaries(names, capacities, min_size=2, max_size=12), keys)
+def test_another_workers_end_moves_no_conversation_between_unequal_ones(
+    capacity_of: dict[str, int], key: bytes
+) -> None:
+    idle = dict.fromkeys(capacity_of, 0)
+    home = choose(candidates(idle, capacity_of), key)
+    assert home is not None
+    for gone in capacity_of.keys() - {home.name}:
+        left = {name: 0 for name in capacity_of if name != gone}
+        again = choose(candidates(left, capacity_of), key)
+        assert again is not None and again.name == home.name
+
+
+def test_conversations_spread_by_capacity() -> None:
+    capacity_of = {"studio": 64, "mini": 16, "air": 16}
+    idle = dict.fromkeys(capacity_of, 0)
+    homes = [choose(candidates(idle, capacity_of), str(i).encode()) for i in range(3000)]
+    counts = {name: sum(home is not None and home.name == name for home in homes) for name in idle}
+    assert 1850 < counts["studio"] < 2150
+    assert all(400 < counts[name] < 600 for name in ("mini", "air"))
+
+
+def test_load_without_a_conversation_is_by_capacity_too() -> None:
+    best = choose(candidates({"studio": 5, "mini": 2}, {"studio": 64, "mini": 16}), None)
+    assert best is not None and best.name == "studio"

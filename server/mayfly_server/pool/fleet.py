@@ -197,7 +197,7 @@ class Fleet:
         """
         best = choose(
             (
-                Candidate(slot.name, link.load, link)
+                Candidate(slot.name, link.load, link, slot.capacity)
                 for slot, link in self._usable()
                 if slot.view.model == model
                 and slot.incarnation not in refused

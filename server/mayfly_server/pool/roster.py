@@ -42,29 +42,48 @@ class Slot:
         """The same for every incarnation."""
         return f"{self.node}/{self.view.slot}"
 
+    @property
+    def capacity(self) -> int:
+        """How many requests its worker can run together, by what it says."""
+        return max(1, self.view.card.rows) if self.view.card is not None else 1
+
+
+EPOCHS_REMEMBERED = 16
+
 
 @dataclass(frozen=True, slots=True)
 class _Heard:
     roster: Roster
     at: float
+    void: tuple[str, ...] = ()
+    """Epochs of reapers that were at this address before."""
 
 
 class Rosters:
     """The latest roster of each node, by the address it was heard at. Times are on the caller's
-    monotonic clock."""
+    monotonic clock.
+
+    A reaper that is new at an address voids the ones before it, and all of their incarnations: what
+    still comes of them, over a connection that is slower than another one, changes nothing.
+    """
 
     def __init__(self, silence_s: float) -> None:
         self._silence_s = silence_s
         self._heard: dict[str, _Heard] = {}
 
     def hear(self, address: str, roster: Roster, now: float) -> bool:
-        """Takes a roster in, unless it is older than the one that is known."""
+        """Takes a roster in, unless it is older than the one that is known. Returns whether."""
         known = self._heard.get(address)
+        void: tuple[str, ...] = ()
         if known is not None:
-            same_reaper = known.roster.epoch == roster.epoch
-            if same_reaper and roster.revision < known.roster.revision:
+            void = known.void
+            if roster.epoch in void:
                 return False
-        self._heard[address] = _Heard(roster, now)
+            if roster.epoch != known.roster.epoch:
+                void = (*void, known.roster.epoch)[-EPOCHS_REMEMBERED:]
+            elif roster.revision < known.roster.revision:
+                return False
+        self._heard[address] = _Heard(roster, now, void)
         return True
 
     def forget(self, address: str) -> None:
