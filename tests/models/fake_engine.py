@@ -20,6 +20,7 @@ from typing import Any
 import zmq
 
 from mayfly_protocol.codec import encode, to_node, to_worker
+from mayfly_protocol.identity import KeyPair, new_pair
 from mayfly_protocol.lifecycle import ModelCard
 from mayfly_protocol.roster import (
     ROSTER_TOPIC,
@@ -127,17 +128,18 @@ class FakeWorker:
     """``submits`` and ``cancels`` are what front ends have sent. A ``mute`` one answers no ping, a
     ``deaf`` one no question about tokens."""
 
-    def __init__(self, folder: Path, name: str, script: Script) -> None:
+    def __init__(self, place: str, script: Script, pair: KeyPair | None = None) -> None:
         self.script = script
         self.submits: list[Submit] = []
         self.cancels: list[Cancel] = []
         self.mute = False
         self.deaf = False
-        self.endpoint = f"ipc://{folder}/{name}.ipc"
+        self.endpoint = place
+        self.pair = pair
         self._running: dict[tuple[str, int], _Running] = {}
         self._stop = threading.Event()
         self._bound = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run, name=place, daemon=True)
         self._thread.start()
         assert self._bound.wait(5)
 
@@ -149,6 +151,7 @@ class FakeWorker:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
+        _lock(self._socket, self.pair)
         self._socket.bind(self.endpoint)
         self._bound.set()
         try:
@@ -201,16 +204,30 @@ class FakeWorker:
         self._socket.send_multipart([peer, encode(message)])
 
 
-class FakeNode:
-    """To be entered. ``asked`` is set when somebody has sent an ``Ask``."""
+def _lock(socket: zmq.Socket[bytes], pair: KeyPair | None) -> None:
+    """Whoever knows the public key may come in."""
+    if pair is not None:
+        socket.setsockopt(zmq.CURVE_SERVER, 1)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, pair.secret)
 
-    def __init__(self, model: str = "tiny") -> None:
+
+class FakeNode:
+    """To be entered. ``asked`` is set when somebody has sent an ``Ask``. With a ``port`` it is on
+    TCP, with CURVE: there, on the next port, and with its workers on those that follow."""
+
+    def __init__(self, model: str = "tiny", *, port: int = 0, name: str = "node") -> None:
         self.model = model
         self.asked = threading.Event()
         self.workers: list[FakeWorker] = []
         self._folder = Path(tempfile.mkdtemp(prefix="mayfly-"))
+        self._port = port
+        self.pair = new_pair() if port else None
         self.control = f"ipc://{self._folder}/node.ipc"
-        self._roster = Roster("node", "epoch", 0, 1, ())
+        self._places = (self.control, f"ipc://{self._folder}/roster.ipc")
+        if port:
+            self.control = self.address("127.0.0.1")
+            self._places = (f"tcp://127.0.0.1:{port}", f"tcp://127.0.0.1:{port + 1}")
+        self._roster = Roster(name, f"epoch of {name}", 0, 1, ())
         self._lock = threading.Lock()
         self._news = threading.Event()
         self._stop = threading.Event()
@@ -228,10 +245,19 @@ class FakeNode:
             worker.die()
         shutil.rmtree(self._folder)
 
+    def address(self, host: str) -> str:
+        """What a front end calls a node on TCP."""
+        assert self.pair is not None
+        return f"tcp://{self.pair.public}@{host}:{self._port}"
+
     def worker(self, script: Script | None = None, *, slot: str = "", **more: Any) -> FakeWorker:
         """Starts a worker, ready for requests."""
         number = len(self.workers) + 1
-        worker = FakeWorker(self._folder, f"w{number}", script or say())
+        pair = new_pair() if self._port else None
+        place = f"ipc://{self._folder}/w{number}.ipc"
+        if self._port:
+            place = f"tcp://127.0.0.1:{self._port + 1 + number}"
+        worker = FakeWorker(place, script or say(), pair)
         self.workers.append(worker)
         view = SlotView(
             slot or f"slot-{number}",
@@ -240,6 +266,7 @@ class FakeNode:
             number,
             pid=1000 + number,
             endpoint=worker.endpoint,
+            public_key=pair.public if pair is not None else "",
             card=CARD,
         )
         self.show(replace(view, **more))
@@ -294,8 +321,9 @@ class FakeNode:
     def _run(self) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         router, publisher = context.socket(zmq.ROUTER), context.socket(zmq.XPUB)
-        router.bind(self.control)
-        publisher.bind(f"ipc://{self._folder}/roster.ipc")
+        for socket, place in zip((router, publisher), self._places, strict=True):
+            _lock(socket, self.pair)
+            socket.bind(place)
         published = 0.0
         while not self._stop.is_set():
             subscribed = bool(publisher.poll(0)) and bool(publisher.recv())
