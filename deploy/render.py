@@ -7,38 +7,27 @@ from pathlib import Path
 
 from mayfly_reaper.settings import Budgets
 from mayfly_server.cli.services import launchd, systemd
-from mayfly_server.cli.services.description import Service, front_stop_s, node_stop_s
+from mayfly_server.cli.services.description import Role, Scope, Service, front_stop_s, node_stop_s
 from mayfly_server.config import FrontSettings
 
 HERE = Path(__file__).parent
-MEMORY_GB = 64
-MAC = "/opt/mayfly/bin/mayfly"
-PYTHON = "/opt/mayfly/bin/python"
+MEMORY = 64 * 10**9
+MAYFLY = "/opt/mayfly/bin/mayfly"
 
 
-def serve(scope: str) -> Service:
+def service(role: Role, scope: Scope = "system") -> Service:
     home = "/Users/me/Library/Application Support/mayfly" if scope == "user" else "/etc/mayfly"
+    front = role == "front"
     return Service(
-        name="serve",
-        role="serve",
-        scope="user" if scope == "user" else "system",
-        command=(MAC, "serve", "--config", f"{home}/mayfly.toml"),
-        stop_s=node_stop_s(MEMORY_GB * 10**9, Budgets()),
-        stop_reason=f"Enough for a model that fills {MEMORY_GB} GB.",
+        name=role,
+        role=role,
+        scope=scope,
+        command=(MAYFLY, role, "--config", f"{home}/mayfly.toml"),
+        stop_s=front_stop_s(FrontSettings(())) if front else node_stop_s(MEMORY, Budgets()),
+        stop_reason=f"Enough for a model that fills {MEMORY / 1e9:.0f} GB.",
         user=None if scope == "user" else "mayfly",
+        listen=("127.0.0.1:8001",) if front else (),
     )
-
-
-FRONT = Service(
-    name="front",
-    role="front",
-    scope="system",
-    command=(PYTHON, "-m", "mayfly_server.front", "--node", "tcp://mac-1.local:7700"),
-    stop_s=front_stop_s(FrontSettings(())),
-    stop_reason="A front end has no model: its streams take longest.",
-    user="mayfly",
-    listen=("127.0.0.1:8001",),
-)
 
 
 def texts() -> dict[Path, str]:
@@ -46,9 +35,9 @@ def texts() -> dict[Path, str]:
     mac = launchd.Launchd(home=Path("/Users/me"), uid=501)
     linux = systemd.Systemd(user_units=Path("/home/me/.config/systemd/user"))
     folders = {
-        "launchd/agent": mac.files(serve("user")),
-        "launchd/daemon": mac.files(serve("system")),
-        "systemd": {**linux.files(serve("system")), **linux.files(FRONT)},
+        "launchd/agent": mac.files(service("serve", "user")),
+        "launchd/daemon": mac.files(service("node")),
+        "systemd": {**linux.files(service("node")), **linux.files(service("front"))},
     }
     return {
         HERE / folder / path.name: text

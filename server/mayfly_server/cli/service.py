@@ -24,6 +24,7 @@ DEFAULT_LISTEN = "127.0.0.1:8000"
 
 class What(StrEnum):
     serve = "serve"
+    node = "node"
     front = "front"
 
 
@@ -153,7 +154,7 @@ def _described(
         name=name,
         role=what.value,
         scope=scope,
-        command=(*_program(what), *arguments),
+        command=(*_program(), what.value, *arguments),
         stop_s=stop_s,
         stop_reason=reason,
         user=_user(user) if scope == "system" else None,
@@ -180,12 +181,10 @@ def _stop(front: bool) -> tuple[int, str]:
     )
 
 
-def _program(what: What) -> tuple[str, ...]:
-    """By this Python, wherever the service manager's PATH leads."""
-    if what is What.front:
-        return (sys.executable, "-m", "mayfly_server.front")
+def _program() -> tuple[str, ...]:
+    """The ``mayfly`` of this Python, wherever the service manager's PATH leads."""
     script = Path(sys.executable).with_name("mayfly")
-    return (*([str(script)] if script.exists() else [sys.executable, "-m", "mayfly_server"]), what)
+    return (str(script),) if script.exists() else (sys.executable, "-m", "mayfly_server")
 
 
 def _absolute(arguments: Sequence[str]) -> list[str]:
