@@ -18,7 +18,7 @@ MADE := $(VENV)/.made
 RUNTIME := $(VENV)/.runtime$(addprefix -,$(EXTRA))
 DEV := $(VENV)/.dev
 
-.PHONY: help serve test test-long lint format bench docs dashboards lock wheel hooks clean distclean
+.PHONY: help serve test test-fleet test-long lint format bench docs dashboards lock wheel hooks clean distclean
 .DELETE_ON_ERROR:
 
 help: ## List the commands
@@ -28,8 +28,11 @@ serve: $(RUNTIME) ## Serve the demo model on 127.0.0.1:8000 (other: ARGS="MODEL 
 	@$(BIN)/mayfly serve $(ARGS)
 
 test: $(DEV) ## Run the tests that CI runs, with coverage
-	$(BIN)/python -m pytest -m "not long and not gpu" -n $(TEST_JOBS) --dist loadfile \
+	$(BIN)/python -m pytest -m "not long and not gpu and not fleet" -n $(TEST_JOBS) --dist loadfile \
 		--cov --cov-report=term:skip-covered $(ARGS)
+
+test-fleet: $(DEV) ## Run the tests of several machines, as network namespaces (Linux, as root)
+	$(BIN)/python -m pytest -m "fleet and not long" -rs $(ARGS)
 
 test-long: $(DEV) ## Run the tests that are too long for CI
 	$(BIN)/python -m pytest -m "long and not gpu" $(ARGS)

@@ -1,0 +1,288 @@
+"""Machines of a network of its own: a network namespace each, all on one switch.
+
+::
+
+    mac-1 -- eth0 --\\
+    mac-2 -- eth0 ---- br0 (the switch's own namespace), 10.77.0.0/24
+    gateway - eth0 --/
+
+Nothing of it is in this machine's own network. Every namespace's name says which process made it
+and when that began: those of runs that died are removed, with what still runs in them, before
+anything is made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, TypeVar
+
+import psutil
+
+T = TypeVar("T")
+
+PREFIX = "mayfly-test"
+MOUNTED = Path("/run/netns")
+CLONE_NEWNET = 0x40000000
+NETWORK = "10.77.0"
+
+
+_serial = itertools.count()
+
+
+class Refused(Exception):
+    """What ``ip`` or ``tc`` said instead of doing it."""
+
+
+def ip(*arguments: str) -> str:
+    """Its output. Raises Refused."""
+    return _command("ip", *arguments)
+
+
+def _command(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise Refused(f"{' '.join(command)}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def why_not() -> str:
+    """Why there can be no networks here; empty where there can."""
+    if os.geteuid() != 0:
+        return "only root may make network namespaces"
+    missing = [name for name in ("ip", "tc", "setpriv", "unshare") if shutil.which(name) is None]
+    if missing:
+        return f"{' and '.join(missing)} is missing"
+    try:
+        with Network() as network:
+            network.machine("probe", 2)
+    except Refused as refused:
+        return str(refused)
+    return ""
+
+
+def why_no_netem() -> str:
+    """Why the kernel can't delay and lose packets; empty where it can."""
+    with Network() as network:
+        try:
+            traffic_control(network.switch, "add", "dev", "br0", "root", "netem", "delay", "1ms")
+        except Refused as refused:
+            return str(refused)
+    return ""
+
+
+class Machine:
+    """One host. ``number`` is the end of its address."""
+
+    def __init__(self, switch: str, run: str, name: str, number: int) -> None:
+        self.name = name
+        self.address = f"{NETWORK}.{number}"
+        self.namespace = f"{run}-{name}"
+        self._switch = switch
+        self._port = f"p{number}"
+        self._started: list[subprocess.Popen[bytes]] = []
+        ip("netns", "add", self.namespace)
+        peer = ("peer", "name", "eth0", "netns", self.namespace)
+        ip("-n", switch, "link", "add", self._port, "type", "veth", *peer)
+        ip("-n", switch, "link", "set", self._port, "master", "br0", "up")
+        # A machine that comes to an address that another one had says so (gratuitous ARP).
+        self.do(lambda: Path("/proc/sys/net/ipv4/conf/eth0/arp_notify").write_text("1"))
+        ip("-n", self.namespace, "address", "add", f"{self.address}/24", "dev", "eth0")
+        ip("-n", self.namespace, "link", "set", "lo", "up")
+        ip("-n", self.namespace, "link", "set", "eth0", "up")
+
+    def start(self, command: Sequence[str], output: IO[str]) -> subprocess.Popen[bytes]:
+        """A process on it, which sees the machine's name as its host's. It ends with this one."""
+        process = subprocess.Popen(
+            [
+                *("setpriv", "--pdeathsig", "KILL", "ip", "netns", "exec", self.namespace),
+                *("unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', self.name),
+                *command,
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        )
+        self._started.append(process)
+        return process
+
+    def cut(self) -> None:
+        """Pulls its cable: nobody is told."""
+        ip("-n", self._switch, "link", "set", self._port, "down")
+
+    def heal(self) -> None:
+        ip("-n", self._switch, "link", "set", self._port, "up")
+
+    @contextlib.contextmanager
+    def disturbed(self, *netem: str) -> Iterator[None]:
+        """What goes to it and comes from it is delayed and lost."""
+        places = [(self._switch, self._port), (self.namespace, "eth0")]
+        for namespace, device in places:
+            traffic_control(namespace, "add", "dev", device, "root", "netem", *netem)
+        try:
+            yield
+        finally:
+            for namespace, device in places:
+                traffic_control(namespace, "del", "dev", device, "root")
+
+    def do(self, act: Callable[[], T]) -> T:
+        """Runs on a thread of its own that lives on this machine's network: what sockets it opens
+        stay there."""
+        return _in_namespace(self.namespace, act)
+
+    def remove(self) -> None:
+        """With all that runs on it."""
+        remove(self.namespace)
+        for process in self._started:
+            process.wait(20)
+
+
+class Network:
+    """To be entered, and gone afterwards with all that runs on its machines."""
+
+    def __init__(self) -> None:
+        began = int(psutil.Process().create_time())
+        self._run = f"{PREFIX}-{os.getpid()}-{began}-{next(_serial)}"
+        self.switch = f"{self._run}-switch"
+        self._machines: list[Machine] = []
+
+    def __enter__(self) -> Network:
+        remove_leftovers()
+        try:
+            ip("netns", "add", self.switch)
+            ip("-n", self.switch, "link", "add", "br0", "type", "bridge")
+            ip("-n", self.switch, "link", "set", "br0", "up")
+        except Refused:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def machine(self, name: str, number: int) -> Machine:
+        machine = Machine(self.switch, self._run, name, number)
+        self._machines.append(machine)
+        return machine
+
+    def capture(self, machine: Machine, device: str) -> Capture:
+        return Capture(machine.namespace, device)
+
+    def close(self) -> None:
+        for machine in self._machines:
+            machine.remove()
+        for name in namespaces():
+            if name.startswith(f"{self._run}-"):
+                remove(name)
+
+
+class Capture:
+    """Everything that passes a network device, from entering to leaving, as bytes."""
+
+    def __init__(self, namespace: str, device: str) -> None:
+        def sniffer() -> socket.socket:
+            sniffer = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))  # all
+            sniffer.bind((device, 0))
+            sniffer.settimeout(0.1)
+            return sniffer
+
+        self.seen = bytearray()
+        self._over = threading.Event()
+        self._socket = _in_namespace(namespace, sniffer)
+        self._thread = threading.Thread(target=self._read, daemon=True)
+
+    def __enter__(self) -> Capture:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._over.set()
+        self._thread.join()
+        self._socket.close()
+
+    def _read(self) -> None:
+        while not self._over.is_set():
+            with contextlib.suppress(TimeoutError):
+                self.seen += self._socket.recv(1 << 17)
+
+
+def traffic_control(namespace: str, what: str, *arguments: str) -> None:
+    """Raises Refused."""
+    _command("tc", "-n", namespace, "qdisc", what, *arguments)
+
+
+def namespaces() -> list[str]:
+    """The names of all that were made by a run of these tests."""
+    if not MOUNTED.exists():
+        return []
+    return sorted(each.name for each in MOUNTED.iterdir() if each.name.startswith(f"{PREFIX}-"))
+
+
+def remove_leftovers() -> None:
+    """Those of runs that are over: their process is gone, or is another one by now."""
+    for name in namespaces():
+        _, _, pid, began, *_ = name.split("-")
+        try:
+            lives = int(psutil.Process(int(pid)).create_time()) == int(began)
+        except psutil.NoSuchProcess:
+            lives = False
+        if not lives:
+            remove(name)
+
+
+def remove(namespace: str) -> None:
+    """Ends what runs there, then removes it. One that is gone already is fine."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        try:
+            pids = [int(pid) for pid in ip("netns", "pids", namespace).split()]
+        except Refused:
+            return
+        pids = [pid for pid in pids if pid != os.getpid()]
+        if not pids:
+            break
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
+    ip("netns", "del", namespace)
+
+
+def _in_namespace(namespace: str, act: Callable[[], T]) -> T:
+    """A thread's network is its own; Python has no setns before 3.12."""
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            enter(namespace)
+            results.append(act())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+def enter(namespace: str) -> None:
+    """Moves the calling thread, and the sockets that it will open, there for good."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with (MOUNTED / namespace).open() as place:
+        if libc.setns(place.fileno(), CLONE_NEWNET):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), namespace)
