@@ -74,7 +74,11 @@ class Soak:
         command += ["--port", self._url.rpartition(":")[2], "--state-dir", str(self._state)]
         with (self._folder / "serve.log").open("w") as log:
             self._server = subprocess.Popen(command, stdout=log, stderr=log)
-        wait_for(self._whole, "every worker")
+        try:
+            wait_for(self._whole, "every worker")
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
