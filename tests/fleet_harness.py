@@ -23,7 +23,7 @@ import psutil
 from mayfly_protocol.identity import KeyPair, make_pair, read_pair, trusted_file, write_trusted
 from namespaces import Machine, Network, enter
 
-DEADLINE_S = 90.0
+DEADLINE_S = 180.0
 CONTROL_PORT = 7700
 TOKENS = {
     f"Tell me about the {bird} of the lake": count

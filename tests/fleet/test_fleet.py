@@ -16,7 +16,7 @@ import pytest
 from fleet_harness import PROMPTS, Fleet, Load, fleet, wait_for
 from namespaces import why_no_netem, why_not
 
-pytestmark = [pytest.mark.fleet, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.fleet, pytest.mark.timeout(600)]
 
 CUT_S = 10.0
 TRIES = 4

@@ -1,26 +1,17 @@
-"""``mayfly service``, and a service that really runs where systemd does."""
+"""``mayfly service``, before a manager that only remembers."""
 
 from __future__ import annotations
 
-import os
-import secrets
-import socket
-import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import pytest
 from typer.testing import CliRunner, Result
 
 from mayfly_server.cli import app, service
-from mayfly_server.cli.services import systemd
 from mayfly_server.cli.services.description import Service
-from mayfly_server.cli.services.manager import ServiceError, Status, run
-from models.fake_engine import FakeNode
-from models.running_front import PATIENCE_S, RunningFront
+from mayfly_server.cli.services.manager import ServiceError, Status
 
 NOT_INSTALLED = Status(False, False, "not installed")
 
@@ -132,52 +123,3 @@ def test_the_files_can_be_looked_at_first() -> None:
     result = mayfly("install", "front", "--print")
     assert result.exit_code == 0
     assert ("ListenStream=" in result.stdout) == (sys.platform != "darwin")
-
-
-@pytest.fixture
-def user_units() -> Path:
-    """Of the systemd that serves this user; skips where none does."""
-    try:
-        asked = run(("systemctl", "--user", "show", "--property=Version"))
-    except ServiceError:
-        pytest.skip("systemctl is missing")
-    if asked.code:
-        pytest.skip(f"no systemd serves this user: {asked.stderr.strip()}")
-    return systemd.here().user_units
-
-
-@pytest.fixture
-def node() -> Iterator[FakeNode]:
-    with FakeNode() as node:
-        node.worker()
-        yield node
-
-
-def test_a_front_end_is_replaced_and_nobody_is_refused(node: FakeNode, user_units: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    name = f"test-{os.getpid()}-{secrets.token_hex(2)}"
-    front = Service(
-        *(name, "front", "user"),
-        (sys.executable, "-m", "mayfly_server.front", "--node", node.control),
-        *(20, "Because."),
-        listen=(f"127.0.0.1:{port}",),
-    )
-    manager = systemd.Systemd(user_units)
-    url = f"http://127.0.0.1:{port}/livez"
-    try:
-        manager.install(front)
-        assert httpx.get(url, timeout=PATIENCE_S).status_code == 200
-        first = manager.status(name, "user")
-        assert first.running
-        assert first.pid
-        os.kill(first.pid, 9)
-        assert httpx.get(url, timeout=PATIENCE_S).status_code == 200, "its socket takes it"
-        RunningFront.wait(lambda: manager.status(name, "user").pid not in (None, first.pid))
-        unit = f"{systemd.PREFIX}{name}.service"
-        restarting = subprocess.Popen(["systemctl", "--user", "restart", unit])
-        while restarting.poll() is None:
-            assert httpx.get(url, timeout=PATIENCE_S).status_code == 200
-    finally:
-        manager.uninstall(name, "user")
-    assert not manager.status(name, "user").installed
