@@ -4,7 +4,7 @@ Rounds are interleaved (1 2 3 1 2 3 ...), and what counts is the ratio within a 
 nodes speed up until the front end falls behind: what it passes on then is its limit. Client, nodes
 and front end share the machine, so the CPU of each is told. Prints Markdown tables.
 
-    python bench/fleet.py [--rounds 3] [--seconds 6] [--rows 16] [--step-ms 20]
+    python bench/fleet.py [--rounds 3] [--seconds 6] [--rows 16] [--step-ms 20] [--no-limit]
 """
 
 from __future__ import annotations
@@ -241,9 +241,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=6.0)
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--step-ms", type=float, default=20.0)
+    parser.add_argument("--no-limit", action="store_true", help="only the scaling")
     options = parser.parse_args()
-    scaling(options)
-    limit(options)
+    if options.rounds:
+        scaling(options)
+    if not options.no_limit:
+        limit(options)
 
 
 if __name__ == "__main__":
