@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from mayfly_protocol import PROTOCOL_VERSION
 from mayfly_protocol.lifecycle import ToReaper, ToSlot
-from mayfly_protocol.roster import FromNode, Roster, ToNode
+from mayfly_protocol.roster import AskMetrics, FromNode, MetricsText, Roster, ToNode
 from mayfly_protocol.serving import ToFrontEnd, ToWorker
 
 M = TypeVar("M")
@@ -47,6 +47,15 @@ def encode(message: object) -> bytes:
     body = [PROTOCOL_VERSION, type(message).__name__, _as_map(message)]
     packed: bytes = msgpack.packb(body, default=_as_map)
     return packed
+
+
+SINCE: dict[type, int] = {AskMetrics: 1, MetricsText: 1}
+"""The minor version that brought a message, where that was not the first."""
+
+
+def understood(message: object, minor: int) -> bool:
+    """Whether a peer of a minor version knows this message."""
+    return SINCE.get(type(message), 0) <= minor
 
 
 class Channel(Generic[M]):

@@ -110,7 +110,8 @@ class Roster:
     """A node. ``epoch`` changes when its reaper is a new process, ``revision`` with every change;
     incarnations are unique within an epoch. ``autopsies`` are the last ones, the oldest first,
     those of reapers before this one included. ``refused`` counts, by
-    reason, what peers were refused at any of its sockets; it only grows within an epoch."""
+    reason, what peers were refused at any of its sockets; it only grows within an epoch.
+    ``minor`` is the minor version of the protocol that its reaper speaks."""
 
     node: str
     epoch: str
@@ -121,6 +122,7 @@ class Roster:
     quarantined: tuple[Quarantined, ...] = ()
     autopsies: tuple[Autopsy, ...] = ()
     refused: dict[str, int] = field(default_factory=dict)
+    minor: int = 0
 
 
 @dataclass(frozen=True, slots=True)

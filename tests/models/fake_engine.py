@@ -19,6 +19,7 @@ from typing import Any
 
 import zmq
 
+from mayfly_protocol import PROTOCOL_MINOR
 from mayfly_protocol.codec import encode, to_node, to_worker
 from mayfly_protocol.identity import KeyPair, new_pair
 from mayfly_protocol.lifecycle import ModelCard
@@ -227,7 +228,7 @@ class FakeNode:
         if port:
             self.control = self.address("127.0.0.1")
             self._places = (f"tcp://127.0.0.1:{port}", f"tcp://127.0.0.1:{port + 1}")
-        self._roster = Roster(name, f"epoch of {name}", 0, 1, ())
+        self._roster = Roster(name, f"epoch of {name}", 0, 1, (), minor=PROTOCOL_MINOR)
         self._lock = threading.Lock()
         self._news = threading.Event()
         self._stop = threading.Event()

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from mayfly_protocol import PROTOCOL_MINOR
 from mayfly_protocol.lifecycle import Beat, Loading
 from mayfly_protocol.roster import (
     ROSTER_INTERVAL_S,
@@ -184,6 +185,7 @@ class Bulletin:
             quarantined=self._refused.entries(now),
             autopsies=tuple(replace(each.autopsy, age_s=now - each.at) for each in self._recorded),
             refused=self._refused_peers(),
+            minor=PROTOCOL_MINOR,
         )
 
     def _change(self, now: float) -> None:

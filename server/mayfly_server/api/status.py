@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter
 
+from mayfly_protocol import PROTOCOL_VERSION
 from mayfly_protocol.faults import KINDS
 from mayfly_protocol.roster import Autopsy, Loss, Roster, SlotView
 from mayfly_server.api.front import FrontDep
@@ -31,6 +32,7 @@ def _node(roster: Roster, silent: bool) -> dict[str, Any]:
         "node": roster.node,
         "pid": roster.pid,
         "epoch": roster.epoch,
+        "protocol": f"{PROTOCOL_VERSION}.{roster.minor}",
         "silent": silent,
         "refused": roster.refused,
         "slots": [_slot(view) for view in roster.slots],

@@ -22,9 +22,9 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from mayfly_protocol.addresses import NodeAddress
-from mayfly_protocol.codec import BadFrame, Channel, encode, from_node, rosters
+from mayfly_protocol.codec import BadFrame, Channel, encode, from_node, rosters, understood
 from mayfly_protocol.doorkeeper import Refusals
-from mayfly_protocol.roster import ROSTER_TOPIC, Ask, FromNode, ToNode
+from mayfly_protocol.roster import ROSTER_TOPIC, Ask, FromNode, Roster, ToNode
 from mayfly_protocol.sockets import configure
 from mayfly_server.pool.dialling import Dial, Dialler
 from mayfly_server.pool.link import Context
@@ -69,6 +69,7 @@ class NodeLink:
         self._loop = asyncio.get_running_loop()
         self._heard_at = self._loop.time()
         self._announced = False
+        self._minor = 0
         self._listeners: list[Listener] = []
         self._monitored: list[zmq.Socket[Any]] = []
         self._open()
@@ -80,7 +81,9 @@ class NodeLink:
         self.tell(Ask())
 
     def tell(self, message: ToNode) -> bool:
-        """Whether it is on its way."""
+        """Whether it is on its way. What a node is too old to know is not sent to it."""
+        if not understood(message, self._minor):
+            return False
         try:
             self._words.send(encode(message))
         except zmq.Again:
@@ -131,6 +134,8 @@ class NodeLink:
             self._refusals.refuse(str(self.address), error.reason, str(error))
             return
         self._heard_at = self._loop.time()
+        if isinstance(message, Roster):
+            self._minor = message.minor
         self._said(message)
 
     def _on_failure(self, parts: list[bytes]) -> None:

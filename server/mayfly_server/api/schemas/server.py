@@ -95,6 +95,7 @@ class NodeStatus(Answer):
     node: str
     pid: int
     epoch: str
+    protocol: Annotated[str, Field(description="The version of the wire that it speaks.")]
     silent: Annotated[bool, Field(description="Nothing was heard of it lately.")]
     refused: Annotated[
         dict[str, int], Field(description="What peers were refused at its sockets, by reason.")
