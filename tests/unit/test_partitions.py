@@ -126,6 +126,24 @@ def test_a_stalled_link_moves_the_stream_when_its_pong_is_late(
         assert pieces(running.result(20)) == list(WORDS)
 
 
+def test_the_only_node_goes_on_when_its_link_is_back(
+    far: Far, pool: ThreadPoolExecutor, tmp_path: Path
+) -> None:
+    """Its worker has been there all the while, and is asked again for want of another."""
+    gate = threading.Event()
+    with fronted(tmp_path, far.address) as front:
+        running = streaming(pool, front, far, gate)
+        far.node.workers[0].script = say()
+        far.workers.cut()
+        front.wait(lambda: front.front.fleet.ready_workers() == 0)
+        gate.set()
+        far.workers.heal()
+        assert pieces(running.result(20)) == list(WORDS)
+        first, second = far.node.workers[0].submits
+        assert (first.attempt, second.attempt) == (1, 2)
+        assert len(second.resume[0]) == 2
+
+
 def test_a_silent_reaper_moves_nothing_and_gets_nothing_new(
     far: Far, near: FakeNode, pool: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
@@ -219,9 +237,13 @@ def test_a_roster_cannot_send_a_front_end_elsewhere(far: Far, tmp_path: Path) ->
         view = far.node.view("slot-1")
         port = view.endpoint.rpartition(":")[2]
         far.node.show(replace(view, incarnation=2, endpoint=f"tcp://192.0.2.1:{port}"))
-        front.wait(lambda: front.front.fleet.ready_workers() == 0)
-        front.wait_workers(1)
+        front.wait(lambda: usable(front) == [2])
         assert content(ask(front)) == "".join(WORDS)
+
+
+def usable(front: RunningFront) -> list[int]:
+    """Incarnations that can be given a request."""
+    return [slot.view.incarnation for slot, _ in front.front.fleet._usable()]
 
 
 def test_a_link_that_breaks_again_and_again(

@@ -106,6 +106,9 @@ class Relay:
         self._digest: str | None = None
         self._tried = ""
         self._unfit: set[Incarnation] = set()
+        self._parted: set[Incarnation] = set()
+        """Those of them that may be alive and well behind a connection that was lost: they are
+        asked again where there is no other."""
         self._full: dict[Incarnation, float] = {}
         now = self._loop.time()
         self._hold_until = now + settings.queue_wait_s
@@ -238,6 +241,8 @@ class Relay:
             return
         if not over.stays:
             self._unfit.add(run.link.incarnation)
+        if over.cause == "lost":
+            self._parted.add(run.link.incarnation)
         if over.struck:
             self._died(over.cause)
         if over.struck is None:
@@ -292,8 +297,7 @@ class Relay:
         if self._inquest is not None:
             await self._await_verdict(self._inquest)
             return [Waiting()]
-        refused = self._unfit | self._full.keys()
-        link = self._fleet.choose(self._model, self._key, digest=self._digest, refused=refused)
+        link = self._choose(self._unfit) or self._choose(self._unfit - self._parted)
         if link is not None:
             self._submit(link)
             return []
@@ -307,6 +311,10 @@ class Relay:
         else:
             await self._fleet.changed(min(left, patience_s))
         return [Waiting()]
+
+    def _choose(self, unfit: set[Incarnation]) -> Link | None:
+        refused = unfit | self._full.keys()
+        return self._fleet.choose(self._model, self._key, digest=self._digest, refused=refused)
 
     def _submit(self, link: Link) -> None:
         self._tried = _digest(link)
