@@ -327,6 +327,16 @@ def test_a_unit_that_cannot_be_stopped_stays(tmp_path: Path) -> None:
     assert (tmp_path / "mayfly-serve.service").exists()
 
 
+def test_a_node_keeps_its_gpu_and_its_workers() -> None:
+    """Of each of these, systemd would take one of them."""
+    unit = systemd.render(replace(SERVE, scope="system", user="mayfly"))["mayfly-serve.service"]
+    settings = dict(line.partition("=")[::2] for line in unit.splitlines() if line[:1].isupper())
+    assert not {"PrivateDevices", "DeviceAllow", "DevicePolicy", "ProtectClock"} & settings.keys()
+    assert "MemoryDenyWriteExecute" not in settings
+    assert settings["KillMode"] == "process"
+    assert settings["OOMPolicy"] == "continue"
+
+
 needs_systemd_analyze = pytest.mark.skipif(
     shutil.which("systemd-analyze") is None, reason="systemd-analyze is missing"
 )
