@@ -3,6 +3,7 @@ can be looked up."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -18,8 +19,12 @@ import typer.main
 
 from mayfly_protocol.faults import KINDS
 from mayfly_protocol.faults.examples import EXAMPLES
+from mayfly_server.api.chat_request import ChatRequest
+from mayfly_server.api.completion_request import CompletionRequest
+from mayfly_server.app import create_app
 from mayfly_server.cli import app
 from mayfly_server.cli.configuration.keys import SERVER, TABLE
+from mayfly_server.config import FrontSettings
 
 ROOT = Path(__file__).parents[2]
 MADE = {"configuration.md", "commands.md", "faults.md"}
@@ -128,14 +133,53 @@ def test_links_between_files_of_the_repository_lead_somewhere(path: Path) -> Non
         assert (path.parent / place).exists(), target
 
 
+MIGRATION = (ROOT / "docs" / "migration.md").read_text(encoding="utf-8")
+
+
+def rows_of(title: str) -> list[list[str]]:
+    """The rows of a table of the page about coming from mlx_lm.server: theirs, ours, a remark."""
+    section = MIGRATION.partition(f"## {title}\n")[2].partition("\n## ")[0]
+    return [row.split("|")[1:-1] for row in section.splitlines() if row.startswith(("| `", "| |"))]
+
+
+def source_of_mlx_lm() -> str:
+    spec = importlib.util.find_spec("mlx_lm")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    return (Path(spec.submodule_search_locations[0]) / "server.py").read_text(encoding="utf-8")
+
+
 def test_the_way_from_mlx_lm_names_every_option_of_both() -> None:
-    page = (ROOT / "docs" / "migration.md").read_text()
-    table = page.partition("## Options")[2].partition("## Addresses")[0]
-    rows = [row.split("|")[1:4] for row in table.splitlines() if row.startswith("| `")]
+    rows = rows_of("Options")
     theirs = {option for row in rows for option in re.findall(r"--[a-z-]+", row[0])}
     ours = {option for row in rows for option in re.findall(r"--[a-z-]+", row[1])}
     assert theirs == options_of_mlx_lm()
     assert ours <= {key.option for key in SERVER.values()}
+
+
+def test_the_way_from_mlx_lm_names_every_field_and_what_becomes_of_it() -> None:
+    taken = set(ChatRequest.model_fields) | set(CompletionRequest.model_fields)
+    named = set()
+    for theirs, ours, remark in rows_of("Fields of a request"):
+        fields = set(re.findall(r"`(\w+)`", theirs))
+        named |= fields
+        assert fields <= taken if ours.strip() else remark.strip().startswith("400"), fields
+        if remark.strip().startswith("400"):
+            assert fields.isdisjoint(taken)
+    asked_for = re.findall(r"body\.get\(\s*\"(\w+)\"", source_of_mlx_lm())
+    assert {*asked_for} - {"messages", "prompt"} <= named
+
+
+def test_the_way_from_mlx_lm_names_every_address() -> None:
+    source = source_of_mlx_lm()
+    theirs = set(re.findall(r"\"(/(?:v1/)?[a-z/]+)\"(?::| ?\)|:)", source))
+    assert {"/v1/chat/completions", "/v1/models", "/health"} <= theirs
+    rows = rows_of("Addresses")
+    assert theirs <= {path for row in rows for path in re.findall(r"(/[a-z0-9/]+)`", row[0])}
+    document = create_app(FrontSettings(())).openapi()["paths"].keys()
+    ours = {path for row in rows for path in re.findall(r"`(?:[A-Z]+ )?(/[a-z0-9/._]*)`", row[1])}
+    untold = {"/", "/mayfly/events", "/metrics", "/openapi.json"}
+    assert ours - untold <= document
 
 
 def options_of_mlx_lm() -> set[str]:
