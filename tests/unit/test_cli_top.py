@@ -57,7 +57,7 @@ def picture(*nodes: dict[str, Any], leaving: bool = False) -> dict[str, Any]:
 def drawn(shown: dict[str, Any], height: int = 0, width: int = 140) -> str:
     console = Console(width=width)
     with console.capture() as captured:
-        console.print(frame(shown, height))
+        console.print(frame(shown, width, height))
     return captured.get()
 
 
@@ -101,6 +101,17 @@ def test_in_a_low_terminal_losses_give_way() -> None:
     for height in (9, 12, 24):
         assert len(drawn(shown, height).splitlines()) <= height
         assert "4711" in drawn(shown, height)
+
+
+def test_a_narrow_terminal_shows_what_one_acts_upon() -> None:
+    slot = {**VIEW, "slot": "SmolLM2-135M-Instruct-0"}
+    shown = drawn(picture(node(slots=[slot, LOADING, RESTING], losses=[LOSS])), width=80)
+    [line] = [line for line in shown.splitlines() if "4711" in line]
+    for part in ("SmolLM2-135M-Instruct-0", "● ready", "#3", "2 of 8 rows", "81.2"):
+        assert part in line
+    assert "4712" in shown
+    assert "again in 4 s" in shown
+    assert "…" not in shown
 
 
 def test_nodes_are_told_apart() -> None:

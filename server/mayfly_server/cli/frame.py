@@ -30,6 +30,8 @@ SIGNS = {
 }
 BAR = 16
 """Characters."""
+WIDE = 110
+"""Characters that all columns need; below that, only those stay that one acts upon."""
 LOSSES = 8
 UNITS = ("B", "kB", "MB", "GB", "TB")
 
@@ -40,9 +42,10 @@ def paced(picture: Picture) -> bool:
     return all(view.get("tokens_per_s") is not None for view in views)
 
 
-def frame(picture: Picture, height: int = 0) -> RenderableType:
-    """The whole picture; with a height, in so many lines, losses are left out as far as needed."""
-    slots, remarks = workers(picture), list(_remarks(picture))
+def frame(picture: Picture, width: int = 0, height: int = 0) -> RenderableType:
+    """The whole picture, for a terminal of so many columns and lines, or for any: in a low one,
+    losses are left out as far as needed."""
+    slots, remarks = workers(picture, wide=not 0 < width < WIDE), list(_remarks(picture))
     left = height - slots.row_count - len(remarks) - 6 if height else LOSSES
     losses = last_losses(picture)[: max(0, min(LOSSES, left))]
     last = _losses(losses) if losses else Text("no worker was lost", style="dim")
@@ -69,22 +72,24 @@ def totals(picture: Picture) -> Text:
     return line
 
 
-def workers(picture: Picture) -> Table:
+def workers(picture: Picture, *, wide: bool = True) -> Table:
     """One row a worker; a slot whose worker is being replaced has two."""
     several = len(picture["nodes"]) > 1
-    result = Table(box=None, pad_edge=False, header_style="bold", expand=False)
+    result = Table(box=None, pad_edge=False, header_style="bold")
     result.add_column("SLOT", overflow="fold")
     result.add_column("STATE", no_wrap=True)
-    result.add_column("WORKER", justify="right")
-    result.add_column("PID", justify="right")
-    result.add_column("AGE", justify="right", no_wrap=True)
-    result.add_column("DOING", no_wrap=True)
-    result.add_column("TOKENS/S", justify="right")
-    result.add_column("ANSWERED", justify="right")
-    result.add_column("MEMORY", justify="right", no_wrap=True)
+    result.add_column("WORKER" if wide else "#", justify="right", no_wrap=True)
+    result.add_column("PID", justify="right", no_wrap=True)
+    if wide:
+        result.add_column("AGE", justify="right", no_wrap=True)
+    result.add_column("DOING", overflow="fold")
+    result.add_column("TOKENS/S" if wide else "TOK/S", justify="right", no_wrap=True)
+    if wide:
+        result.add_column("ANSWERED", justify="right", no_wrap=True)
+        result.add_column("MEMORY", justify="right", no_wrap=True)
     for node in picture["nodes"]:
         for view in node["slots"]:
-            result.add_row(Text(_name(node, view, several)), *_worker(view))
+            result.add_row(Text(_name(node, view, several)), *_worker(view, wide))
     return result
 
 
@@ -105,32 +110,33 @@ def _name(node: Picture, view: View, several: bool) -> str:
     return f"{node['node']}/{view['slot']}" if several else str(view["slot"])
 
 
-def _worker(view: View) -> Iterator[Text]:
+def _worker(view: View, wide: bool) -> Iterator[Text]:
     sign, word, colour = SIGNS.get(view["state"], ("?", view["state"], ""))
     yield Text(f"{sign} {word}{', on trial' if view['trial'] else ''}", style=colour)
     yield Text(f"#{view['incarnation']}" if view["pid"] else "-")
     yield Text(str(view["pid"] or "-"))
-    yield Text(span(view["age_s"]) if view["pid"] else "-")
-    yield Text(_doing(view))
+    if wide:
+        yield Text(span(view["age_s"]) if view["pid"] else "-")
+    yield Text(_doing(view, wide))
     yield Text(rate(view.get("tokens_per_s")) if view["pid"] else "-")
-    yield Text(str(view["inferences"]))
-    yield Text(size(view["footprint"]) if view["footprint"] else "-")
+    if wide:
+        yield Text(str(view["inferences"]))
+        yield Text(size(view["footprint"]) if view["footprint"] else "-")
 
 
-def _doing(view: View) -> str:
+def _doing(view: View, wide: bool) -> str:
     """How far a load is, or how full a batch."""
     if not view["pid"]:
         soon = view["retry_in_s"]
         return "" if soon is None else f"again in {span(soon)}"
     if view["state"] in ("ready", "draining"):
-        rows = view["rows"] or 1
         waiting = f", {view['waiting']} waiting" if view["waiting"] else ""
-        drawn = bar(view["running"], rows)
-        return f"{drawn} {view['running']} of {view['rows']} rows, {view['phase']}{waiting}"
-    if view["load_total"]:
-        drawn = bar(view["load_done"], view["load_total"])
-        return f"{drawn} {view['phase']} {size(view['load_done'])} of {size(view['load_total'])}"
-    return str(view["phase"])
+        words = f"{view['running']} of {view['rows']} rows, {view['phase']}{waiting}"
+        return f"{bar(view['running'], view['rows'])} {words}" if wide else words
+    if not view["load_total"]:
+        return str(view["phase"])
+    words = f"{view['phase']} {size(view['load_done'])} of {size(view['load_total'])}"
+    return f"{bar(view['load_done'], view['load_total'])} {words}" if wide else words
 
 
 def last_losses(picture: Picture) -> list[dict[str, Any]]:

@@ -83,7 +83,7 @@ def _watch(client: httpx.Client) -> None:
         while True:
             try:
                 for picture in _pictures(client):
-                    shown = frame(picture, console.height)
+                    shown = frame(picture, console.width, console.height)
                     live.update(shown, refresh=True)
             except httpx.RequestError as error:
                 if shown is None:
