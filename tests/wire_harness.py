@@ -11,15 +11,29 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
 import pytest
+import zmq
 
-from mayfly_protocol.identity import KeyPair, make_pair, read_pair, trusted_file, write_trusted
+from mayfly_protocol.codec import rosters
+from mayfly_protocol.identity import (
+    KeyPair,
+    make_pair,
+    new_pair,
+    read_pair,
+    trusted_file,
+    write_trusted,
+)
+from mayfly_protocol.roster import SlotView
+from mayfly_protocol.sockets import configure, dial_curve
 from server_harness import alive, free_port, wait_for
 
 DEADLINE_S = 60.0
+A_DAY_OFF = ("unshare", "--time", "--monotonic", "86400", "--boottime", "86400")
+"""Begins a command whose monotonic clocks are a day ahead of all others' (Linux, root)."""
 OTHER_HOST = "127.0.0.2"
 """Where a proxy stands: workers are dialled at the host of their node, with ports of their own."""
 
@@ -38,15 +52,17 @@ def free_ports(count: int) -> int:
 class Process:
     """A ``mayfly`` command; ended with everything it has started."""
 
-    def __init__(self, folder: Path, name: str, *arguments: str, **environment: str) -> None:
+    def __init__(
+        self, folder: Path, name: str, *arguments: str, inside: tuple[str, ...] = ()
+    ) -> None:
         self._path = folder / f"{name}.log"
-        with self._path.open("w") as log:
+        with self._path.open("a") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "mayfly_server.cli", *arguments],
+                [*inside, sys.executable, "-m", "mayfly_server.cli", *arguments],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, "HF_HUB_OFFLINE": "1", **environment},
+                env={**os.environ, "HF_HUB_OFFLINE": "1"},
             )
 
     def log(self) -> str:
@@ -72,16 +88,26 @@ class Process:
 
 
 class TcpNode(Process):
-    """``mayfly node MODEL`` with a key, on the loopback interface, with ports for four workers."""
+    """``mayfly node MODEL`` with a key, on the loopback interface, with ports for four workers. One
+    that is started again with the same ``folder`` is the same node."""
 
     WORKERS = 4
 
-    def __init__(self, model: Path, folder: Path, *trusted: str, options: tuple[str, ...] = ()):
+    def __init__(
+        self,
+        model: Path,
+        folder: Path,
+        *trusted: str,
+        options: tuple[str, ...] = (),
+        port: int = 0,
+        a_day_off: bool = False,
+    ) -> None:
         folder.mkdir(exist_ok=True)
+        self.model = model
         self.state_dir = folder / "state"
         self.pair = read_pair(self.state_dir) or make_pair(self.state_dir)
         self.trust(*trusted)
-        self.port = free_ports(2 + self.WORKERS)
+        self.port = port or free_ports(2 + self.WORKERS)
         self.worker_ports = range(self.port + 2, self.port + 2 + self.WORKERS)
         ports = f"{self.worker_ports[0]}-{self.worker_ports[-1]}"
         super().__init__(
@@ -89,6 +115,7 @@ class TcpNode(Process):
             "node",
             *("node", str(model), "--state-dir", str(self.state_dir), "--no-preload-blas"),
             *("--control-port", str(self.port), "--worker-ports", ports, *options),
+            inside=A_DAY_OFF if a_day_off else (),
         )
 
     def trust(self, *keys: str) -> None:
@@ -246,3 +273,66 @@ class TcpProxy:
     def _close_all(sockets: list[socket.socket]) -> None:
         for each in sockets:
             each.close()
+
+
+class Site:
+    """One node, one front end that reaches it through a proxy, and any peer. The node trusts the
+    front end and a ``friend``; its clocks may be a day off."""
+
+    def __init__(self, model: Path, folder: Path, *options: str, a_day_off: bool = False) -> None:
+        front_folder, node_folder = folder / "front", folder / "node"
+        front_folder.mkdir()
+        self.own = TcpFront.key(front_folder)
+        self.friend = new_pair()
+        self.node = TcpNode(
+            model,
+            node_folder,
+            *(self.own.public, self.friend.public),
+            options=options,
+            a_day_off=a_day_off,
+        )
+        self.proxy = TcpProxy(self.node.port, self.node.port + 1, *self.node.worker_ports)
+        self.front = TcpFront(front_folder, self.node.address(OTHER_HOST))
+        self.context: zmq.Context[Any] = zmq.Context()
+
+    def close(self) -> None:
+        self.context.destroy(linger=0)
+        self.front.close()
+        self.proxy.close()
+        self.node.close()
+
+    def roster(self) -> Any:
+        [node] = self.front.http.get("/mayfly/status").json()["nodes"]
+        return node
+
+    def refused(self, reason: str) -> float:
+        by = f'by="tcp://{OTHER_HOST}:{self.node.port}"'
+        return self.front.metric(f'mayfly_wire_refusals_total{{{by},reason="{reason}"}}')
+
+    def peer(self, kind: int, port: int, own: KeyPair | None, server: str) -> zmq.Socket[Any]:
+        peer = self.context.socket(kind)
+        configure(peer)
+        if own is not None:
+            dial_curve(peer, own, server)
+        if kind == zmq.SUB:
+            peer.subscribe(b"")
+        peer.connect(f"tcp://127.0.0.1:{port}")
+        return peer
+
+    def worker(self) -> tuple[int, str]:
+        """The port and the key of the node's only worker, as its friends are told them."""
+        view = self.view()
+        return int(view.endpoint.rpartition(":")[2]), view.public_key
+
+    def view(self) -> SlotView:
+        """The node's only slot, as its next roster says."""
+        listening = self.peer(zmq.SUB, self.node.port + 1, self.friend, self.node.pair.public)
+        with listening:
+            assert listening.poll(int(DEADLINE_S * 1000)), "no roster"
+            [slot] = rosters.decode(listening.recv_multipart()[1]).slots
+        return slot
+
+    def ask_worker(self) -> zmq.Socket[Any]:
+        """A friend's connection to it."""
+        port, key = self.worker()
+        return self.peer(zmq.DEALER, port, self.friend, key)

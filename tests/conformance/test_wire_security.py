@@ -11,56 +11,18 @@ import psutil
 import pytest
 import zmq
 
-from mayfly_protocol.codec import encode, rosters
+from mayfly_protocol.codec import encode
 from mayfly_protocol.identity import KeyPair, new_pair
 from mayfly_protocol.lifecycle import Hello
 from mayfly_protocol.roster import Ask, DrainNode, Recycle
 from mayfly_protocol.serving import Ping
 from mayfly_protocol.sockets import configure, dial_curve
 from server_harness import wait_for
-from wire_harness import OTHER_HOST, TcpFront, TcpNode, TcpProxy
+from wire_harness import Site
 
 SECRET = "the heron wades at dawn"
 PATIENCE_MS = 20_000
 QUIET_MS = 500
-
-
-class Site:
-    """One node, one front end that reaches it through a proxy, and any peer."""
-
-    def __init__(self, model: Path, folder: Path) -> None:
-        front_folder, node_folder = folder / "front", folder / "node"
-        front_folder.mkdir()
-        self.own = TcpFront.key(front_folder)
-        self.friend = new_pair()
-        self.node = TcpNode(model, node_folder, self.own.public, self.friend.public)
-        self.proxy = TcpProxy(self.node.port, self.node.port + 1, *self.node.worker_ports)
-        self.front = TcpFront(front_folder, self.node.address(OTHER_HOST))
-        self.context: zmq.Context[Any] = zmq.Context()
-
-    def close(self) -> None:
-        self.context.destroy(linger=0)
-        self.front.close()
-        self.proxy.close()
-        self.node.close()
-
-    def roster(self) -> Any:
-        [node] = self.front.http.get("/mayfly/status").json()["nodes"]
-        return node
-
-    def refused(self, reason: str) -> float:
-        by = f'by="tcp://{OTHER_HOST}:{self.node.port}"'
-        return self.front.metric(f'mayfly_wire_refusals_total{{{by},reason="{reason}"}}')
-
-    def peer(self, kind: int, port: int, own: KeyPair | None, server: str) -> zmq.Socket[Any]:
-        peer = self.context.socket(kind)
-        configure(peer)
-        if own is not None:
-            dial_curve(peer, own, server)
-        if kind == zmq.SUB:
-            peer.subscribe(b"")
-        peer.connect(f"tcp://127.0.0.1:{port}")
-        return peer
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +37,7 @@ def site(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 def sockets(site: Site) -> Iterator[tuple[str, Callable[[KeyPair | None], zmq.Socket[Any]]]]:
     """Every socket of the node, and how to knock there with a key, or without one."""
-    worker_port, worker_key = worker(site)
+    worker_port, worker_key = site.worker()
 
     def control(own: KeyPair | None) -> zmq.Socket[Any]:
         peer = site.peer(zmq.DEALER, site.node.port, own, site.node.pair.public)
@@ -93,16 +55,6 @@ def sockets(site: Site) -> Iterator[tuple[str, Callable[[KeyPair | None], zmq.So
     yield from (("control", control), ("roster", roster), ("worker", serving))
 
 
-def worker(site: Site) -> tuple[int, str]:
-    """The port and the key of the node's worker, as its friends are told them."""
-    listening = site.peer(zmq.SUB, site.node.port + 1, site.friend, site.node.pair.public)
-    with listening:
-        assert listening.poll(PATIENCE_MS)
-        _, frame = listening.recv_multipart()
-    [slot] = rosters.decode(frame).slots
-    return int(slot.endpoint.rpartition(":")[2]), slot.public_key
-
-
 def test_every_listening_port_of_the_node_is_walked_over(site: Site) -> None:
     """So that a socket which is added one day is not forgotten below."""
     processes = [psutil.Process(site.node.process.pid)]
@@ -113,7 +65,7 @@ def test_every_listening_port_of_the_node_is_walked_over(site: Site) -> None:
         for connection in process.net_connections("tcp")
         if connection.status == psutil.CONN_LISTEN
     }
-    assert listening == {site.node.port, site.node.port + 1, worker(site)[0]}
+    assert listening == {site.node.port, site.node.port + 1, site.worker()[0]}
 
 
 def test_a_friend_is_answered_at_every_socket(site: Site) -> None:
@@ -155,7 +107,7 @@ def test_a_revoked_key_gets_nothing_over_connections_that_are_open(site: Site) -
     assert site.refused("revoked") >= before["revoked"] + 2, "the word that was sent after it, too"
     assert site.front.chat("Still there?").status_code == 200
     site.node.trust(site.own.public, site.friend.public)
-    assert worker(site)
+    assert site.worker()
 
 
 def test_a_friend_over_the_network_is_no_operator_and_no_worker(site: Site) -> None:
