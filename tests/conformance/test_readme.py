@@ -37,6 +37,14 @@ BLOCKS = [
 ]
 COMMANDS = re.findall(r"^\| `(mayfly [^`]+)`", README, re.M)
 
+OWN = {
+    name: value
+    for name, value in os.environ.items()
+    if not name.startswith(("XDG_", "MAYFLY_", "MAKE", "MFLAGS"))
+    and name not in ("ARGS", "EXTRA", "PYTHON")
+}
+"""A reader's environment: not that of the make which may have started the tests."""
+
 NOT_RUN = {
     "pip install .": "installs from a package index",
     "mayfly drill": "takes a minute; tests/chaos has it",
@@ -58,9 +66,8 @@ class Reader:
         self.folder = folder
         plays = [Play("capital of France", ANSWER)]
         self.model = scripted.build(folder / "model", plays)
-        usual = {name: value for name, value in os.environ.items() if not name.startswith("XDG_")}
         self.environment = {
-            **usual,
+            **OWN,
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "HOME": str(folder),
             "HF_HUB_OFFLINE": "1",
@@ -221,14 +228,14 @@ def test_the_environment_is_activated() -> None:
     if not (ROOT / ".venv" / "bin" / "activate").exists():
         pytest.skip("there is no environment in .venv")
     command = f"{block('. .venv')} command -v mayfly"
-    ran = subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True, text=True)
+    ran = subprocess.run(["sh", "-c", command], cwd=ROOT, env=OWN, capture_output=True, text=True)
     assert ran.stdout.strip() == str(ROOT / ".venv" / "bin" / "mayfly")
 
 
 def test_make_serves_another_model() -> None:
     """What it would run: the model would have to be fetched."""
     command = block("make serve ARGS").replace("make ", "make -n ", 1)
-    ran = subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True, text=True)
+    ran = subprocess.run(["sh", "-c", command], cwd=ROOT, env=OWN, capture_output=True, text=True)
     last = ran.stdout.splitlines()[-1]
     assert last == ".venv/bin/mayfly serve mlx-community/Qwen3-4B-4bit --port 9000"
 
@@ -295,7 +302,7 @@ def test_a_command(
 
 def test_make_serves_and_ctrl_c_stops_it(reader: Reader) -> None:
     """Where the environment that make looks after is there already; or it would be made here."""
-    made = subprocess.run(["make", "-q", ".venv/.runtime"], cwd=ROOT, capture_output=True)
+    made = subprocess.run(["make", "-q", ".venv/.runtime"], cwd=ROOT, env=OWN, capture_output=True)
     if made.returncode != 0:
         pytest.skip("make would install into .venv first")
     needs_port(PORT)
