@@ -142,7 +142,10 @@ class Machine:
         return _in_namespace(self.namespace, act)
 
     def remove(self) -> None:
-        """With all that runs on it."""
+        """With all that runs on it. Twice is fine."""
+        with contextlib.suppress(Refused):  # it has gone before
+            # With its namespace the cable would go too, but at a time of the kernel's choosing.
+            ip("-n", self._switch, "link", "del", self._port)
         remove(self.namespace)
         for process in self._started:
             process.wait(20)
