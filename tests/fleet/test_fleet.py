@@ -123,19 +123,26 @@ def test_a_link_delays_and_loses(site: Fleet) -> None:
     assert load.wrong == []
 
 
+def used(site: Fleet, name: str) -> bool:
+    """Whether any front end sends requests to a node."""
+    return any(name in front.usable() for front in site.fronts)
+
+
 def test_a_node_is_replaced_under_the_same_address(site: Fleet) -> None:
     """Another machine: its key has to be the old one's, and nothing of its past is taken for its
     own."""
     old = site.nodes[2]
     name = old.machine.name
-    with Load(site) as load:
+    with Load(site, clients=3, think_s=0.5) as load:  # two nodes start meanwhile
         load.wait_more(3)
         epoch = site.fronts[0].nodes()[name]["epoch"]
         old.running.kill()
         old.machine.remove()
         stranger = site.node(3, "stranger")
-        load.wait_more(8)
-        assert all(name not in front.usable() for front in site.fronts), "its key is another one"
+        wait_for(lambda: "ready (" in stranger.running.log(), "the stranger to be ready")
+        wait_for(lambda: not used(site, name), "the old one to be given up")
+        load.wait_more(6)
+        assert not used(site, name), "the stranger's key is another one"
         stranger.running.kill()
         stranger.machine.remove()
         # With the old one's key, as from a backup.
@@ -143,7 +150,6 @@ def test_a_node_is_replaced_under_the_same_address(site: Fleet) -> None:
         site.nodes[2] = site.node(3, "heir")
         site.wait_whole()
         before = generated(site)[name]
-        load.wait_more(8)
         wait_for(lambda: generated(site)[name] > before, "work for it")
     assert load.wrong == []
     assert site.fronts[0].nodes()[name]["epoch"] != epoch
