@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pydantic import TypeAdapter
+
+from mayfly_protocol.logs import LogSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ class WorkerSettings:
     """The file that says what each forward pass is about; empty for none."""
     trusted: str = ""
     """The file of the keys that may connect; with one, the worker speaks CURVE alone."""
+    logs: LogSettings = field(default_factory=LogSettings)
 
 
 worker_settings: TypeAdapter[WorkerSettings] = TypeAdapter(WorkerSettings)

@@ -6,7 +6,9 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
+import structlog
 from fastapi import FastAPI, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
@@ -44,6 +46,8 @@ from mayfly_server.pool.dialling import Dialler
 from mayfly_server.pool.fleet import Fleet
 from mayfly_server.pool.node_list import NodeList
 
+_log = structlog.get_logger(__name__)
+
 
 def create_app(settings: FrontSettings, keys: Sequence[Key] = ()) -> FastAPI:
     """Listens to its nodes for as long as its lifespan lasts; ``app.state.front`` is what it knows
@@ -61,6 +65,7 @@ def create_app(settings: FrontSettings, keys: Sequence[Key] = ()) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        asyncio.get_running_loop().set_exception_handler(_unforeseen)
         metrics = Metrics()
         fleet = Fleet(settings, metrics, dialler)
         metrics.registry.register(FleetMetrics(fleet))
@@ -117,3 +122,13 @@ async def metrics_page(front: FrontDep) -> Response:
     if front.settings.node_metrics:
         pages += await front.fleet.node_metrics()
     return Response(b"".join(pages), media_type=CONTENT_TYPE_LATEST)
+
+
+def _unforeseen(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Instead of asyncio's own words, which quote what a task was about."""
+    _log.error(
+        "an error nobody foresaw, in the background",
+        what=str(context["message"]).partition(" callback ")[0],
+        exc_info=context.get("exception"),
+        rid=None,
+    )

@@ -8,6 +8,7 @@ from typing import Literal
 
 from pydantic import TypeAdapter
 
+from mayfly_protocol.logs import LogSettings
 from mayfly_protocol.roster import ROSTER_INTERVAL_S
 from mayfly_protocol.serving import PEER_TIMEOUT_S
 
@@ -91,6 +92,7 @@ class FrontSettings:
     node_metrics: bool = False
     """Whether ``/metrics`` also holds what the nodes count: on one machine, where nobody else asks
     them."""
+    logs: LogSettings = field(default_factory=LogSettings)
     insecure: bool = False
     """Whether others may reach a server without keys."""
 

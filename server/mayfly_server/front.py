@@ -9,6 +9,7 @@ end leaves at once, so that the workers lose their clients and go too.
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import socket
 import sys
@@ -19,16 +20,19 @@ from dataclasses import replace
 import structlog
 from pydantic_core import from_json
 
+from mayfly_protocol import logs
 from mayfly_protocol.addresses import AddressError
 from mayfly_protocol.identity import IdentityError
 from mayfly_protocol.lifecycle import Exit
-from mayfly_server import logs
 from mayfly_server.app import create_app
 from mayfly_server.config import FrontSettings, front_settings
 from mayfly_server.edge.exposure import exposed, refusal
 from mayfly_server.edge.keys import KeysError, from_environment
 from mayfly_server.listening import ListenError, activated, bind
 from mayfly_server.serving import FrontServer
+
+_NAME = "mayfly_server.front"
+"""Also where this is ``__main__``."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -61,7 +65,8 @@ def serve(
     Raises:
         FrontError: the settings cannot be used, or others could use this server without a key.
     """
-    logs.configure()
+    logs.configure(settings.logs)
+    logging.getLogger("uvicorn.error").addFilter(_unsaid)
     try:
         keys = from_environment(os.environ)
         app = create_app(settings, keys)
@@ -73,7 +78,7 @@ def serve(
     if not inherited:
         addresses = [listener.getsockname()[:2] for listener in listeners]
         nodes = [node.rpartition("@")[2] for node in settings.nodes]
-        log = structlog.get_logger(__name__)
+        log = structlog.get_logger(_NAME)
         log.info("front end starts", addresses=addresses, nodes=nodes)
     FrontServer(app, settings).run(sockets=listeners)
 
@@ -81,6 +86,11 @@ def serve(
 def own_listeners(host: str, port: int) -> list[socket.socket]:
     """Those that systemd hands over, or else one of this address. Raises ListenError."""
     return activated(os.environ, pid=os.getpid()) or [bind(host, port)]
+
+
+def _unsaid(record: logging.LogRecord) -> bool:
+    """The application has logged its exceptions itself, with their requests' ids."""
+    return not str(record.msg).startswith("Exception in ASGI application")
 
 
 def _settings(options: argparse.Namespace) -> FrontSettings:
@@ -106,7 +116,7 @@ def _leave_with_parent() -> None:
     """Nothing is ever written to this pipe."""
     while os.read(sys.stdin.fileno(), 4096):
         pass
-    structlog.get_logger(__name__).warning("the reaper is gone: leaving")
+    structlog.get_logger(_NAME).warning("the reaper is gone: leaving")
     os._exit(Exit.ORPHANED)
 
 

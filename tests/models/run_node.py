@@ -9,7 +9,16 @@ from pathlib import Path
 
 from mayfly_protocol.roster import SlotView
 from mayfly_reaper.node import Node, StartError
-from mayfly_reaper.settings import Address, Budgets, FrontEnd, Lifetime, NodeSettings, Pool
+from mayfly_reaper.settings import (
+    NOBODY,
+    About,
+    Address,
+    Budgets,
+    FrontEnd,
+    Lifetime,
+    NodeSettings,
+    Pool,
+)
 
 
 class Printer:
@@ -19,7 +28,7 @@ class Printer:
     def front_end_ready(self, host: str, port: int) -> None:
         self._print("front", host, port)
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, about: About = NOBODY) -> None:
         self._print("note", text)
 
     def _print(self, *words: object) -> None:

@@ -49,7 +49,7 @@ def front_end(*arguments: str, fd: int | None = None) -> Iterator[Process]:
 
 @pytest.mark.parametrize("insecure", [False, True])
 def test_others_need_a_key(node: FakeNode, insecure: bool) -> None:
-    settings = json.dumps({"insecure": insecure})
+    settings = json.dumps({"insecure": insecure, "logs": {"form": "json"}})
     arguments = ("--host", "0.0.0.0", "--port", "0", "--settings", settings)
     with front_end("--node", node.control, *arguments) as process:
         assert process.stderr is not None
@@ -117,7 +117,9 @@ def test_it_serves_on_an_inherited_socket_and_says_so_to_the_reaper(node: FakeNo
 def test_it_serves_on_a_socket_of_its_own(node: FakeNode) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    with front_end("--node", node.control, "--port", str(port)) as process:
+    logs = json.dumps({"logs": {"form": "json"}})
+    of = ("--node", node.control, "--port", str(port), "--settings", logs)
+    with front_end(*of) as process:
         assert process.stdin is not None
         process.stdin.close()  # of no meaning here
         RunningFront.wait(lambda: answers(f"http://127.0.0.1:{port}/readyz"))

@@ -54,7 +54,7 @@ from mayfly_reaper.processes import STOP, SignalInbox, set_limits
 from mayfly_reaper.refusals import Tally
 from mayfly_reaper.roster import Bulletin, news, views
 from mayfly_reaper.seats import Seat
-from mayfly_reaper.settings import NodeSettings, Observer
+from mayfly_reaper.settings import About, NodeSettings, Observer
 from mayfly_reaper.slot import SlotRules
 from mayfly_reaper.spawn import Spawner
 from mayfly_reaper.switchboard import Switchboard
@@ -244,7 +244,8 @@ class _Loop:
             )
             if planned is not None:
                 self._asked.pop(planned.slot, None)
-                self._observer.note(planned.text)
+                number = self._seats[planned.slot].slot.incarnation
+                self._observer.note(planned.text, About(planned.slot, number))
                 self._apply(planned.slot, planned.asked())
 
     def _stop(self, number: int) -> None:
@@ -282,7 +283,7 @@ class _Loop:
         # Of a fault that its process does not outlive, the note about the loss will tell.
         if isinstance(message, Fault) and message.scope in ("request", "batch", "recycle"):
             text = f"{name}: {message.scope} fault {message.kind}: {message.first.text}"
-            self._observer.note(text)
+            self._observer.note(text, About(name, int(number), bad=True))
         self._apply(name, Said(int(number), message))
 
     def _answer(self, message: ToNode) -> FromNode:
@@ -372,7 +373,7 @@ class _Loop:
     def _record(self, name: str, seat: Seat, record: Record) -> None:
         life = record.life
         lost = f"{name}: lost worker {life.number} (pid {life.pid}): {record.verdict.text}"
-        self._observer.note(f"{lost}; {record.done}")
+        self._observer.note(f"{lost}; {record.done}", About(name, life.number, bad=True))
         written = autopsy.autopsy(
             record,
             slot=name,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from mayfly_protocol.addresses import PortRange
+from mayfly_protocol.logs import LogSettings
 from mayfly_protocol.roster import SlotView
 
 # -P: the folder that mayfly was started in must not shadow the worker's imports.
@@ -144,8 +145,22 @@ class NodeSettings:
     caffeinate: bool = True
     """On macOS, keep the machine from falling asleep while the node runs."""
     budgets: Budgets = field(default_factory=Budgets)
+    logs: LogSettings = field(default_factory=LogSettings)
+    """Of the workers; how this process logs is up to whoever runs the node in it."""
     worker_command: tuple[str, ...] = WORKER_COMMAND
     """What ``--settings JSON`` is appended to."""
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """Which worker a note is about, if it is about one; ``bad`` news are losses and faults."""
+
+    slot: str = ""
+    incarnation: int = 0
+    bad: bool = False
+
+
+NOBODY = About()
 
 
 class Observer(Protocol):
@@ -157,5 +172,5 @@ class Observer(Protocol):
     def front_end_ready(self, host: str, port: int) -> None:
         """The supervised front end has answered for the first time."""
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, about: About = NOBODY) -> None:
         """A sentence for the operator: what was preloaded, what was lost and why."""

@@ -91,6 +91,7 @@ class Spawner:
         self, settings: NodeSettings, runtime: Runtime, note: Callable[[str], None]
     ) -> None:
         self._command = settings.worker_command
+        self._logs = settings.logs
         self._state_dir = settings.state_dir
         self._runtime = runtime
         self._memory_share = 1 / max(1, sum(pool.workers for pool in settings.pools))
@@ -129,6 +130,7 @@ class Spawner:
             canary_dir=str(self._state_dir / "canary"),
             memory_share=self._memory_share,
             trusted=self._trusted,
+            logs=self._logs,
             **precautions.options(pool.options),  # type: ignore[arg-type]  # checked at the start
         )
         told = worker_settings.dump_json(settings).decode()

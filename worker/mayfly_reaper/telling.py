@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from mayfly_protocol.roster import SlotView
-from mayfly_reaper.settings import Observer
+from mayfly_reaper.settings import NOBODY, About, Observer
 
 _log = logging.getLogger(__name__)
 
@@ -45,10 +45,10 @@ class Teller:
             except OSError as error:
                 self._give_up(error)
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, about: About = NOBODY) -> None:
         if self._observer is not None:
             try:
-                self._observer.note(text)
+                self._observer.note(text, about)
             except OSError as error:
                 self._give_up(error)
 

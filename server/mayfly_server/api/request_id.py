@@ -6,11 +6,14 @@ from __future__ import annotations
 import re
 import secrets
 
+import structlog
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bound_contextvars
 
 from mayfly_server.api.anthropic.errors import speaks_anthropic
+
+_log = structlog.get_logger(__name__)
 
 _HARMLESS = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
@@ -37,4 +40,8 @@ class RequestId:
             await send(message)
 
         with bound_contextvars(request_id=request_id):
-            await self._app(scope, receive, with_id)
+            try:
+                await self._app(scope, receive, with_id)
+            except Exception:
+                _log.exception("an error nobody foresaw")
+                raise

@@ -36,7 +36,7 @@ def node(config: Path | None, given: Mapping[str, Any]) -> None:
         status = starting.run(
             configuration.models,
             lambda models: _settings(keys, network, models, state),
-            starting.reporter_for(keyed=False),
+            starting.audience_for(keys, keyed=False),
         )
     except KeyboardInterrupt:
         status = 0
@@ -94,4 +94,5 @@ def _settings(
         preload_blas=keys.preload_blas,
         caffeinate=keys.caffeinate,
         budgets=assembly.budgets(keys),
+        logs=assembly.logs(keys),
     )

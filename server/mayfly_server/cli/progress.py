@@ -15,6 +15,7 @@ from typing import Protocol
 
 from mayfly_protocol.roster import SlotView
 from mayfly_protocol.secrets import API_KEY_VARIABLE
+from mayfly_reaper.settings import NOBODY, About, Observer
 
 FETCHING = {
     "download": "downloading the model",
@@ -27,6 +28,19 @@ LOADING = {
     "canary": "trying it out",
 }
 UNDER_WAY = frozenset({"spawning", "loading", "canary"})
+
+
+class Audience(Observer, Protocol):
+    """Somebody who watches a node from before it starts."""
+
+    def fetching(self, what: str, done: int, total: int) -> None:
+        """The model is downloaded or converted."""
+
+    def fetched(self, name: str) -> None:
+        """The model is on this machine, and was so before if nothing was told of its fetching."""
+
+    def close(self) -> None:
+        """Nothing more comes."""
 
 
 class Renderer(Protocol):
@@ -46,8 +60,7 @@ class Renderer(Protocol):
 
 
 class Reporter:
-    """A :class:`mayfly_reaper.settings.Observer` that is told about fetching, too. ``keyed``: the
-    server asks for API keys."""
+    """An audience for people. ``keyed``: the server asks for API keys."""
 
     def __init__(
         self,
@@ -66,11 +79,9 @@ class Reporter:
         self._announced = False
 
     def fetching(self, what: str, done: int, total: int) -> None:
-        """The model is downloaded or converted."""
         self._renderer.step("model", FETCHING.get(what, what), done, total)
 
     def fetched(self, name: str) -> None:
-        """The model is on this machine, and was so before if nothing was told of its fetching."""
         self._renderer.over("model")
         self._renderer.line(f"model: {name}")
 
@@ -97,7 +108,7 @@ class Reporter:
         self._address = address(host, port)
         self._announce()
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, about: About = NOBODY) -> None:
         self._noted = text
         self._renderer.line(text)
 

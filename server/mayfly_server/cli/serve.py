@@ -43,7 +43,7 @@ def serve(config: Path | None, given: Mapping[str, Any]) -> None:
         status = starting.run(
             configuration.models,
             lambda models: _settings(keys, models, state),
-            starting.reporter_for(keyed=keyed),
+            starting.audience_for(keys, keyed=keyed),
         )
     except KeyboardInterrupt:
         status = 0
@@ -103,4 +103,5 @@ def _settings(keys: ServerKeys, models: list[Model], state_dir: Path) -> NodeSet
         preload_blas=keys.preload_blas,
         caffeinate=keys.caffeinate,
         budgets=assembly.budgets(keys),
+        logs=assembly.logs(keys),
     )

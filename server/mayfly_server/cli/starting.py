@@ -14,8 +14,8 @@ from mayfly_server.cli.failure import fail
 if TYPE_CHECKING:
     from mayfly_reaper.settings import NodeSettings
     from mayfly_server.cli.configuration.assembly import Model
-    from mayfly_server.cli.configuration.keys import ModelTable
-    from mayfly_server.cli.progress import Reporter
+    from mayfly_server.cli.configuration.keys import ModelTable, ServerKeys
+    from mayfly_server.cli.progress import Audience
 
 # -P: the folder that mayfly was started in must not shadow imports.
 FETCH = (sys.executable, "-P", "-m", "mayfly_worker.fetch")
@@ -40,10 +40,17 @@ def require_mlx() -> None:
         )
 
 
-def reporter_for(*, keyed: bool) -> Reporter:
-    """Bars where a person watches, lines elsewhere."""
+def audience_for(keys: ServerKeys, *, keyed: bool) -> Audience:
+    """Bars where a person watches, lines elsewhere, and nothing but log lines where programs read.
+    From now on this process logs as the keys say."""
+    from mayfly_protocol import logs
+    from mayfly_server.cli.configuration import assembly
+    from mayfly_server.cli.log_lines import LogLines
     from mayfly_server.cli.progress import PlainLines, Reporter
 
+    logs.configure(assembly.logs(keys))
+    if keys.log_format == "json":
+        return LogLines()
     if sys.stdout.isatty():
         from rich.console import Console
 
@@ -53,7 +60,7 @@ def reporter_for(*, keyed: bool) -> Reporter:
     return Reporter(PlainLines(typer.echo), keyed=keyed)
 
 
-def _fetch(table: ModelTable, reporter: Reporter) -> Model:
+def _fetch(table: ModelTable, audience: Audience) -> Model:
     import platformdirs
 
     from mayfly_server.cli.configuration.assembly import Model
@@ -63,32 +70,32 @@ def _fetch(table: ModelTable, reporter: Reporter) -> Model:
     try:
         fetched = fetch(
             [*FETCH, "--cache", str(cache), "--", *([table.path] if table.path else [])],
-            reporter.fetching,
+            audience.fetching,
         )
     except FetchFailed as error:
-        reporter.close()
+        audience.close()
         fail(str(error))
-    reporter.fetched(fetched.name)
+    audience.fetched(fetched.name)
     return Model(table, fetched.path, fetched.name)
 
 
 def run(
     tables: Iterable[ModelTable],
     settings: Callable[[list[Model]], NodeSettings],
-    reporter: Reporter,
+    audience: Audience,
 ) -> int:
     """Fetches the models and runs a node with them, to its end. Returns its exit status."""
     from mayfly_reaper.errors import StartError
     from mayfly_reaper.node import Node
 
     try:
-        models = [_fetch(table, reporter) for table in tables]
-        return Node(settings(models), reporter).run()
+        models = [_fetch(table, audience) for table in tables]
+        return Node(settings(models), audience).run()
     except StartError as error:
-        reporter.close()
+        audience.close()
         fail(str(error))
     finally:
-        reporter.close()
+        audience.close()
 
 
 def node_name() -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import structlog
 
@@ -328,6 +328,10 @@ class Relay:
         link.submit(self._attempted.submit(), mailbox)
         self._meter.submitted()
         self._run = _Run(link, mailbox, self._loop.time())
+        name = link.incarnation
+        self._log = self._log.bind(node=name.node, slot=name.slot, incarnation=name.number)
+        if self._settings.logs.prompts and self._attempted.attempt == 1:
+            self._log.info("asked", prompt=asdict(self._generation.prompt))
 
     def _worth_holding(self, held: bool, left: float) -> bool:
         outlook = self._fleet.outlook(self._model)

@@ -31,16 +31,15 @@ import psutil
 import structlog
 import zmq
 
+from mayfly_protocol import logs
 from mayfly_protocol.faults import causes
 from mayfly_protocol.lifecycle import (
-    Beat,
     Bye,
     Drain,
     Exit,
     Fault,
     Hello,
     Loading,
-    Memory,
     Ready,
 )
 from mayfly_protocol.serving import (
@@ -58,6 +57,7 @@ from mayfly_worker.engine.loop import Engine
 from mayfly_worker.errors import InvalidRequest
 from mayfly_worker.loading import Loaded
 from mayfly_worker.service import engine_thread as reports
+from mayfly_worker.service import pulse
 from mayfly_worker.service.desk import Desk
 from mayfly_worker.service.engine_thread import EngineThread
 from mayfly_worker.service.inquiries import reply
@@ -231,7 +231,10 @@ class Worker:
         def work() -> None:
             try:
                 self._post((key, preparer.prepare(submit)))
+            except InvalidRequest as error:
+                self._post((key, error))
             except Exception as error:
+                log.exception("a request could not be prepared", rid=submit.rid)
                 self._post((key, error))
 
         self._pool.submit(work)
@@ -241,14 +244,16 @@ class Worker:
         if isinstance(outcome, Prepared | InvalidRequest):
             self._desk.prepared(key, outcome)
             return
-        log.error("a request could not be prepared", exc_info=outcome)
         self._desk.failed(key, "preparation", "the request could not be prepared by the worker")
 
     def _inquire(self, loaded: Loaded, peer: bytes, inquiry: Inquiry) -> None:
         def work() -> None:
             try:
                 self._post((peer, reply(inquiry, loaded), inquiry))
+            except InvalidRequest as error:
+                self._post((peer, error, inquiry))
             except Exception as error:
+                log.exception("a question could not be answered", rid=inquiry.rid)
                 self._post((peer, error, inquiry))
 
         self._pool.submit(work)
@@ -263,7 +268,6 @@ class Worker:
             case InvalidRequest(message=message, param=param, code=code):
                 answer = Rejected(rid, attempt, "invalid", message, param, code)
             case Exception():
-                log.error("a question could not be answered", exc_info=outcome)
                 answer = Failed(rid, attempt, "preparation", "the worker could not answer")
             case _:
                 answer = outcome
@@ -322,36 +326,15 @@ class Worker:
         self._report()
 
     def _report(self) -> None:
-        gauges = self._engine.gauges if self._engine else self._loading_gauges
-        desk = self._desk
-        self._wire.tell_reaper(
-            Beat(
-                phase="stopping" if self._leave_by is not None else gauges.phase,
-                progress=gauges.progress,
-                running=desk.running if desk else 0,
-                waiting=desk.waiting if desk else 0,
-                waiting_tokens=desk.waiting_tokens if desk else 0,
-                inferences=desk.inferences if desk else 0,
-                generated_tokens=gauges.generated_tokens,
-                prompt_tokens=gauges.prompt_tokens,
-                cached_tokens=gauges.cached_tokens,
-                memory=Memory(
-                    footprint=self._process.memory_info().rss,
-                    active=gauges.active_bytes,
-                    cache=gauges.cache_bytes,
-                    peak=gauges.peak_bytes,
-                    prefix_cache=gauges.prefix_bytes,
-                    device_free=gauges.device_free,
-                ),
-                rows=gauges.rows,
-                kv_bytes=gauges.kv_bytes,
-                kv_budget=self._kv_budget,
-                prefill_lengths=len(gauges.prefill_lengths),
-                decode_s=gauges.decode_s.snapshot(),
-                prefill_s=gauges.prefill_s.snapshot(),
-                refused=dict(self._wire.refusals.counts),
-            )
+        told = pulse.beat(
+            self._engine.gauges if self._engine else self._loading_gauges,
+            self._desk,
+            leaving=self._leave_by is not None,
+            footprint=self._process.memory_info().rss,
+            kv_budget=self._kv_budget,
+            refused=self._wire.refusals.counts,
         )
+        self._wire.tell_reaper(told)
 
     def _terminate(self, *_: object) -> None:
         self._leave(Exit.BYE, 0.0)
@@ -396,5 +379,5 @@ def main(settings: WorkerSettings) -> NoReturn:
     sys.stderr = LossyText(sys.stderr.fileno())
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR2, all_threads=True)
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    logs.configure(settings.logs, slot=settings.slot, incarnation=settings.incarnation)
     Worker(settings).run()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from mayfly_protocol.logs import Form, Level, LogSettings
 from mayfly_reaper.settings import Budgets, Lifetime, Pool
 from mayfly_server.cli.configuration.keys import ModelTable, ServerKeys
 from mayfly_server.cli.configuration.loading import ConfigurationError
@@ -62,6 +63,12 @@ def budgets(keys: ServerKeys) -> Budgets:
     )
 
 
+def logs(keys: ServerKeys) -> LogSettings:
+    return LogSettings(
+        cast(Form, keys.log_format), cast(Level, keys.log_level), prompts=keys.log_prompts
+    )
+
+
 def front_settings(keys: ServerKeys, aliases: dict[str, str]) -> dict[str, Any]:
     """Fields of :class:`mayfly_server.config.FrontSettings`, as JSON has them. ``aliases`` are
     other names of models."""
@@ -73,6 +80,7 @@ def front_settings(keys: ServerKeys, aliases: dict[str, str]) -> dict[str, Any]:
         "allowed_hosts": keys.allowed_hosts,
         "cors_origins": keys.cors_origins,
         "metrics": keys.metrics,
+        "logs": asdict(logs(keys)),
         "queue_wait_s": keys.queue_wait,
         "failover_wait_s": keys.failover_wait,
         "max_attempts": keys.max_attempts,

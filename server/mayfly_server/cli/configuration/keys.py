@@ -18,6 +18,8 @@ from typing_extensions import Doc
 KV_WIDTHS = (2, 3, 4, 5, 6, 8)
 """The widths that MLX quantizes to."""
 METRICS = ("admin", "open", "off")
+LOG_FORMATS = ("text", "json")
+LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 @dataclass(frozen=True)
@@ -212,6 +214,14 @@ class ServerKeys(ModelKeys):
         int, Ge(65536), Doc("What may wait for a client that does not read its stream.")
     ] = 4 << 20
 
+    log_format: Annotated[
+        str, OneOf(LOG_FORMATS), Doc("Log lines for people, or JSON objects for programs.")
+    ] = "text"
+    log_level: Annotated[str, OneOf(LOG_LEVELS), Doc("What is worth a line in the log.")] = "info"
+    log_prompts: Annotated[bool, Doc("Log what is asked. Otherwise no line holds any of it.")] = (
+        False
+    )
+
     stop_grace: Annotated[
         Seconds, Doc("Seconds that running requests may take when the server stops.")
     ] = 5.0
@@ -311,7 +321,7 @@ _REMOTE = _from("control_host", "worker_ports")
 _METRICS = _from("metrics_port", "metrics_host")
 _HTTP = {"host", "port", *_from("api_keys_file", "max_unread_bytes")} - {*_METRICS}
 _WORKERS = (*_from("model", "models"), *_from("drain_grace", "caffeinate"), *SHARED)
-_BOTH = ("state_dir", "stop_grace")
+_BOTH = ("state_dir", *_from("log_format", "stop_grace"))
 
 COMMANDS: Mapping[str, frozenset[str]] = {
     "serve": frozenset(SERVER) - {"nodes", *_REMOTE},

@@ -1,0 +1,54 @@
+"""What a node says where programs read it."""
+
+from __future__ import annotations
+
+from structlog.testing import capture_logs
+
+from mayfly_protocol.roster import SlotState, SlotView
+from mayfly_reaper.settings import About
+from mayfly_server.cli.log_lines import LogLines
+
+
+def view(state: SlotState, incarnation: int = 1, done: int = 0) -> SlotView:
+    return SlotView("m-0", "m", state, incarnation, pid=7, load_done=done)
+
+
+def test_a_slot_is_told_when_it_changes() -> None:
+    with capture_logs() as told:
+        lines = LogLines()
+        for shown in (
+            *(view("loading", done=done) for done in range(50)),
+            view("ready"),
+            view("ready"),
+            view("failed", 2),
+        ):
+            lines.slot_changed(shown)
+    assert [(t["state"], t["incarnation"], t["log_level"]) for t in told] == [
+        ("loading", 1, "info"),
+        ("ready", 1, "info"),
+        ("failed", 2, "error"),
+    ]
+    assert all(t["slot"] == "m-0" for t in told)
+
+
+def test_a_note_says_which_worker_it_is_about() -> None:
+    with capture_logs() as told:
+        lines = LogLines()
+        lines.note("lost worker 3", About("m-0", 3, bad=True))
+        lines.note("stopping")
+    bad, other = told
+    assert (bad["slot"], bad["incarnation"], bad["log_level"]) == ("m-0", 3, "warning")
+    assert (other["event"], other["log_level"]) == ("stopping", "info")
+    assert "slot" not in other
+
+
+def test_a_fetch_is_told_step_by_step() -> None:
+    with capture_logs() as told:
+        lines = LogLines()
+        for done in range(100):
+            lines.fetching("download", done, 100)
+        lines.fetching("convert", 0, 0)
+        lines.fetched("m")
+        lines.close()
+    assert [t.get("step") for t in told] == ["download", "convert", None]
+    assert told[-1]["model"] == "m"
