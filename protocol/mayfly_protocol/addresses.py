@@ -37,6 +37,13 @@ class NodeAddress:
         """Without the key, for logs and labels."""
         return self.control
 
+    def at(self, host: str) -> NodeAddress:
+        """The same node and ports at another host, of TCP ones."""
+        control, roster = (
+            f"tcp://{host}:{place.rpartition(':')[2]}" for place in (self.control, self.roster)
+        )
+        return NodeAddress(control, roster, host, self.key)
+
 
 def node_address(text: str) -> NodeAddress:
     """Reads an address of the kinds above.

@@ -31,6 +31,12 @@ def test_an_address_with_a_key(host: str, port: int) -> None:
     assert KEY not in str(found)
 
 
+@given(hosts, hosts, ports)
+def test_the_same_node_elsewhere(host: str, other: str, port: int) -> None:
+    found = node_address(f"tcp://{KEY}@{host}:{port}").at(other)
+    assert found == node_address(f"tcp://{KEY}@{other}:{port}")
+
+
 @given(st.text(max_size=80))
 def test_anything_else_is_refused_in_words(text: str) -> None:
     try:

@@ -3,6 +3,7 @@ it. What is said on the other side meanwhile is what the test's fake workers say
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import httpx
 import pytest
 
 from mayfly_protocol.identity import make_pair, new_pair
+from mayfly_server.pool.names import is_numeric, preferred
 from models.fake_engine import WORDS, Act, FakeNode, Script, finish, say, step, until
 from models.running_front import RunningFront
 from relay_harness import ask, content, pieces, stream
@@ -244,6 +246,27 @@ def test_a_roster_cannot_send_a_front_end_elsewhere(far: Far, tmp_path: Path) ->
 def usable(front: RunningFront) -> list[int]:
     """Incarnations that can be given a request."""
     return [slot.view.incarnation for slot, _ in front.front.fleet._usable()]
+
+
+def test_a_node_is_found_by_its_name_and_one_that_is_not_keeps_nobody_waiting(
+    near: FakeNode, tmp_path: Path
+) -> None:
+    nowhere = near.control.replace("127.0.0.1", "nowhere.invalid")
+    near.worker()
+    with fronted(tmp_path, nowhere, near.address("localhost")) as front:
+        front.wait_workers(1)
+        assert content(ask(front)) == "".join(WORDS)
+
+
+def test_names_and_what_is_preferred_of_their_addresses() -> None:
+    v4 = (socket.AF_INET, 1, 6, "", ("10.0.0.2", 0))
+    v6 = (socket.AF_INET6, 1, 6, "", ("fe80::1", 0, 0, 2))
+    assert preferred([v6, v4]) == preferred([v4]) == "10.0.0.2"
+    assert preferred([v6]) == "[fe80::1]"
+    with pytest.raises(OSError, match="no address"):
+        preferred([])
+    assert all(map(is_numeric, ("10.0.0.2", "::1", "[::1]")))
+    assert not any(map(is_numeric, ("mac-2.local", "localhost", "")))
 
 
 def test_a_link_that_breaks_again_and_again(

@@ -276,7 +276,7 @@ class Fleet:
     def _dial(self, slot: Slot) -> None:
         node = self._nodes[slot.address]
         try:
-            dial = self._dialler.worker(node.address, slot.view)
+            dial = self._dialler.worker(node.dialled, slot.view)
         except AddressError as error:
             self._refusals.refuse(str(node.address), "nonsense", str(error))
             return

@@ -2,9 +2,9 @@
 
 ::
 
-    opened --> handshake --> rosters come
-      ^            | refused, or nothing comes for REOPEN_S
-      +------------+
+    name looked up --> opened --> handshake --> rosters come
+           ^              | refused, or nothing comes for REOPEN_S
+           +--------------+
 
 ZeroMQ connects again by itself to a node that went away, but not to one that refused its key, and
 not always out of a network that was cut in two. So a connection on which nothing has come for a
@@ -23,12 +23,13 @@ from zmq.utils.monitor import parse_monitor_message
 
 from mayfly_protocol.addresses import NodeAddress
 from mayfly_protocol.codec import BadFrame, Channel, encode, from_node, rosters, understood
-from mayfly_protocol.doorkeeper import Refusals
+from mayfly_protocol.doorkeeper import Refusals, Seldom
 from mayfly_protocol.roster import ROSTER_TOPIC, Ask, FromNode, Roster, ToNode
 from mayfly_protocol.sockets import configure
 from mayfly_server.pool.dialling import Dial, Dialler
 from mayfly_server.pool.link import Context
 from mayfly_server.pool.listener import Listener
+from mayfly_server.pool.names import is_numeric, lookup
 
 REOPEN_S = 6.0
 ROSTERS_QUEUED = 16
@@ -45,7 +46,8 @@ _log = structlog.get_logger(__name__)
 
 
 class NodeLink:
-    """Connects at once; to be made on a running event loop.
+    """Begins at once; to be made on a running event loop. ``dialled`` is the node's address, with
+    that of its host in the place of a name.
 
     ``said`` is called with every roster and every answer; ``refusals`` counts frames that are
     neither, and handshakes that the node, or what answers in its place, did not pass.
@@ -62,16 +64,19 @@ class NodeLink:
     ) -> None:
         self.address = address
         self._context = context
-        self._control: Dial = dialler.control(address)
-        self._roster: Dial = dialler.roster(address)
+        self.dialled = address
+        self._dialler = dialler
         self._said = said
         self._refusals = refusals
+        self._complain = Seldom(_log.warning)
         self._loop = asyncio.get_running_loop()
         self._heard_at = self._loop.time()
         self._announced = False
         self._minor = 0
         self._listeners: list[Listener] = []
         self._monitored: list[zmq.Socket[Any]] = []
+        self._words: Listener | None = None
+        self._lookup: asyncio.Task[None] | None = None
         self._open()
 
     def announce(self) -> None:
@@ -82,7 +87,7 @@ class NodeLink:
 
     def tell(self, message: ToNode) -> bool:
         """Whether it is on its way. What a node is too old to know is not sent to it."""
-        if not understood(message, self._minor):
+        if self._words is None or not understood(message, self._minor):
             return False
         try:
             self._words.send(encode(message))
@@ -98,10 +103,11 @@ class NodeLink:
             self._heard_at = now
             self.close()
             self._open()
-            if self._announced:
-                self.tell(Ask())
 
     def close(self) -> None:
+        if self._lookup is not None:
+            self._lookup.cancel()
+        self._words = None
         for socket in self._monitored:
             socket.disable_monitor()
         for listener in self._listeners:
@@ -110,8 +116,28 @@ class NodeLink:
         self._listeners.clear()
 
     def _open(self) -> None:
-        self._words = self._listener(zmq.DEALER, self._control, from_node)
-        self._listener(zmq.SUB, self._roster, rosters)
+        host = self.address.host
+        if host and not is_numeric(host):
+            self._lookup = asyncio.create_task(self._look_up(host), name=f"look up {host}")
+        else:
+            self._dial(self.address)
+
+    async def _look_up(self, host: str) -> None:
+        try:
+            found = await lookup(host)
+        except OSError as error:  # it is asked again when the node is silent for long enough
+            self._complain(str(self.address), "its host is not found", str(error))
+            return
+        self._dial(self.address.at(found))
+
+    def _dial(self, dialled: NodeAddress) -> None:
+        self.dialled = dialled
+        self._heard_at = self._loop.time()
+        dialler = self._dialler
+        self._words = self._listener(zmq.DEALER, dialler.control(dialled), from_node)
+        self._listener(zmq.SUB, dialler.roster(dialled), rosters)
+        if self._announced:
+            self.tell(Ask())
 
     def _listener(self, kind: int, dial: Dial, channel: Channel[Any]) -> Listener:
         socket = self._context.socket(kind)
