@@ -117,7 +117,7 @@ class Bench:
         self.answers[key] = Answer()
         self.open[key] = {row.id for row in rows}
         for together in [rows] if self._max_rows > 1 else [[row] for row in rows]:
-            self.engine.commands.put(Start(key, together, ask.boundaries))
+            self.engine.commands.put(Start(key, together, ask.boundaries, key))
         return key
 
     def cancel(self, key: str) -> None:

@@ -33,7 +33,7 @@ ROOM = HALF - _HEADER.size
 @dataclass(frozen=True, slots=True)
 class Breadcrumb:
     """``phase`` and ``step`` as in the worker's beats. ``young`` are those of the ``requests``
-    that had drawn only a few tokens on this worker, in a decode step; they stand first."""
+    that had drawn only a few tokens on this worker, in a decode step."""
 
     phase: str
     step: int
@@ -55,7 +55,9 @@ class Breadcrumb:
     @property
     def marked(self) -> tuple[str, ...]:
         """Who else was there when it died: of a decode step those that had been for long."""
-        return self.requests[len(self.young) :] if self.phase == "decode" else ()
+        if self.phase != "decode":
+            return ()
+        return tuple(rid for rid in self.requests if rid not in self.young)
 
 
 class BreadcrumbWriter:

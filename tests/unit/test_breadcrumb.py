@@ -86,6 +86,7 @@ def test_suspects_are_those_of_a_prefill_or_the_young_of_a_decode_step() -> None
     old = Breadcrumb("decode", 1, ("a", "b"))
     assert (old.suspects, old.marked) == ((), ("a", "b"))
     assert Breadcrumb("decode", 1, ("b", "a"), ("b",)).marked == ("a",)
+    assert Breadcrumb("decode", 1, ("a", "c", "b"), ("b",)).marked == ("a", "c")
     assert Breadcrumb("idle", 1, ("a",)).suspects == ()
 
 

@@ -18,7 +18,7 @@ from engine_harness import GREEDY, Ask, Bench, FixedChunks
 from mayfly_protocol.requests import Sampling
 from mayfly_worker.engine.chunks import SMALLEST, ChunkSizer, bucket
 from mayfly_worker.engine.decode import NonFiniteLogits
-from mayfly_worker.engine.types import Prefilled, Stop
+from mayfly_worker.engine.types import YOUNG_TOKENS, Prefilled, Stop
 
 SMALL = FixedChunks(32, 32)
 
@@ -217,6 +217,19 @@ def test_logits_that_are_not_finite_are_a_fault(model: Any, width: int) -> None:
     with pytest.raises(NonFiniteLogits) as caught:
         bench.finish()
     assert caught.value.rows == [1]
+
+
+def test_an_old_request_is_marked_beside_a_new_one(model: Any, width: int) -> None:
+    """Though it stands before it in the batch."""
+    bench = Bench(model, width)
+    rng = random.Random(12)
+    old = bench.submit(Ask(prompt(rng, width, 20), max_tokens=40))
+    while len(bench.answers[old].ids()) <= YOUNG_TOKENS:
+        bench.turn()
+    new = bench.submit(Ask(prompt(rng, width, 20), max_tokens=40))
+    while not bench.answers[new].ids():
+        bench.turn()
+    assert bench.engine.blamed(RuntimeError()) == ((new,), (old,))
 
 
 @pytest.mark.parametrize("gone", [0, 1, 2])
