@@ -102,10 +102,9 @@ class WorkerProcess:
             slot="test/0",
             incarnation=1,
             control=f"ipc://{run}/control",
-            listen=f"ipc://{run}/worker",
             model_path=str(model),
             model_name="test",
-            **options,
+            **{"listen": f"ipc://{run}/worker", **options},
         )
         self.stderr = (folder / f"stderr-{uuid.uuid4().hex[:8]}").open("w+b")
         self.process = subprocess.Popen(

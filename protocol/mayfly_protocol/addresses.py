@@ -136,11 +136,14 @@ class PortRange:
     def __str__(self) -> str:
         return f"{self.first}-{self.last}"
 
+    @property
+    def count(self) -> int:
+        return self.last - self.first + 1
+
     def beginning_with(self, number: int) -> list[int]:
         """All of them, each ``number`` with another one first, so that a port rests before it is
         used again."""
-        count = self.last - self.first + 1
-        return [self.first + (number + step) % count for step in range(count)]
+        return [self.first + (number + step) % self.count for step in range(self.count)]
 
 
 def port_range(text: str) -> PortRange:

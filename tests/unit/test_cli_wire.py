@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import socket
 import stat
+import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 
+import httpx
 import pytest
 from typer.testing import CliRunner, Result
 
 from mayfly_protocol.identity import make_pair, new_pair, secret_file, trusted_file
 from mayfly_server.cli import app
 from mayfly_server.cli.configuration.keys import COMMANDS, SERVER
+from server_harness import free_port, wait_for
 
 
 def mayfly(*arguments: str) -> Result:
@@ -102,7 +107,12 @@ def test_a_taken_port(state: Path) -> None:
 
 @pytest.mark.parametrize(
     ("ports", "status", "problem"),
-    [("ten", 2, "no range"), ("7799-7710", 2, "smaller"), ("7701-7710", 1, "node's own")],
+    [
+        ("ten", 2, "no range"),
+        ("7799-7710", 2, "smaller"),
+        ("7701-7710", 1, "node's own"),
+        ("7710", 2, "one more"),
+    ],
 )
 def test_ports_that_cannot_be(state: Path, ports: str, status: int, problem: str) -> None:
     refused = mayfly("node", "--worker-ports", ports, "--state-dir", str(state))
@@ -132,6 +142,34 @@ def test_a_front_end_that_others_can_reach_needs_api_keys(state: Path) -> None:
         *("--node", "tcp://127.0.0.1:7700", "--state-dir", str(state)),
     )
     assert refused.exit_code == 1 and "--api-keys-file" in refused.stderr
+
+
+def test_a_front_end_needs_no_mlx(state: Path) -> None:
+    """Nor does anything that it imports."""
+    port = free_port()
+    code = (
+        "import sys\n"
+        "for name in ('mlx', 'mlx.core', 'mlx_lm', 'mayfly_worker', 'transformers', 'torch'):\n"
+        "    sys.modules[name] = None\n"
+        "from mayfly_server.cli import app\n"
+        f"app(['front', '--node', 'tcp://127.0.0.1:1', '--port', '{port}',"
+        f" '--state-dir', {str(state)!r}])\n"
+    )
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+
+            def alive() -> bool:
+                assert process.poll() is None, process.communicate()[1]
+                with suppress(httpx.TransportError):
+                    return httpx.get(f"http://127.0.0.1:{port}/livez").status_code == 200
+                return False
+
+            wait_for(alive, "the front end")
+        finally:
+            process.terminate()
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == 0, errors
 
 
 def test_each_command_takes_what_means_something_to_it() -> None:

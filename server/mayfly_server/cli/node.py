@@ -31,7 +31,7 @@ def node(config: Path | None, given: Mapping[str, Any]) -> None:
         configuration = configured(config, given)
         keys = configuration.keys
         state = state_directory(keys.state_dir)
-        network = _network(keys)
+        network = _network(keys, sum(model.workers for model in configuration.models))
         _require_free(network, state)
         status = starting.run(
             configuration.models,
@@ -43,14 +43,22 @@ def node(config: Path | None, given: Mapping[str, Any]) -> None:
     raise typer.Exit(status)
 
 
-def _network(keys: ServerKeys) -> Network:
+def _network(keys: ServerKeys, workers: int) -> Network:
+    """Ends the command, as wrong usage, where there are too few ports for so many workers."""
     from mayfly_protocol.addresses import AddressError, port_range
     from mayfly_reaper.settings import Network
 
     try:
-        return Network(keys.control_host, keys.control_port, port_range(keys.worker_ports))
+        ports = port_range(keys.worker_ports)
     except AddressError as error:
         raise typer.BadParameter(str(error), param_hint="--worker-ports") from error
+    if ports.count <= workers:
+        raise typer.BadParameter(
+            f"{workers} workers need a port each, and one more for while one of them is replaced: "
+            f"{ports} are {ports.count}",
+            param_hint="--worker-ports",
+        )
+    return Network(keys.control_host, keys.control_port, ports)
 
 
 def _require_free(network: Network, state_dir: Path) -> None:

@@ -63,7 +63,7 @@ from mayfly_worker.service.engine_thread import EngineThread
 from mayfly_worker.service.inquiries import reply
 from mayfly_worker.service.prepare import Prepared, Preparer
 from mayfly_worker.service.stderr import LossyText
-from mayfly_worker.service.wire import Wire
+from mayfly_worker.service.wire import CannotListen, Wire
 from mayfly_worker.text.detokenize import TokenTexts
 
 FAREWELL_S = 1.0
@@ -217,7 +217,11 @@ class Worker:
             token_text=TokenTexts(loaded.tokenizer),
             max_waiting=self._settings.max_waiting,
         )
-        endpoint = self._wire.listen()
+        try:
+            endpoint = self._wire.listen()
+        except CannotListen as error:
+            self._load_failed(reports.LoadFailed(error, "load_failed", "worker"))
+            return
         self._wire.tell_reaper(Ready(endpoint, loaded.card, self._wire.public_key))
 
     def _order(self, command: object) -> None:

@@ -38,6 +38,10 @@ class _Peer:
 _NOBODY = _Peer()
 
 
+class CannotListen(Exception):
+    """There is no place where front ends could reach this worker."""
+
+
 class Wire:
     """Made before the model is loaded; front ends can reach it only after :meth:`listen`."""
 
@@ -74,14 +78,17 @@ class Wire:
         """Lets front ends in; returns the endpoint, as the roster is to have it.
 
         Raises:
-            zmq.ZMQError: it cannot be bound, or none of its ports can.
+            CannotListen: it cannot be bound, or none of its ports can.
         """
-        if not self._listen.startswith("tcp://"):
-            self.router.bind(self._listen)
-            return self.router.getsockopt_string(zmq.LAST_ENDPOINT)
-        host, ports = host_and_range(self._listen.removeprefix("tcp://"))
-        sockets.over_tcp(self.router, host)
-        return f"tcp://*:{_bind(self.router, host, ports.beginning_with(self._number))}"
+        try:
+            if not self._listen.startswith("tcp://"):
+                self.router.bind(self._listen)
+                return self.router.getsockopt_string(zmq.LAST_ENDPOINT)
+            host, ports = host_and_range(self._listen.removeprefix("tcp://"))
+            sockets.over_tcp(self.router, host)
+            return f"tcp://*:{bind_one(self.router, host, ports.beginning_with(self._number))}"
+        except zmq.ZMQError as error:
+            raise CannotListen(f"cannot listen on {self._listen}: {error.strerror}") from error
 
     def attend(self) -> None:
         """Answers peers that want to connect. One whose key has been revoked hears no more."""
@@ -162,8 +169,12 @@ class Wire:
         self._context.term()
 
 
-def _bind(router: zmq.Socket[Any], host: str, ports: Sequence[int]) -> int:
-    """Binds the first port that is free."""
+def bind_one(router: zmq.Socket[Any], host: str, ports: Sequence[int]) -> int:
+    """Binds the first port that is free, and returns it.
+
+    Raises:
+        zmq.ZMQError: none is, or the host is not this machine's.
+    """
     for port in ports[:-1]:
         try:
             router.bind(f"tcp://{host}:{port}")
