@@ -17,6 +17,7 @@ import contextlib
 import ctypes
 import itertools
 import os
+import re
 import shutil
 import signal
 import socket
@@ -71,11 +72,11 @@ def why_not() -> str:
     return ""
 
 
-def why_no_netem() -> str:
-    """Why the kernel can't delay and lose packets; empty where it can."""
+def why_no(*discipline: str) -> str:
+    """Why the kernel has no such queueing discipline; empty where it has it."""
     with Network() as network:
         try:
-            traffic_control(network.switch, "add", "dev", "br0", "root", "netem", "delay", "1ms")
+            traffic_control(network.switch, "add", "dev", "br0", "root", *discipline)
         except Refused as refused:
             return str(refused)
     return ""
@@ -125,16 +126,25 @@ class Machine:
         ip("-n", self._switch, "link", "set", self._port, "up")
 
     @contextlib.contextmanager
-    def disturbed(self, *netem: str) -> Iterator[None]:
-        """What goes to it and comes from it is delayed and lost."""
-        places = [(self._switch, self._port), (self.namespace, "eth0")]
+    def behind(self, *discipline: str) -> Iterator[None]:
+        """What goes to it and comes from it passes a queueing discipline, as tc(8) has them."""
+        places = self._places()
         for namespace, device in places:
-            traffic_control(namespace, "add", "dev", device, "root", "netem", *netem)
+            traffic_control(namespace, "add", "dev", device, "root", *discipline)
         try:
             yield
         finally:
             for namespace, device in places:
                 traffic_control(namespace, "del", "dev", device, "root")
+
+    def dropped(self) -> int:
+        """Packets that these queues have thrown away."""
+        shown = (traffic_control(ns, "show", "dev", dev, show="-s") for ns, dev in self._places())
+        return sum(int(count) for text in shown for count in re.findall(r"dropped (\d+)", text))
+
+    def _places(self) -> list[tuple[str, str]]:
+        """Both ends of its cable: namespace and device."""
+        return [(self._switch, self._port), (self.namespace, "eth0")]
 
     def do(self, act: Callable[[], T]) -> T:
         """Runs on a thread of its own that lives on this machine's network: what sockets it opens
@@ -220,9 +230,10 @@ class Capture:
                 self.seen += self._socket.recv(1 << 17)
 
 
-def traffic_control(namespace: str, what: str, *arguments: str) -> None:
-    """Raises Refused."""
-    _command("tc", "-n", namespace, "qdisc", what, *arguments)
+def traffic_control(namespace: str, what: str, *arguments: str, show: str = "") -> str:
+    """Its output. Raises Refused."""
+    options = [show] if show else []
+    return _command("tc", *options, "-n", namespace, "qdisc", what, *arguments)
 
 
 def namespaces() -> list[str]:

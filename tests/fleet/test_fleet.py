@@ -9,17 +9,20 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from fleet_harness import PROMPTS, Fleet, Load, fleet, wait_for
-from namespaces import why_no_netem, why_not
+from namespaces import why_no, why_not
 
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(600)]
 
 CUT_S = 10.0
 TRIES = 4
+LOSSY = ("netem", "delay", "40ms", "10ms", "loss", "3%")
+SLOW = ("tbf", "rate", "600kbit", "burst", "3kb", "latency", "50ms")
 
 
 @pytest.fixture(scope="module")
@@ -115,12 +118,26 @@ def test_a_link_is_cut_and_heals(site: Fleet) -> None:
 
 
 def test_a_link_delays_and_loses(site: Fleet) -> None:
-    if reason := why_no_netem():
-        pytest.skip(f"the kernel cannot disturb a link: {reason}")
-    link = site.nodes[2].machine
-    with link.disturbed("delay", "40ms", "10ms", "loss", "3%"), Load(site) as load:
+    if reason := why_no(*LOSSY):
+        pytest.skip(f"the kernel cannot do that to a link: {reason}")
+    with site.nodes[2].machine.behind(*LOSSY), Load(site) as load:
         load.wait_more(9)
     assert load.wrong == []
+
+
+def test_links_are_too_slow(site: Fleet) -> None:
+    """Slower than what the nodes have to say: packets wait, and are dropped where too many do."""
+    if reason := why_no(*SLOW):
+        pytest.skip(f"the kernel cannot do that to a link: {reason}")
+    links = [node.machine for node in site.nodes]
+    with ExitStack() as stack:
+        for link in links:
+            stack.enter_context(link.behind(*SLOW))
+        with Load(site) as load:
+            load.wait_more(6)
+        dropped = sum(link.dropped() for link in links)
+    assert load.wrong == []
+    assert dropped > 0
 
 
 def used(site: Fleet, name: str) -> bool:
