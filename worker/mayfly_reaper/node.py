@@ -15,7 +15,6 @@ import signal
 import time
 from collections import defaultdict
 from contextlib import ExitStack
-from datetime import UTC, datetime
 
 import zmq
 
@@ -34,7 +33,7 @@ from mayfly_protocol.roster import (
     Release,
     ToNode,
 )
-from mayfly_reaper import autopsy, briefs, memory, renewal, seats
+from mayfly_reaper import memory, renewal, seats
 from mayfly_reaper.actions import Action, Lose, Record, Send, Signal, Spawn, WipeKernels
 from mayfly_reaper.awake import awake
 from mayfly_reaper.children import Children
@@ -51,6 +50,7 @@ from mayfly_reaper.orphans import Ledger, Orphans
 from mayfly_reaper.paths import Runtime, locked, opened, runtime_of
 from mayfly_reaper.pressure import Pressure
 from mayfly_reaper.processes import STOP, SignalInbox, set_limits
+from mayfly_reaper.records import Records
 from mayfly_reaper.refusals import Tally
 from mayfly_reaper.roster import Bulletin, news, views
 from mayfly_reaper.seats import Seat
@@ -58,7 +58,7 @@ from mayfly_reaper.settings import About, NodeSettings, Observer
 from mayfly_reaper.slot import SlotRules
 from mayfly_reaper.spawn import Spawner
 from mayfly_reaper.switchboard import Switchboard
-from mayfly_reaper.telling import Once, Teller
+from mayfly_reaper.telling import Teller
 
 __all__ = ["Node", "StartError"]
 
@@ -109,9 +109,7 @@ class _Loop:
         now = time.monotonic()
         self._budgets = settings.budgets
         self._observer = observer
-        self._complain = Once(observer.note)
         self._inbox = inbox
-        self._autopsies = settings.state_dir / "autopsies.jsonl"
         self._epoch = secrets.token_hex(4)
         self._rules = SlotRules(
             settings.budgets,
@@ -150,7 +148,8 @@ class _Loop:
         self._board = Switchboard(settings, runtime, self._poller, stack, observer.note)
         self._refused = Tally(self._board.refused)
         self._bulletin = Bulletin(settings.node, self._epoch, os.getpid(), now, self._refused.total)
-        self._recall(now)
+        autopsies = settings.state_dir / "autopsies.jsonl"
+        self._records = Records(autopsies, self._epoch, observer, self._bulletin)
         ledger = Ledger(settings.state_dir / "workers.json", observer.note)
         self._orphans = Orphans(ledger, now + settings.budgets.orphans_s)
         self._children = Children(Spawner(settings, runtime, observer.note), ledger, Pressure())
@@ -360,7 +359,7 @@ class _Loop:
             case Lose():
                 self._lose(name, action)
             case Record():
-                self._record(name, seat, action)
+                self._records.add(name, seat.pool.model_name, action)
 
     def _lose(self, name: str, lost: Lose) -> None:
         now = time.monotonic()
@@ -369,32 +368,6 @@ class _Loop:
         self._bulletin.lose(loss_of(name, life, lost.verdict, crumb), now)
         if lost.verdict.scope == "machine":
             self._host.strike(lost.verdict.text, now)
-
-    def _record(self, name: str, seat: Seat, record: Record) -> None:
-        life = record.life
-        lost = f"{name}: lost worker {life.number} (pid {life.pid}): {record.verdict.text}"
-        self._observer.note(f"{lost}; {record.done}", About(name, life.number, bad=True))
-        written = autopsy.autopsy(
-            record,
-            slot=name,
-            model=seat.pool.model_name,
-            epoch=self._epoch,
-            time=datetime.now(UTC),
-            now=time.monotonic(),
-        )
-        try:
-            autopsy.append(self._autopsies, written)
-        except OSError as error:
-            self._complain(f"autopsies cannot be written: {error}")
-        self._bulletin.record(briefs.brief(written), time.monotonic())
-
-    def _recall(self, now: float) -> None:
-        """What reapers before this one wrote of their losses is told on."""
-        try:
-            for each in briefs.kept(self._autopsies, datetime.now(UTC)):
-                self._bulletin.record(each, now)
-        except OSError as error:
-            self._complain(f"autopsies cannot be read: {error}")
 
     def _tell(self) -> None:
         self._show()

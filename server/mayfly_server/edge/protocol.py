@@ -204,7 +204,9 @@ class EdgeProtocol(HttpToolsProtocol):
         super().resume_writing()
 
     def _unread_long(self) -> None:
-        self.logger.warning("cut a client that does not read its answer")
+        known = self.cycle.scope.get("state", {}) if self.cycle is not None else {}
+        about = {"request_id": known.get("request_id")}
+        self.logger.warning("cut a client that does not read its answer", extra=about)
         self.transport.abort()
 
     def _stop_reader_clock(self) -> None:
