@@ -87,6 +87,33 @@ def test_a_worker_cancels_what_a_vanished_front_end_left(site: Site) -> None:
     assert answer.json()["choices"][0]["message"]["content"] == DEFAULT_REPLY
 
 
+def test_a_stream_ends_for_a_key_that_is_revoked(site: Site) -> None:
+    """And for that one alone."""
+    body = {"model": site.node.model.name, "prompt": ENDLESS, "max_tokens": 150}
+    moved = site.front.metric("mayfly_continuations_total")
+    answers: list[Any] = []
+    asking = threading.Thread(
+        target=lambda: answers.append(site.front.http.post("/v1/completions", json=body))
+    )
+    with site.ask_worker() as friend:
+        friend.send(encode(Submit("revoked", 1, generation(ENDLESS, max_tokens=3000))))
+        asking.start()
+        wait_for(lambda: site.view().running == 2, "both to run")
+        assert friend.poll(int(DEADLINE_S * 1000))
+        before = site.refused("revoked")
+        site.node.trust(site.own.public)
+        wait_for(lambda: site.refused("revoked") > before, "the worker to have looked")
+        wait_for(lambda: site.roster()["slots"][0]["running"] < 2, "the end of its request")
+        while friend.poll(0):
+            friend.recv()
+        assert not friend.poll(500), "a step takes 20 ms"
+    asking.join()
+    site.node.trust(site.own.public, site.friend.public)
+    [answer] = answers
+    assert answer.json()["usage"]["completion_tokens"] == 150
+    assert site.front.metric("mayfly_continuations_total") == moved
+
+
 def test_a_flood_of_nonsense_is_counted_and_keeps_nobody_waiting(site: Site) -> None:
     before = site.refused("nonsense")
     over = threading.Event()

@@ -13,7 +13,8 @@ import zmq
 
 from mayfly_protocol.addresses import PortRange
 from mayfly_protocol.lifecycle import Exit, Fault
-from mayfly_worker.service.wire import bind_one
+from mayfly_protocol.settings import WorkerSettings
+from mayfly_worker.service.wire import CannotListen, Wire, bind_one
 from wire_harness import free_ports
 from worker_harness import WorkerProcess
 
@@ -36,6 +37,17 @@ def test_a_host_that_is_not_ours_is_no_matter_of_ports(router: zmq.Socket[Any]) 
     with pytest.raises(zmq.ZMQError) as refused:
         bind_one(router, "192.0.2.1", [free_ports(1), free_ports(1)])
     assert refused.value.errno == zmq.EADDRNOTAVAIL
+
+
+def test_a_worker_without_a_key_lets_nobody_in_from_elsewhere() -> None:
+    """Whatever its reaper tells it."""
+    paths = {"control": "inproc://nobody", "model_path": "/nowhere", "model_name": "m"}
+    wire = Wire(WorkerSettings(slot="s", incarnation=1, listen="tcp://0.0.0.0:7710-7719", **paths))
+    try:
+        with pytest.raises(CannotListen, match="no key"):
+            wire.listen()
+    finally:
+        wire.farewell(0)
 
 
 def test_a_worker_without_a_port_says_so(tiny_model: Path, tmp_path: Path) -> None:

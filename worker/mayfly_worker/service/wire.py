@@ -16,7 +16,7 @@ import structlog
 import zmq
 
 from mayfly_protocol import codec, sockets
-from mayfly_protocol.addresses import host_and_range
+from mayfly_protocol.addresses import host_and_range, is_loopback
 from mayfly_protocol.doorkeeper import Doorkeeper, Refusals, peer_address, user
 from mayfly_protocol.identity import TrustList, new_pair
 from mayfly_protocol.lifecycle import ToReaper, ToSlot
@@ -78,13 +78,16 @@ class Wire:
         """Lets front ends in; returns the endpoint, as the roster is to have it.
 
         Raises:
-            CannotListen: it cannot be bound, or none of its ports can.
+            CannotListen: it cannot be bound, or none of its ports can; or others could reach it
+                and it has no key.
         """
         try:
             if not self._listen.startswith("tcp://"):
                 self.router.bind(self._listen)
                 return self.router.getsockopt_string(zmq.LAST_ENDPOINT)
             host, ports = host_and_range(self._listen.removeprefix("tcp://"))
+            if self._keeper is None and not is_loopback(host):
+                raise CannotListen(f"others can reach {host}, and this worker has no key")
             sockets.over_tcp(self.router, host)
             return f"tcp://*:{bind_one(self.router, host, ports.beginning_with(self._number))}"
         except zmq.ZMQError as error:
