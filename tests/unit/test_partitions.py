@@ -61,13 +61,13 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def fronted(folder: Path, *nodes: str) -> RunningFront:
+def fronted(folder: Path, *nodes: str, pong_wait_s: float = 10.0) -> RunningFront:
     make_pair(folder)
     return RunningFront(
         *nodes,
         state_dir=folder,
         roster_silence_s=SILENCE_S,
-        pong_wait_s=PONG_S,
+        pong_wait_s=pong_wait_s,
         keep_alive_s=0.2,
         ready=False,
     )
@@ -117,7 +117,7 @@ def test_a_stalled_link_moves_the_stream_when_its_pong_is_late(
 ) -> None:
     """No connection ends here: the other side is just not heard."""
     gate = threading.Event()
-    with fronted(tmp_path, far.address, near.control) as front:
+    with fronted(tmp_path, far.address, near.control, pong_wait_s=PONG_S) as front:
         running = streaming(pool, front, far, gate)
         heir = near.worker(say())
         front.wait_workers(2)
