@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from mayfly_protocol.identity import make_pair, new_pair
+from mayfly_server.pool import node_link
 from mayfly_server.pool.names import is_numeric, preferred
 from models.fake_engine import WORDS, Act, FakeNode, Script, finish, say, step, until
 from models.running_front import RunningFront
@@ -256,6 +257,29 @@ def test_a_node_is_found_by_its_name_and_one_that_is_not_keeps_nobody_waiting(
     with fronted(tmp_path, nowhere, near.address("localhost")) as front:
         front.wait_workers(1)
         assert content(ask(front)) == "".join(WORDS)
+
+
+def test_a_node_whose_address_changes_is_found_at_the_new_one(
+    near: FakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name is looked up again when it has been silent for a while."""
+    found = [OTHER_HOST]
+
+    async def lookup(host: str) -> str:
+        assert host == "mac-2.local"
+        return found[-1]
+
+    monkeypatch.setattr(node_link, "lookup", lookup)
+    monkeypatch.setattr(node_link, "REOPEN_S", 1.5)
+    port = near.control.rpartition(":")[2]
+    near.worker()
+    with TcpProxy(*range(int(port), int(port) + 8)) as moved:
+        moved.cut()  # nobody is at the old address any more
+        with fronted(tmp_path, near.address("mac-2.local")) as front:
+            front.wait(lambda: front.client.get("/readyz").status_code == 503)
+            found.append("127.0.0.1")
+            front.wait_workers(1)
+            assert content(ask(front)) == "".join(WORDS)
 
 
 def test_names_and_what_is_preferred_of_their_addresses() -> None:
