@@ -163,16 +163,19 @@ class Fleet:
             shutil.copytree(folder / "gateway/state/wire", home / "state/wire")
             self.fronts.append(Front(self.gateway, home, number, addresses))
         self.wait_whole()
-        self.expected = {
-            prompt: self.gateway.do(partial(stream, self.fronts[0].port, prompt)).text
-            for prompt in PROMPTS
-        }
+        self.expected = {prompt: self._undisturbed(prompt) for prompt in PROMPTS}
 
     def node(self, number: int, name: str = "") -> Node:
         home = self.folder / (name or f"mac-{number}")
         home.mkdir(exist_ok=True)
         machine = self.network.machine(f"mac{number}", 10 + number)
         return Node(machine, home, self.model, self.key)
+
+    def _undisturbed(self, prompt: str) -> str:
+        said = self.gateway.do(partial(stream, self.fronts[0].port, prompt))
+        assert said.ended, said
+        assert said.text
+        return said.text
 
     def busiest(self) -> Node:
         """The node with the most requests, as soon as one has any."""
