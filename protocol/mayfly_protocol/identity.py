@@ -24,6 +24,7 @@ from zmq.utils import z85
 from mayfly_protocol.addresses import KEY_DIGITS, is_key
 
 HOW = "`mayfly keys init` makes one"
+_HEAD = "# Who may connect to this machine's node: a public key and a name on each line.\n"
 _NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
 
 
@@ -122,9 +123,19 @@ def parse_trusted(text: str) -> dict[str, str]:
 
 
 def read_trusted(path: Path) -> dict[str, str]:
-    """The same of a file; nobody where there is none. Raises IdentityError."""
+    """The same of a file; nobody where there is none.
+
+    Raises:
+        IdentityError: it cannot be used, or is quite empty, as a file is that an editor is about
+            to write.
+    """
     try:
-        return parse_trusted(path.read_text())
+        text = path.read_text()
+        if not text:
+            raise IdentityError(
+                "line 1: it is empty; one that trusts nobody has a comment, at least"
+            )
+        return parse_trusted(text)
     except FileNotFoundError:
         return {}
     except IdentityError as error:
@@ -135,7 +146,7 @@ def read_trusted(path: Path) -> dict[str, str]:
 
 def write_trusted(path: Path, trusted: Mapping[str, str]) -> None:
     """Puts another list in the file's place, at once or not at all. Raises IdentityError."""
-    text = "".join(f"{key} {name}\n" for key, name in trusted.items())
+    text = _HEAD + "".join(f"{key} {name}\n" for key, name in trusted.items())
     parse_trusted(text)
     fresh = path.with_name(f"{path.name}.{os.getpid()}")
     try:

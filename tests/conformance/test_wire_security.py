@@ -12,7 +12,7 @@ import pytest
 import zmq
 
 from mayfly_protocol.codec import encode
-from mayfly_protocol.identity import KeyPair, new_pair
+from mayfly_protocol.identity import KeyPair, new_pair, trusted_file
 from mayfly_protocol.lifecycle import Hello
 from mayfly_protocol.roster import Ask, DrainNode, Recycle
 from mayfly_protocol.serving import Ping
@@ -108,6 +108,18 @@ def test_a_revoked_key_gets_nothing_over_connections_that_are_open(site: Site) -
     assert site.front.chat("Still there?").status_code == 200
     site.node.trust(site.own.public, site.friend.public)
     assert site.worker()
+
+
+def test_a_list_that_breaks_changes_nothing_and_is_complained_of(site: Site) -> None:
+    test_a_friend_is_answered_at_every_socket(site)
+    file = trusted_file(site.node.state_dir)
+    before = file.read_text()
+    file.write_text("who?\n")
+    try:
+        wait_for(lambda: "who is trusted stays as it was" in site.node.log(), "a complaint")
+        test_a_friend_is_answered_at_every_socket(site)
+    finally:
+        file.write_text(before)
 
 
 def test_a_friend_over_the_network_is_no_operator_and_no_worker(site: Site) -> None:

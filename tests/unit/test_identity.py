@@ -103,13 +103,23 @@ def test_a_broken_list_changes_nothing(tmp_path: Path) -> None:
     key = new_pair().public
     write_trusted(file, {key: "a"})
     trusted = TrustList(file)
-    file.write_text("gibberish\n")
-    assert trusted.look() == frozenset()
-    assert key in trusted
+    for number, content in enumerate(("gibberish\n", "")):
+        file.write_text(content)
+        os.utime(file, (number, number))
+        assert trusted.look() == frozenset()
+        assert key in trusted
     assert "line 1" in trusted.problem
     write_trusted(file, {})
     assert trusted.look() == {key}
     assert trusted.problem == ""
+
+
+def test_a_list_of_nobody_is_not_empty(tmp_path: Path) -> None:
+    """So that a file which an editor has just begun to write is told from it."""
+    file = trusted_file(tmp_path)
+    write_trusted(file, {})
+    assert file.read_text().startswith("#")
+    assert identity.read_trusted(file) == {}
 
 
 def test_a_list_that_is_gone_trusts_nobody(tmp_path: Path) -> None:
