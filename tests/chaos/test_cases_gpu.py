@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from chaos_client import Asking
+from mayfly_protocol.serving import Ping
 from models.scripted import Fault, Play
 from server_harness import Server, serving, wait_for
 from worker_harness import WorkerProcess, generation
@@ -134,7 +135,11 @@ def test_R113_ten_thousand_tokens_leave_nothing_behind(
         worker.wait_ready()
         worker.ask(generation("warm up", max_tokens=64))
         before = worker.memory()
-        answer = worker.ask(generation("no marker, no end", max_tokens=10_000))
+        answer = worker.submit(generation("no marker, no end", max_tokens=10_000))
+        for drawn in range(100, 10_001, 100):
+            worker.wait(lambda drawn=drawn: len(answer.messages) > drawn, f"{drawn} tokens")
+            worker.send(Ping(drawn))  # a front end that is silent for long is taken for dead
+        worker.wait(lambda: answer.end, "the end of the answer")
         assert len(answer.ids()) == 10_000
         worker.ask(generation("after that", max_tokens=64))
         after = worker.memory()
