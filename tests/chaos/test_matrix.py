@@ -32,7 +32,8 @@ CALM = {
     "stacks_s": 0.3,
     "terminate_s": 0.3,
 }
-IMPATIENT = CALM | {"decode_s": 3.0, "prefill_s": 3.0, "first_factor": 1.5, "silent_s": 2.0}
+# Where a machine is very busy, a worker that is well may be silent for two seconds.
+IMPATIENT = CALM | {"decode_s": 3.0, "prefill_s": 3.0, "first_factor": 1.5, "silent_s": 4.0}
 
 
 def ask(server: Server, text: str, **body: Any) -> Asking:
