@@ -150,7 +150,7 @@ def test_a_node_is_replaced_under_the_same_address(site: Fleet) -> None:
     own."""
     old = site.nodes[2]
     name = old.machine.name
-    with Load(site, clients=3, think_s=0.5) as load:  # two nodes start meanwhile
+    with Load(site, clients=3, think_s=1.5) as load:  # two nodes start meanwhile
         load.wait_more(3)
         epoch = site.fronts[0].nodes()[name]["epoch"]
         old.running.kill()
@@ -193,11 +193,11 @@ def test_a_front_end_is_killed_among_three(site: Fleet) -> None:
 
 
 def test_everything_is_restarted_one_by_one_under_load(site: Fleet) -> None:
-    with Load(site, clients=3, think_s=0.5) as load:
+    with Load(site, clients=3, think_s=1.5) as load:
         load.wait_more(3)
         for node in site.nodes:
             node.running.stop()
-            load.wait_more(2)
+            load.wait_more(1)
             node.start()
             site.wait_whole()
         for front in site.fronts:
@@ -206,5 +206,5 @@ def test_everything_is_restarted_one_by_one_under_load(site: Fleet) -> None:
             front.start()
             wait_for(front.ready, "the new front end")
             load.avoided.discard(front.number)
-            load.wait_more(2)
+            load.wait_more(1)
     assert load.wrong == []
