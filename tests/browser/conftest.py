@@ -16,6 +16,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from mayfly_protocol.codec import rosters
 from mayfly_protocol.roster import ROSTER_TOPIC, Roster
 from mayfly_reaper.paths import runtime_of
+from server_harness import wait_for
 
 FLAGS = (
     "--no-sandbox",  # tests may run as root
@@ -101,10 +102,11 @@ class RosterClock:
         self._thread.join(5)
 
     def lost_at(self, incarnation: int) -> float:
-        return self._lost[incarnation]
+        """The page may have heard of it before this clock has."""
+        return wait_for(lambda: self._lost.get(incarnation), "a loss in the roster")
 
     def ready_at(self, incarnation: int) -> float:
-        return self._ready[incarnation]
+        return wait_for(lambda: self._ready.get(incarnation), "a ready worker in the roster")
 
     def _listen(self) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

@@ -27,7 +27,7 @@ from server_harness import Server, serving, wait_for
 SOON_S = 2.0
 """From what a roster says to what a reader sees."""
 STEP_S = 0.04
-STORY = " ".join(f"On day {day} the mayfly danced above the water." for day in range(1, 13))
+STORY = " ".join(f"On day {day} the mayfly danced above the water." for day in range(1, 21))
 KEYS = (Key("someone", digest_of("key-of-someone")), Key("me", digest_of("key-of-me"), admin=True))
 PHONE = {"width": 360, "height": 740}
 
