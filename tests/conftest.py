@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import platformdirs
 import pytest
 
@@ -16,6 +17,10 @@ from cgroup_harness import SmallCgroup
 from models import scripted, tiny
 
 LONG_S = 3600
+
+# No example is wrong because the machine is busy.
+hypothesis.settings.register_profile("mayfly", deadline=None)
+hypothesis.settings.load_profile("mayfly")
 
 
 def pytest_configure() -> None:

@@ -38,10 +38,14 @@ class Watch:
         self._url = f"{server.url}/health"
         self._node = runtime_of(server.state_dir).roster
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run)
+        self._threads = [
+            threading.Thread(target=self._watch_node),
+            threading.Thread(target=self._watch_health),
+        ]
 
     def __enter__(self) -> Watch:
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(
@@ -51,7 +55,8 @@ class Watch:
         traceback: TracebackType | None,
     ) -> None:
         self._over.set()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
 
     @property
     def outage(self) -> tuple[float, float]:
@@ -62,8 +67,8 @@ class Watch:
         began = next(at for at, ready in serving if not ready)
         return began, next((at for at, ready in serving if ready and at > began), float("inf"))
 
-    def _run(self) -> None:
-        with zmq.Context() as context, context.socket(zmq.SUB) as node, httpx.Client() as client:
+    def _watch_node(self) -> None:
+        with zmq.Context() as context, context.socket(zmq.SUB) as node:
             node.linger = 0
             node.subscribe(ROSTER_TOPIC)
             node.connect(self._node)
@@ -71,6 +76,10 @@ class Watch:
                 if node.poll(LOOK_MS):
                     roster = rosters.decode(node.recv_multipart()[1])
                     self.rosters.append((time.monotonic(), roster))
+
+    def _watch_health(self) -> None:
+        with httpx.Client() as client:
+            while not self._over.wait(LOOK_MS / 1000):
                 with contextlib.suppress(httpx.TransportError):
                     asked_at = time.monotonic()
                     answer = client.get(self._url)

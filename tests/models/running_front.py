@@ -18,7 +18,7 @@ from mayfly_server.config import FrontSettings
 from mayfly_server.edge.keys import Key
 from mayfly_server.serving import FrontServer
 
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 
 
 class RunningFront:
@@ -62,7 +62,7 @@ class RunningFront:
     def __enter__(self) -> RunningFront:
         self._thread.start()
         path = "/readyz" if self._wait_ready else "/livez"
-        self.wait(lambda: self._server.started and self.client.get(path).status_code == 200)
+        self.wait(lambda: self._server.started and self._answers(path))
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -90,6 +90,12 @@ class RunningFront:
         while not condition():
             assert time.monotonic() < deadline, "it did not happen in time"
             time.sleep(0.01)
+
+    def _answers(self, path: str) -> bool:
+        try:
+            return self.client.get(path).status_code == 200
+        except httpx.TransportError:
+            return False
 
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

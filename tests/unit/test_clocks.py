@@ -15,7 +15,7 @@ import mayfly_worker
 WALL_CLOCKS = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("datetime", "utcnow")}
 WALL_CLOCKS |= {("date", "today"), ("datetime", "today")}
 FOR_PEOPLE = {
-    "mayfly_reaper/node.py": "when a worker was lost, in its autopsy",
+    "mayfly_reaper/records.py": "when a worker was lost, in its autopsy",
     "mayfly_reaper/pressure.py": "how old a file of this machine is",
     "mayfly_server/app.py": "since when a model is served, in /v1/models",
     "mayfly_server/api/run.py": "when an answer was made",

@@ -75,7 +75,7 @@ def test_systemd_starts_a_front_end_at_the_first_connection() -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
-    front = [sys.executable, "-W", "error", "-m", "mayfly_server", "front"]
+    front = [sys.executable, "-W", "error", "-m", "mayfly_server", "front", "--log-format", "json"]
     with FakeNode() as node:
         node.worker()
         process = subprocess.Popen(
