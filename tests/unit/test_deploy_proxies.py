@@ -52,6 +52,8 @@ def proxied(name: str, folder: Path, ports: list[int]) -> Iterator[httpx.Client]
         lambda found: f"{found[1]}:{places[int(found[2])]}",
         (DEPLOY / name).read_text(),
     )
+    # mlx_lm lowers the limit on open files of whatever imports it, which may be this process.
+    text = text.replace("maxconn 4000", "maxconn 400")
     check, serve = prepare(folder, text)
     environment = {**os.environ, "HOME": str(folder), "XDG_CONFIG_HOME": "", "XDG_DATA_HOME": ""}
     checked = subprocess.run(
