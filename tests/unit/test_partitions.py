@@ -77,11 +77,11 @@ def fronted(folder: Path, *nodes: str, pong_wait_s: float = 10.0) -> RunningFron
 def streaming(
     pool: ThreadPoolExecutor, front: RunningFront, far: Far, gate: threading.Event
 ) -> Future[httpx.Response]:
-    """A stream that the far worker has begun, and goes on with once the gate is open."""
-    worker = far.node.worker(gated(2, gate))
+    """A stream whose first two tokens have come, and that goes on once the gate is open."""
+    far.node.worker(gated(2, gate))
     front.wait_workers(1)
     running = pool.submit(stream, front)
-    front.wait(lambda: bool(worker.submits))
+    front.wait(lambda: front.metric("mayfly_generation_tokens_total") == 2)
     return running
 
 
