@@ -1,7 +1,8 @@
 """What one long row costs the short ones beside it.
 
-Decodes seven rows of 50 tokens and one of 3000 in the engine itself, without a server, once padded
-to one batch and once with the long row apart, and prints the median time of a step.
+Decodes seven rows of 50 tokens and one of 3000 (``--long``) in the engine itself, without a server,
+once padded to one batch, once with the long row apart and once as it is served, which is one of the
+two: the engine counts which should cost less. Prints the median time of a step.
 
     python bench/ragged.py MODEL_FOLDER
 """
@@ -28,8 +29,8 @@ from mayfly_worker.engine.types import Row, Start
 from mayfly_worker.prefix_cache import PrefixCache
 from mayfly_worker.probing import Probe, probe
 
-TOGETHER = float("inf")
-SHORT, LONG = 50, 3000
+TOGETHER, APART = float("inf"), 0.0
+SHORT = 50
 WARM_UP = 5
 
 
@@ -65,6 +66,7 @@ def step_ms(model: Any, found: Probe, lengths: list[int], price: float, steps: i
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path, help="a model folder")
+    parser.add_argument("--long", type=int, nargs="+", default=[3000], metavar="TOKENS")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
@@ -72,12 +74,15 @@ def main() -> None:
     found = probe(model, caches.factory(model))
     parameters: list[tuple[str, Any]] = list(tree_flatten(model.parameters()))  # type: ignore[arg-type]
     price = pass_tokens(sum(p.nbytes for _, p in parameters), found.cost.per_token)
-    cases = {
-        f"8 of {SHORT}": ([SHORT] * 8, TOGETHER),
-        f"1 of {LONG}": ([LONG], TOGETHER),
-        f"7 of {SHORT} and 1 of {LONG}, one batch": ([SHORT] * 7 + [LONG], TOGETHER),
-        f"7 of {SHORT} and 1 of {LONG}, as served": ([SHORT] * 7 + [LONG], price),
-    }
+    cases = {f"8 of {SHORT}": ([SHORT] * 8, TOGETHER)}
+    for long in args.long:
+        mixed, name = [SHORT] * 7 + [long], f"7 of {SHORT} and 1 of {long}"
+        cases |= {
+            f"1 of {long}": ([long], TOGETHER),
+            f"{name}, one batch": (mixed, TOGETHER),
+            f"{name}, two batches": (mixed, APART),
+            f"{name}, as served": (mixed, price),
+        }
     took: dict[str, list[float]] = {name: [] for name in cases}
     for _ in range(args.rounds):
         for name, (lengths, its_price) in cases.items():
