@@ -73,6 +73,21 @@ def test_a_suppressed_context_is_kept() -> None:
     assert texts(caught(raising)) == ["the cause", "the cleanup"]
 
 
+def test_a_suppressed_context_that_says_nothing_is_no_cause() -> None:
+    def raising() -> None:
+        try:
+            next(iter(()))
+        except StopIteration:
+            raise LookupError("there is none") from None
+
+    assert texts(caught(raising)) == ["there is none"]
+
+
+@pytest.mark.parametrize("error", [AssertionError(), StopIteration(), TimeoutError(), KeyError()])
+def test_an_exception_without_a_message_is_known_by_its_type(error: Exception) -> None:
+    assert texts(error) == [type(error).__name__]
+
+
 def test_members_of_groups_come_before_their_group_and_their_causes_before_them() -> None:
     inner = ValueError("inner")
     inner.__context__ = KeyError("before inner")

@@ -17,7 +17,6 @@ import hashlib
 import json
 import os
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from mayfly_worker.engine.sampler import RowSampling
 from mayfly_worker.engine.types import Event, Row, Start, Step
 from mayfly_worker.loading import Loaded
 from mayfly_worker.prefix_cache import PrefixCache
+from mayfly_worker.versions import versions
 
 TEXT = "The mayfly lives for a day."
 TOKENS = 8
@@ -112,9 +112,8 @@ class Canary:
         """What decides the right answer: the question, the model, who computes it, and on what."""
         info: dict[str, Any] = dict(mx.device_info())
         device = str(info.get("device_name") or info.get("architecture") or mx.default_device())
-        versions = [version(part) for part in ("mlx", "mlx-lm", "mlx-mayfly")]
         blas = os.environ.get("LD_PRELOAD", "")
-        parts = (TEXT, TOKENS, self.loaded.card.digest, versions, device, blas)
+        parts = (TEXT, TOKENS, self.loaded.card.digest, versions(), device, blas)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
     def _known(self) -> list[list[int]] | None:

@@ -26,7 +26,8 @@ MAX_LATER = 15
 def chain(error: BaseException) -> list[BaseException]:
     """All exceptions that ``error`` holds on to and ``error`` itself, the earliest first.
 
-    A context that was suppressed (``raise ... from None``) counts as well: it happened.
+    A context that was suppressed (``raise ... from None``) counts as well, for it happened; but not
+    one without a message, such as the StopIteration of an iterator that was asked for its first.
     """
     ordered: list[BaseException] = []
     seen: set[int] = set()
@@ -61,13 +62,18 @@ def message(error: BaseException) -> str:
 
 def _before(error: BaseException) -> list[BaseException]:
     members = list(error.exceptions) if isinstance(error, BaseExceptionGroup) else []
-    direct = [each for each in (error.__cause__, error.__context__) if each is not None]
+    context = error.__context__
+    if context is not None and error.__suppress_context__ and not message(context):
+        context = None
+    direct = [each for each in (error.__cause__, context) if each is not None]
     return direct + members
 
 
 def _cause(error: BaseException) -> Cause:
+    """Its text is its type where it has no message: what is shown alone must not be empty."""
     formatted = "".join(traceback.format_exception(error, chain=False))
-    return Cause(_type_name(error), _shorten(message(error), MAX_TEXT), _shorten_middle(formatted))
+    name = _type_name(error)
+    return Cause(name, _shorten(message(error) or name, MAX_TEXT), _shorten_middle(formatted))
 
 
 def _type_name(error: BaseException) -> str:

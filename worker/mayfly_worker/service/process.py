@@ -24,7 +24,6 @@ import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from typing import NoReturn
 
 import psutil
@@ -65,6 +64,7 @@ from mayfly_worker.service.prepare import Prepared, Preparer
 from mayfly_worker.service.stderr import LossyText
 from mayfly_worker.service.wire import CannotListen, Wire
 from mayfly_worker.text.detokenize import TokenTexts
+from mayfly_worker.versions import versions
 
 FAREWELL_S = 1.0
 PREPARERS = 2
@@ -110,7 +110,7 @@ class Worker:
         signal.signal(signal.SIGTERM, self._terminate)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the reaper's affair
         self._wire.tell_reaper(
-            Hello(self._settings.slot, self._settings.incarnation, os.getpid(), _versions())
+            Hello(self._settings.slot, self._settings.incarnation, os.getpid(), versions())
         )
         self._thread.start()
         poller = zmq.Poller()
@@ -367,15 +367,6 @@ class Worker:
         self._wire.farewell(FAREWELL_S)
         sys.stderr.flush()
         os._exit(code)
-
-
-def _versions() -> dict[str, str]:
-    """What this worker is made of; a package that runs from a source tree has no version."""
-    found = {}
-    for name in ("mlx-mayfly", "mlx", "mlx-lm"):
-        with contextlib.suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
 
 
 def main(settings: WorkerSettings) -> NoReturn:

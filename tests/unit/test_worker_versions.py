@@ -1,0 +1,18 @@
+"""What a worker is made of."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+import pytest
+
+from mayfly_worker import versions
+
+
+def test_every_part_is_named() -> None:
+    assert versions.versions() == {name: version(name) for name in ("mlx-mayfly", "mlx", "mlx-lm")}
+
+
+def test_what_is_not_installed_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions, "DISTRIBUTIONS", ("mlx", "runs-from-its-source-tree"))
+    assert versions.versions() == {"mlx": version("mlx")}
