@@ -5,6 +5,9 @@ with all rows' tokens, a bounded number of rows, a queue. It packs its frames it
 costs little beside the front end that is measured.
 
     python bench/fake_node.py FOLDER NAME --rows 16 --step-ms 20
+
+With ``--stamp`` each token's text also says when it was sent: " tok@", a monotonic clock's seconds,
+";". Steps are taken by the clock, so that nodes with different ``--phase-ms`` never step together.
 """
 
 from __future__ import annotations
@@ -42,10 +45,14 @@ class Row:
 
 
 class FakeNode:
-    def __init__(self, folder: Path, name: str, rows: int, step_s: float) -> None:
+    def __init__(
+        self, folder: Path, name: str, rows: int, step_s: float, phase_s: float, stamp: bool
+    ) -> None:
         self._name = name
         self._most = rows
         self._step_s = step_s
+        self._phase_s = phase_s
+        self._stamp = stamp
         self._rows: list[Row] = []
         self._waiting: deque[Row] = deque()
         self._revision = 0
@@ -64,16 +71,17 @@ class FakeNode:
             self._poller.register(socket, zmq.POLLIN)
 
     def run(self) -> None:
-        publish_at = step_at = time.monotonic()
+        publish_at = time.monotonic()
+        step_at = publish_at + self._phase_s
         while True:
             now = time.monotonic()
             if now >= publish_at:
                 self._publish()
                 publish_at = now + ROSTER_INTERVAL_S
-            if now >= step_at and self._rows:
+            if now >= step_at:
                 self._step()
                 step_at = max(step_at + self._step_s, now)
-            due = min(publish_at, step_at) if self._rows else publish_at
+            due = min(publish_at, step_at)
             ready = dict(self._poller.poll(max(0.0, due - time.monotonic()) * 1000))
             if self._roster in ready:
                 self._roster.recv()
@@ -103,6 +111,7 @@ class FakeNode:
             self._rows.append(self._waiting.popleft())
 
     def _step(self) -> None:
+        text = f"{TOKEN}@{time.monotonic():.5f};" if self._stamp else TOKEN
         by_peer: dict[bytes, list[dict[str, object]]] = {}
         for row in self._rows:
             by_peer.setdefault(row.peer, []).append(
@@ -112,7 +121,7 @@ class FakeNode:
                     "choice": 0,
                     "index": row.done,
                     "ids": (row.done,),
-                    "text": TOKEN,
+                    "text": text,
                     "finish": "length" if row.done + 1 == row.limit else None,
                 }
             )
@@ -155,8 +164,17 @@ def main() -> None:
     parser.add_argument("name")
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--step-ms", type=float, default=20.0)
+    parser.add_argument("--phase-ms", type=float, default=0.0)
+    parser.add_argument("--stamp", action="store_true")
     options = parser.parse_args()
-    FakeNode(options.folder, options.name, options.rows, options.step_ms / 1000).run()
+    FakeNode(
+        options.folder,
+        options.name,
+        options.rows,
+        options.step_ms / 1000,
+        options.phase_ms / 1000,
+        options.stamp,
+    ).run()
 
 
 if __name__ == "__main__":

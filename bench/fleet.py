@@ -28,6 +28,7 @@ from pathlib import Path
 import psutil
 import uvloop
 from fake_node import MODEL, TOKEN
+from processes import cpu_s
 
 HERE = Path(__file__).parent
 TOKENS = 200
@@ -101,8 +102,11 @@ class Client:
 
 
 @contextlib.contextmanager
-def processes(nodes: int, rows: int, step_ms: float) -> Iterator[tuple[int, list[psutil.Process]]]:
-    """A port, and the processes behind it, the front end first."""
+def fleet(
+    nodes: int, rows: int, step_ms: float, *options: object
+) -> Iterator[tuple[int, list[psutil.Process]]]:
+    """A port, and the processes behind it, the front end first. Nodes step in turn; ``options`` are
+    more of theirs."""
     with contextlib.ExitStack() as stack:
         folders = [
             stack.enter_context(tempfile.TemporaryDirectory(prefix="mayfly-bench-"))
@@ -118,6 +122,7 @@ def processes(nodes: int, rows: int, step_ms: float) -> Iterator[tuple[int, list
         for number, folder in enumerate(folders):
             command = [sys.executable, HERE / "fake_node.py", folder, f"node-{number}"]
             command += ["--rows", rows, "--step-ms", step_ms]
+            command += ["--phase-ms", step_ms * number / nodes, *options]
             started.append(stack.enter_context(running(command)))
         wait_ready(port, nodes)
         yield port, started
@@ -146,14 +151,9 @@ def wait_ready(port: int, nodes: int) -> None:
     raise RuntimeError("the front end does not get ready")
 
 
-def cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
-
-
 async def measure(nodes: int, rows: int, step_ms: float, seconds: float) -> Measured:
     """Measured once every row is busy."""
-    with processes(nodes, rows, step_ms) as (port, (front, *fakes)):
+    with fleet(nodes, rows, step_ms) as (port, (front, *fakes)):
         client = Client(port)
         own = psutil.Process(os.getpid())
         tasks = [

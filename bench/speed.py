@@ -97,6 +97,10 @@ class Server:
             time.sleep(0.2)
         raise RuntimeError(f"{command[0]} did not come up:\n{log.read_text()[-2000:]}")
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def round(self, bodies: list[dict[str, object]], concurrency: int) -> Round:
         return asyncio.run(load("127.0.0.1", self.port, bodies, concurrency))
 
