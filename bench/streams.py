@@ -60,9 +60,8 @@ async def stream(port: int, number: int, seen: Seen, opened: asyncio.Semaphore) 
             seen.refused[status or "closed without a word"] += 1
             writer.close()
             return
-        await reader.readuntil(b"@")
     seen.open += 1
-    rest = b"@"
+    rest = b""
     try:
         while part := await reader.read(1 << 16):
             now = time.monotonic()
