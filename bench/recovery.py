@@ -1,0 +1,228 @@
+"""How long it takes to be back after a SIGKILL, by the size of the model.
+
+Random-weight float32 Llamas of different sizes. For each, ``mayfly serve`` with one worker, which
+is killed again and again. The phases are between the reaper's rosters, as they are published::
+
+    kill ---> no longer READY ---> SPAWNING ---> LOADING -----> CANARY ----> READY ---> /readyz
+      noticed              waited         imported      loaded       canary       ready
+
+A request is sent at the kill and waits for the new worker; ``token`` is its first one, since the
+kill as ``/readyz`` is. With two workers, a stream runs meanwhile whose worker is killed: ``gap`` is
+its longest one, ``usual`` the longest of the same stream undisturbed. Prints medians in seconds.
+
+    python bench/recovery.py [--sizes 10 100 400 1000] [--kills 3] [--workers 1 2]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import math
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import zmq
+from client import Timing, stream
+from kills import PATIENCE_S, Probe, ready
+from speed import Server, free_port
+
+from mayfly_protocol.codec import rosters
+from mayfly_protocol.roster import ROSTER_TOPIC
+from mayfly_reaper.paths import runtime_of
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
+from models import tiny
+
+SHAPES = {10: (256, 3), 100: (1024, 2), 400: (1024, 10), 1000: (2048, 6)}
+"""Hidden size and layers of a model of about so many MB."""
+PHASES = ("noticed", "waited", "imported", "loaded", "canary", "ready")
+STATES = ("spawning", "loading", "canary", "ready")
+STREAM_S = 4.0
+"""How long a stream takes, about, for one to be killed under it."""
+MOST_TOKENS = 1500
+
+
+class Watch(threading.Thread):
+    """Notes when the roster first had a slot without its old incarnation READY, and then the new
+    one in each state. Listens from when it is made."""
+
+    def __init__(self, context: zmq.Context[Any], address: str, slot: dict[str, Any]) -> None:
+        super().__init__(daemon=True)
+        self._slot = slot["slot"].rpartition("/")[2]
+        self._old = slot["incarnation"]
+        self._node = context.socket(zmq.SUB)
+        self._node.subscribe(ROSTER_TOPIC)
+        self._node.connect(address)
+        self._node.recv_multipart()
+        self.at: dict[str, float] = {}
+
+    def run(self) -> None:
+        with self._node:
+            while "ready" not in self.at:
+                self._take(rosters.decode(self._node.recv_multipart()[1]), time.monotonic())
+
+    def _take(self, roster: Any, now: float) -> None:
+        views = [view for view in roster.slots if view.slot == self._slot]
+        if not any(view.incarnation == self._old and view.state == "ready" for view in views):
+            self.at.setdefault("noticed", now)
+        for view in views:
+            if view.incarnation > self._old and view.state in STATES:
+                self.at.setdefault(view.state, now)
+
+
+def phases(killed_at: float, at: dict[str, float], ready_at: float) -> list[float]:
+    """Seconds, of PHASES. A state that went by between two rosters took no time."""
+    times = [killed_at, at["noticed"], *(at.get(state, math.nan) for state in STATES), ready_at]
+    for index in reversed(range(len(times) - 1)):
+        if math.isnan(times[index]):
+            times[index] = times[index + 1]
+    return [after - before for before, after in itertools.pairwise(times)]
+
+
+def ask(model: str, tokens: int) -> dict[str, object]:
+    return {
+        "model": model,
+        "messages": [{"role": "user", "content": "Tell me a story"}],
+        "max_tokens": tokens,
+        "temperature": 0,
+        "stream": True,
+    }
+
+
+class Subject:
+    """A server that is about to lose a worker."""
+
+    def __init__(self, model: Path, folder: Path, workers: int) -> None:
+        self.model = model
+        state = folder / f"state-{model.name}-{workers}"
+        self.port = free_port()
+        command = [sys.executable, "-m", "mayfly_server.cli", "serve", model, "--port", self.port]
+        command += ["--state-dir", state, "--workers", workers]
+        self._server = Server(command, self.port, folder / "mayfly.log")
+        self._address = runtime_of(state).roster
+        self.probe = Probe(self.port)
+
+    def __enter__(self) -> Subject:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.close()
+
+    async def ask(self, tokens: int) -> Timing:
+        return await stream("127.0.0.1", self.port, ask(self.model.name, tokens))
+
+    async def recovery(self, context: zmq.Context[Any], after: int) -> tuple[int, list[float]]:
+        """Kills its only worker. The number of that incarnation, which comes after the given one;
+        and seconds: all PHASES, until ready, until the first token."""
+        slot = ready(self.probe, after)
+        await self.ask(2)
+        watch = Watch(context, self._address, slot)
+        watch.start()
+        killed_at = time.monotonic()
+        os.kill(slot["pid"], signal.SIGKILL)
+        waiting = asyncio.create_task(self.ask(1))
+        # Not before the loss is known, and then without a pause.
+        while "noticed" not in watch.at:
+            await asyncio.sleep(0.002)
+        ready_at = await asyncio.to_thread(self._ready)
+        timing = await waiting
+        await asyncio.to_thread(watch.join, PATIENCE_S)
+        found = phases(killed_at, watch.at, ready_at)
+        return slot["incarnation"], [*found, ready_at - killed_at, timing.ttft]
+
+    def _ready(self) -> float:
+        while self.probe.health() != 200:
+            time.sleep(0.005)
+        return time.monotonic()
+
+    async def gap(self) -> tuple[float, float]:
+        """The longest gap of a stream whose worker is killed in its middle while the other one is
+        READY, and of the same one undisturbed."""
+        await asyncio.to_thread(self._all_ready)
+        few = await self.ask(8)
+        tokens = min(MOST_TOKENS, round(STREAM_S / statistics.mean(few.gaps)))
+        usual = max((await self.ask(tokens)).gaps)
+        running = asyncio.create_task(self.ask(tokens))
+        while not (busy := [slot for slot in self.probe.slots() if slot["running"]]):
+            if running.done():
+                raise RuntimeError("the stream ended before its worker was seen to be busy")
+            await asyncio.sleep(0.02)
+        os.kill(busy[0]["pid"], signal.SIGKILL)
+        return max((await running).gaps), usual
+
+    def _all_ready(self) -> None:
+        while any(slot["state"] != "ready" for slot in self.probe.slots()):
+            time.sleep(0.1)
+
+
+async def recoveries(subject: Subject, kills: int) -> list[list[float]]:
+    found, last = [], 0
+    with zmq.Context() as context:
+        for _ in range(kills):
+            last, seconds = await subject.recovery(context, last)
+            found.append(seconds)
+    return found
+
+
+async def gaps(subject: Subject, kills: int) -> list[tuple[float, float]]:
+    return [await subject.gap() for _ in range(kills)]
+
+
+def megabytes(model: Path) -> float:
+    return sum(file.stat().st_size for file in model.glob("*.safetensors")) / 1e6
+
+
+def report_alone(model: Path, found: list[list[float]]) -> None:
+    medians = " | ".join(f"{statistics.median(values):.2f}" for values in zip(*found, strict=True))
+    to_ready = [seconds[-2] for seconds in found]
+    print(
+        f"| {megabytes(model):.0f} MB | {medians} | {min(to_ready):.2f}-{max(to_ready):.2f} |",
+        flush=True,
+    )
+
+
+def report_gaps(model: Path, found: list[tuple[float, float]]) -> None:
+    disturbed, usual = zip(*found, strict=True)
+    print(
+        f"| {megabytes(model):.0f} MB | {statistics.median(disturbed):.2f} "
+        f"| {max(disturbed):.2f} | {statistics.median(usual):.2f} |",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sizes", type=int, nargs="+", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--kills", type=int, default=3)
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2], choices=[1, 2])
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="mayfly-bench-") as name:
+        folder = Path(name)
+        models = []
+        for size in options.sizes:
+            hidden, layers = SHAPES[size]
+            models.append(tiny.build(folder / f"{size}mb", hidden=hidden, layers=layers))
+        if 1 in options.workers:
+            print(f"| weights | {' | '.join(PHASES)} | /readyz | token | /readyz range |")
+            print("|" + "---|" * (len(PHASES) + 4))
+            for model in models:
+                with Subject(model, folder, 1) as subject:
+                    report_alone(model, asyncio.run(recoveries(subject, options.kills)))
+        if 2 in options.workers:
+            print("\n| weights | gap | longest | usual |\n|---|---|---|---|")
+            for model in models:
+                with Subject(model, folder, 2) as subject:
+                    report_gaps(model, asyncio.run(gaps(subject, options.kills)))
+
+
+if __name__ == "__main__":
+    main()
