@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -13,6 +13,11 @@ from mayfly_protocol.roster import ROSTER_INTERVAL_S
 from mayfly_protocol.serving import PEER_TIMEOUT_S
 
 MetricsAccess = Literal["admin", "open", "off"]
+
+
+_KEPT_FILES = 256
+"""Open files that are not for clients: those to nodes and workers, and of connections that are
+being refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,12 @@ class ConnectionLimits:
     """How long a client may leave unread what it was sent, beyond what fits on the way."""
     linger_s: float = 2.0
     """How long a connection that is being closed waits for its client to read the answer."""
+
+    def within(self, open_files: int) -> ConnectionLimits:
+        """With no more connections than a process with so many open files can hold and still
+        answer the next one: where it has none left, the system cuts that without a word."""
+        most = max(open_files - _KEPT_FILES, open_files // 2)
+        return replace(self, max_connections=min(self.max_connections, most))
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from dataclasses import replace
 import structlog
 from pydantic_core import from_json
 
-from mayfly_protocol import logs
+from mayfly_protocol import logs, open_files
 from mayfly_protocol.addresses import AddressError
 from mayfly_protocol.identity import IdentityError
 from mayfly_protocol.lifecycle import Exit
@@ -80,7 +80,22 @@ def serve(
         nodes = [node.rpartition("@")[2] for node in settings.nodes]
         log = structlog.get_logger(_NAME)
         log.info("front end starts", addresses=addresses, nodes=nodes)
-    FrontServer(app, settings).run(sockets=listeners)
+    FrontServer(app, _affordable(settings)).run(sockets=listeners)
+
+
+def _affordable(settings: FrontSettings) -> FrontSettings:
+    """With no more connections than the system lets this process have."""
+    wanted, files = settings.connections, open_files.raise_limit()
+    limits = wanted.within(files)
+    if limits != wanted:
+        structlog.get_logger(_NAME).warning(
+            "takes fewer connections than it is set to, for want of open files: raise the hard "
+            "limit (ulimit -Hn, LimitNOFILE of a unit)",
+            connections=limits.max_connections,
+            wanted=wanted.max_connections,
+            open_files=files,
+        )
+    return replace(settings, connections=limits)
 
 
 def own_listeners(host: str, port: int) -> list[socket.socket]:

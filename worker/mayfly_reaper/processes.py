@@ -13,9 +13,9 @@ import socket
 from types import FrameType, TracebackType
 from typing import Any
 
+from mayfly_protocol import open_files
+
 STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-OPEN_FILES = 65536
-OPEN_FILES_MACOS = 10240  # what its kernel grants at most to a process that asks for "unlimited"
 
 
 class SignalInbox:
@@ -69,17 +69,7 @@ def _only_wake_up(number: int, frame: FrameType | None) -> None:
 
 def set_limits() -> None:
     """Sets this process's limits, which those that it spawns inherit: no core dumps, for those of
-    a worker would be as large as its model, and as many open files as the system grants (macOS
-    starts at 256)."""
+    a worker would be as large as its model, and as many open files as the system grants."""
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    unlimited = hard == resource.RLIM_INFINITY
-    for most in (OPEN_FILES, OPEN_FILES_MACOS):
-        wanted = most if unlimited else min(most, hard)
-        if soft != resource.RLIM_INFINITY and soft < wanted:
-            try:
-                resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-            except (ValueError, OSError):
-                continue
-        return
+    open_files.raise_limit()
