@@ -14,11 +14,15 @@ EXTRA ?=
 ARGS ?=
 TEST_JOBS ?= 2
 
+# Files in their order in the tree: those of a folder share servers, which end where the next file
+# is of another folder.
+TESTS := -m "not long and not gpu and not fleet" -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder
+
 MADE := $(VENV)/.made
 RUNTIME := $(VENV)/.runtime$(addprefix -,$(EXTRA))
 DEV := $(VENV)/.dev
 
-.PHONY: help serve test test-fleet test-long lint format bench docs dashboards lock wheel hooks clean distclean
+.PHONY: help serve test coverage test-fleet test-long lint format bench docs dashboards lock wheel hooks clean distclean
 .DELETE_ON_ERROR:
 
 help: ## List the commands
@@ -27,12 +31,14 @@ help: ## List the commands
 serve: $(RUNTIME) ## Serve the demo model on 127.0.0.1:8000 (other: ARGS="MODEL --port 9000")
 	@$(BIN)/mayfly serve $(ARGS)
 
-test: $(DEV) ## Run the tests that CI runs, with coverage
-	$(BIN)/python -m pytest -m "not long and not gpu and not fleet" -n $(TEST_JOBS) --dist loadfile \
-		--cov --cov-report=term:skip-covered $(ARGS)
+test: $(DEV) ## Run the tests that CI runs
+	$(BIN)/python -m pytest $(TESTS) $(ARGS)
+
+coverage: $(DEV) ## Run the same, and say which lines and branches they reach in any process
+	$(BIN)/python -m pytest $(TESTS) --cov --cov-report=term:skip-covered $(ARGS)
 
 test-fleet: $(DEV) ## Run the tests of several machines, as network namespaces (Linux, as root)
-	$(BIN)/python -m pytest -m "fleet and not long" -rs $(ARGS)
+	$(BIN)/python -m pytest tests/fleet -m "fleet and not long" -rs $(ARGS)
 
 test-long: $(DEV) ## Run the tests that are too long for CI
 	$(BIN)/python -m pytest -m "long and not gpu" $(ARGS)
