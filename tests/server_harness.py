@@ -84,14 +84,14 @@ class Server:
         if wait:
             self.wait_ready()
 
-    def wait_ready(self) -> None:
+    def wait_ready(self, deadline_s: float = DEADLINE_S) -> None:
         def ready() -> bool:
             assert self.process.poll() is None, f"the server has left:\n{self.log()}"
             with contextlib.suppress(httpx.TransportError):
                 return self.http.get("/readyz").status_code == 200
             return False
 
-        wait_for(ready, "a ready server")
+        wait_for(ready, "a ready server", deadline_s)
         self.processes()
 
     def log(self) -> str:
