@@ -49,7 +49,8 @@ class WorkerSettings:
     beat_interval_s: float = 0.5
     orphan_grace_s: float = 30.0
     canary_dir: str = ""
-    """Where the canary's right answers are kept; empty: with this process alone."""
+    """Where the canary's right answers, and what else was found out about the model, are kept;
+    empty: with this process alone."""
     canary_interval_s: float = 300.0
     """Idle seconds after which the canary sings again."""
     breadcrumb: str = ""

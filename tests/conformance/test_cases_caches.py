@@ -20,6 +20,7 @@ from engine_harness import GREEDY, Ask, Bench
 from mayfly_protocol.requests import TokenPrompt
 from mayfly_worker.engine import caches
 from mayfly_worker.probing import probe
+from mayfly_worker.references import References
 from models import tiny as tiny_models
 from server_harness import Server
 from worker_harness import Answer, WorkerProcess, generation
@@ -33,7 +34,7 @@ class Cold:
     def __init__(self, folder: Path) -> None:
         self._model = load_model(folder)[0]
         self._tokenizer = load_tokenizer(folder)
-        self._width = probe(self._model, caches.factory(self._model)).width
+        self._width = probe(self._model, caches.factory(self._model), References.of("", "")).width
         self._known: dict[tuple[tuple[int, ...], int], list[int]] = {}
 
     def ids(self, prompt: list[int], max_tokens: int) -> list[int]:

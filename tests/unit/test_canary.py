@@ -44,7 +44,7 @@ def test_a_song_of_another_version_is_no_reference(
     Canary.of(loaded, str(tmp_path)).sing()
     monkeypatch.setattr("mayfly_worker.canary.TEXT", "The river goes on.")
     Canary.of(loaded, str(tmp_path)).sing()
-    monkeypatch.setattr("mayfly_worker.canary.versions", lambda: {"mlx": "99"})
+    monkeypatch.setattr("mayfly_worker.references.versions", lambda: {"mlx": "99"})
     Canary.of(loaded, str(tmp_path)).sing()
     assert len(list(tmp_path.iterdir())) == 3
 

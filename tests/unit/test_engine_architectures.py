@@ -22,6 +22,7 @@ from mayfly_worker.engine import caches
 from mayfly_worker.loading import CannotLoad, load
 from mayfly_worker.prefix_cache.layers import leaves
 from mayfly_worker.probing import Probe, probe
+from mayfly_worker.references import References
 from models import tiny
 
 WINDOW = 48
@@ -107,7 +108,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     folder = tiny.build(tmp_path_factory.mktemp("model"), architecture=case.architecture, **options)
     model = load_model(folder)[0]
     new_cache = caches.factory(model, case.max_kv_size, case.kv_bits)
-    return Served(case, model, probe(model, new_cache), new_cache)
+    return Served(case, model, probe(model, new_cache, References.of("", "")), new_cache)
 
 
 def prompt(rng: random.Random, length: int) -> list[int]:

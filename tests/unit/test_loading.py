@@ -18,6 +18,7 @@ from mlx_lm.utils import load_model
 from mayfly_protocol.faults import classify_exception
 from mayfly_protocol.settings import WorkerSettings
 from mayfly_worker.loading import CannotLoad, context_length, digest, load
+from mayfly_worker.warming import Warming, weight_files
 from models.scripted import Play
 
 
@@ -70,6 +71,50 @@ def test_progress_is_told_in_bytes(tiny_model: Path) -> None:
     assert loaded.card.weight_bytes == sum(
         p.nbytes for _, p in tree_flatten(loaded.model.parameters())
     )
+
+
+def test_a_file_that_cannot_be_read_is_what_loading_fails_of(copied: Path) -> None:
+    weights = copied / "model.safetensors"
+    weights.unlink()
+    weights.symlink_to(copied / "gone")
+    with pytest.raises(FileNotFoundError, match=r"model\.safetensors"):
+        load(settings(copied), quiet)
+
+
+def test_files_may_be_read_long_before_anybody_looks(tiny_model: Path) -> None:
+    files = weight_files(tiny_model)
+    warming = Warming(files)
+    size = sum(file.stat().st_size for file in files)
+    for _ in range(2):
+        told: list[tuple[int, int]] = []
+        warming.follow(lambda done, total, told=told: told.append((done, total)))  # type: ignore[misc]
+        assert told[0] == (0, size)
+        assert told[-1] == (size, size)
+
+
+def test_what_was_found_out_about_padding_is_kept(
+    copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "kept"
+    asked: list[Any] = []
+
+    def ends_as_alone(answer: bool) -> None:
+        monkeypatch.setattr(
+            "mayfly_worker.probing._ends_as_alone", lambda *_: asked.append(answer) or answer
+        )
+
+    def padding_safe() -> bool:
+        return load(settings(copied, canary_dir=str(kept)), quiet).probe.padding_safe
+
+    ends_as_alone(False)
+    assert not padding_safe()
+    assert not kept.exists(), "the device may not have been well"
+    ends_as_alone(True)
+    assert [padding_safe(), padding_safe()] == [True, True]
+    assert asked == [False, True]
+    _with_text("tokenizer_config.json", "{}")(copied)
+    ends_as_alone(False)
+    assert not padding_safe(), "it is another model"
 
 
 def test_an_adapter_changes_the_answer_and_the_digest(tiny_model: Path, adapter: Path) -> None:

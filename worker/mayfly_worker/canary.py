@@ -13,14 +13,7 @@ It also compiles most kernels that the first request would have to wait for.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-
-import mlx.core as mx
 
 from mayfly_protocol.requests import Sampling
 from mayfly_worker.engine.admission import Budget
@@ -31,7 +24,7 @@ from mayfly_worker.engine.sampler import RowSampling
 from mayfly_worker.engine.types import Event, Row, Start, Step
 from mayfly_worker.loading import Loaded
 from mayfly_worker.prefix_cache import PrefixCache
-from mayfly_worker.versions import versions
+from mayfly_worker.references import References
 
 TEXT = "The mayfly lives for a day."
 TOKENS = 8
@@ -44,26 +37,28 @@ class CanaryMismatch(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """Sings for one loaded model. ``references`` is the folder where right answers are kept; with
-    none, every run is compared with the first one of this process."""
+    """Sings for one loaded model. ``references`` are where right answers are kept."""
 
     loaded: Loaded
-    references: Path | None
-    heard: dict[str, list[list[int]]]
+    references: References
 
     @classmethod
-    def of(cls, loaded: Loaded, references: str) -> Canary:
-        return cls(loaded, Path(references) if references else None, {})
+    def of(cls, loaded: Loaded, folder: str) -> Canary:
+        """``folder`` is where references are; with none, every run is compared with the first one
+        of this process."""
+        return cls(loaded, References.of(folder, loaded.card.digest))
 
     def sing(self, gauges: Gauges | None = None) -> None:
         """Raises CanaryMismatch if the tokens are not the stored ones; whatever the engine raises
         comes out as it is."""
         tokens = self._run(gauges)
-        known = self._known()
+        question = ("canary", TEXT, TOKENS)
+        known = self.references.known(question)
         if known is None:
-            self._store(tokens)
-        elif tokens != known:
-            raise CanaryMismatch(f"canary mismatch: expected tokens {known}, got {tokens}")
+            self.references.store(question, {"text": TEXT, "tokens": tokens})
+        elif tokens != known["tokens"]:
+            expected = known["tokens"]
+            raise CanaryMismatch(f"canary mismatch: expected tokens {expected}, got {tokens}")
 
     def _run(self, gauges: Gauges | None) -> list[list[int]]:
         loaded = self.loaded
@@ -106,32 +101,3 @@ class Canary:
             Row(1, ids[: max(1, len(ids) // 2)], sampled, TOKENS - 4),
             Row(2, ids[::-1], sampled, TOKENS - 2),
         ]
-
-    @property
-    def _key(self) -> str:
-        """What decides the right answer: the question, the model, who computes it, and on what."""
-        info: dict[str, Any] = dict(mx.device_info())
-        device = str(info.get("device_name") or info.get("architecture") or mx.default_device())
-        blas = os.environ.get("LD_PRELOAD", "")
-        parts = (TEXT, TOKENS, self.loaded.card.digest, versions(), device, blas)
-        return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
-
-    def _known(self) -> list[list[int]] | None:
-        if self._key in self.heard or self.references is None:
-            return self.heard.get(self._key)
-        try:
-            stored = json.loads((self.references / f"{self._key}.json").read_text("utf-8"))
-        except (FileNotFoundError, ValueError):
-            return None  # never stored, or cut short by a full disk: it is stored anew
-        tokens: list[list[int]] = stored["tokens"]
-        return tokens
-
-    def _store(self, tokens: list[list[int]]) -> None:
-        self.heard[self._key] = tokens
-        if self.references is None:
-            return
-        self.references.mkdir(parents=True, exist_ok=True)
-        path = self.references / f"{self._key}.json"
-        scratch = path.with_suffix(f".{os.getpid()}")
-        scratch.write_text(json.dumps({"text": TEXT, "tokens": tokens}), "utf-8")
-        scratch.replace(path)

@@ -34,9 +34,9 @@ from mayfly_worker.loading import (
     assemble,
     cache_factory,
     context_length,
-    weight_files,
 )
 from mayfly_worker.probing import can_batch, kv_cost
+from mayfly_worker.warming import weight_files
 
 CONTEXTS = (2048, 8192, 32768)
 """Lengths to tell the rows of, besides the longest that the model was made for."""

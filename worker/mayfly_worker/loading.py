@@ -4,9 +4,9 @@
 
     weight files -> page cache -> lazy model -> layer by layer into memory -> card
 
-A weight file that is read from disk while a GPU command waits for it is a watchdog timeout, so the
-files are read once before MLX sees them. Then parameters are evaluated layer by layer: no single
-command is large, and progress can be told in bytes. All of it runs on the engine thread.
+The weight files are in the page cache before MLX sees them (:mod:`mayfly_worker.warming`). Then
+parameters are evaluated layer by layer: no single command is large, and progress can be told in
+bytes. All of it runs on the engine thread.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,12 @@ from mayfly_protocol.lifecycle import LoadPhase, ModelCard
 from mayfly_protocol.settings import WorkerSettings
 from mayfly_worker.engine import caches
 from mayfly_worker.probing import Probe, probe
+from mayfly_worker.references import References
+from mayfly_worker.warming import Warming, weight_files
 
 Report = Callable[[LoadPhase, int, int], None]
 """Phase, bytes done, bytes in all."""
 
-_READ = 8 << 20
 _SAMPLE = 1 << 20
 
 
@@ -54,8 +56,8 @@ class Loaded:
         return bool(mx.cuda.is_available())
 
 
-def load(settings: WorkerSettings, report: Report) -> Loaded:
-    """Loads what the settings name.
+def load(settings: WorkerSettings, report: Report, warming: Warming | None = None) -> Loaded:
+    """Loads what the settings name, whose weight files ``warming`` may have begun to read.
 
     Raises:
         CannotLoad: the folder is incomplete, wants to run code of its own without leave, or an
@@ -63,14 +65,16 @@ def load(settings: WorkerSettings, report: Report) -> Loaded:
     """
     folder = Path(settings.model_path)
     _check(folder, settings)
-    warm(weight_files(folder), report)
+    warming = warming or Warming(weight_files(folder))
+    warming.follow(partial(report, "warming"))
     report("loading", 0, 0)
     model, tokenizer, config = assemble(settings)
     weight_bytes = materialize(model, report)
     new_cache = cache_factory(model, config, settings)
-    found = _probed(model, new_cache, settings)
+    identity = digest(folder, settings)
+    found = _probed(model, new_cache, settings, References.of(settings.canary_dir, identity))
     card = ModelCard(
-        digest=digest(folder, settings),
+        digest=identity,
         architecture=str(config.get("model_type", "")),
         context=context_length(config, tokenizer),
         vocabulary=found.width,
@@ -107,11 +111,6 @@ def assemble(settings: WorkerSettings) -> tuple[Any, Any, dict[str, Any]]:
     except (ValueError, KeyError, TypeError, FileNotFoundError, ImportError) as error:
         raise CannotLoad(f"{folder.name} cannot be loaded: {error}") from error
     return model, tokenizer, config
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The files that mlx-lm reads weights from."""
-    return sorted(folder.glob("model*.safetensors"))
 
 
 def _check(folder: Path, settings: WorkerSettings) -> None:
@@ -158,28 +157,17 @@ def cache_factory(model: Any, config: dict[str, Any], settings: WorkerSettings) 
     return new_cache
 
 
-def _probed(model: Any, new_cache: caches.Factory, settings: WorkerSettings) -> Probe:
+def _probed(
+    model: Any, new_cache: caches.Factory, settings: WorkerSettings, references: References
+) -> Probe:
     try:
-        return probe(model, new_cache)
+        return probe(model, new_cache, references)
     except (ValueError, TypeError, AttributeError) as error:
         if settings.kv_bits is None:
             raise
         raise CannotLoad(
             f"this model's cache cannot be quantized to {settings.kv_bits} bits: {error}"
         ) from error
-
-
-def warm(files: list[Path], report: Report) -> None:
-    """Reads files from beginning to end, so that the system has them in its page cache."""
-    total = sum(f.stat().st_size for f in files)
-    done = 0
-    report("warming", 0, total)
-    buffer = bytearray(_READ)
-    for path in files:
-        with path.open("rb", buffering=0) as file:
-            while n := file.readinto(buffer):
-                done += n
-                report("warming", done, total)
 
 
 def materialize(model: Any, report: Report) -> int:

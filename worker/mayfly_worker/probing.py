@@ -13,6 +13,7 @@ from mayfly_worker.engine.prefill import PrefillGroup, Prompt
 from mayfly_worker.engine.sampler import RowSampling
 from mayfly_worker.engine.types import Row
 from mayfly_worker.prefix_cache.layers import leaves
+from mayfly_worker.references import References
 
 _LONG = [7, 3, 11, 5, 2, 13, 4]
 _SHORT = [9, 6, 8]
@@ -42,17 +43,17 @@ class Probe:
     padding_safe: bool
 
 
-def probe(model: Any, new_cache: caches.Factory) -> Probe:
-    """Runs a few tokens through the model."""
+def probe(model: Any, new_cache: caches.Factory, references: References) -> Probe:
+    """Runs a few tokens through the model, unless the references say what would come of it. Shapes
+    are known without."""
     cache = new_cache()
     logits = model(mx.array([_SHORT]), cache=cache)
-    mx.eval(logits)
     batchable = can_batch(cache)
     return Probe(
         width=logits.shape[-1],
         cost=_cost(cache),
         batchable=batchable,
-        padding_safe=batchable and _padding_safe(model, new_cache),
+        padding_safe=batchable and _padding_safe(model, new_cache, references),
     )
 
 
@@ -92,7 +93,19 @@ def _flat(state: Any) -> Iterator[mx.array]:
             yield from _flat(item)
 
 
-def _padding_safe(model: Any, new_cache: caches.Factory) -> bool:
+def _padding_safe(model: Any, new_cache: caches.Factory, references: References) -> bool:
+    """Whether prompts of different lengths may be prefilled together. Only a yes is kept: a no may
+    be the word of a device that was not well."""
+    question = ("padding", _LONG, _SHORT, _TOLERANCE)
+    if references.known(question):
+        return True
+    safe = _ends_as_alone(model, new_cache)
+    if safe:
+        references.store(question, safe)
+    return safe
+
+
+def _ends_as_alone(model: Any, new_cache: caches.Factory) -> bool:
     """Whether two prompts of different lengths, prefilled together, end as each does alone."""
     together = _next_logits(model, new_cache, [_LONG, _SHORT])
     alone = mx.concatenate([_next_logits(model, new_cache, [p]) for p in (_LONG, _SHORT)])

@@ -32,6 +32,7 @@ from mayfly_worker.engine.types import Event, Leave
 from mayfly_worker.loading import CannotLoad, Loaded, load
 from mayfly_worker.memory import plan, within
 from mayfly_worker.prefix_cache import PrefixCache
+from mayfly_worker.warming import Warming
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +84,11 @@ Report = LoadProgress | LoadedNow | LoadFailed | Faulted | Left | list[Event]
 class EngineThread:
     """``post`` takes reports to the main thread; it is called from the engine thread alone."""
 
-    def __init__(self, settings: WorkerSettings, post: Callable[[Report], None]) -> None:
+    def __init__(
+        self, settings: WorkerSettings, warming: Warming, post: Callable[[Report], None]
+    ) -> None:
         self._settings = settings
+        self._warming = warming
         self._post = post
         self._engine: Engine | None = None
         self._gauges = Gauges()  # of every engine in turn: what they count must not fall
@@ -149,7 +153,7 @@ class EngineThread:
         def report(phase: LoadPhase, done: int, total: int) -> None:
             self._post(LoadProgress(phase, done, total))
 
-        loaded = load(self._settings, report)
+        loaded = load(self._settings, report, self._warming)
         budget = plan(self._settings, loaded)
         return replace(loaded, card=within(loaded.card, budget)), budget
 

@@ -65,6 +65,7 @@ from mayfly_worker.service.stderr import LossyText
 from mayfly_worker.service.wire import CannotListen, Wire
 from mayfly_worker.text.detokenize import TokenTexts
 from mayfly_worker.versions import versions
+from mayfly_worker.warming import Warming
 
 FAREWELL_S = 1.0
 PREPARERS = 2
@@ -83,14 +84,14 @@ log = structlog.get_logger()
 class Worker:
     """One incarnation of a slot. :meth:`run` does not return."""
 
-    def __init__(self, settings: WorkerSettings) -> None:
+    def __init__(self, settings: WorkerSettings, warming: Warming) -> None:
         self._settings = settings
         self._wire = Wire(settings)
         self._inbox: deque[reports.Report | Outcome] = deque()
         self._waker, self._woken = socket.socketpair()
         self._waker.setblocking(False)
         self._woken.setblocking(False)
-        self._thread = EngineThread(settings, self._post)
+        self._thread = EngineThread(settings, warming, self._post)
         self._pool = ThreadPoolExecutor(PREPARERS, thread_name_prefix="prepare")
         self._engine: Engine | None = None
         self._preparer: Preparer | None = None
@@ -369,10 +370,10 @@ class Worker:
         os._exit(code)
 
 
-def main(settings: WorkerSettings) -> NoReturn:
-    """Runs a worker in this process."""
+def main(settings: WorkerSettings, warming: Warming) -> NoReturn:
+    """Runs a worker in this process, whose weight files are being read already."""
     sys.stderr = LossyText(sys.stderr.fileno())
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR2, all_threads=True)
     logs.configure(settings.logs, slot=settings.slot, incarnation=settings.incarnation)
-    Worker(settings).run()
+    Worker(settings, warming).run()

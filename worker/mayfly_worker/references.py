@@ -1,0 +1,61 @@
+"""What a model was found to do on a kind of device, kept for the workers after the first one.
+
+One small file for each question, in the node's state directory. Its name is a hash of all that
+decides the answer, so that nothing has to be removed when a model, a version or a device changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from mayfly_worker.versions import versions
+
+
+@dataclass(frozen=True, slots=True)
+class References:
+    """Of the model with this digest. Without a ``folder`` they last as long as the process."""
+
+    folder: Path | None
+    digest: str
+    heard: dict[str, Any]
+
+    @classmethod
+    def of(cls, folder: str, digest: str) -> References:
+        return cls(Path(folder) if folder else None, digest, {})
+
+    def known(self, question: object) -> Any | None:
+        """The answer that was stored; None if there is none."""
+        key = self._key(question)
+        if key in self.heard or self.folder is None:
+            return self.heard.get(key)
+        try:
+            return json.loads((self.folder / f"{key}.json").read_text("utf-8"))
+        except (FileNotFoundError, ValueError):
+            return None  # never stored, or cut short by a full disk: it is stored anew
+
+    def store(self, question: object, answer: Any) -> None:
+        """``answer`` is made of what JSON knows. Raises OSError."""
+        key = self._key(question)
+        self.heard[key] = answer
+        if self.folder is None:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"{key}.json"
+        scratch = path.with_suffix(f".{os.getpid()}")
+        scratch.write_text(json.dumps(answer), "utf-8")
+        scratch.replace(path)
+
+    def _key(self, question: object) -> str:
+        """What decides the right answer: the question, the model, who computes it, and on what."""
+        info: dict[str, Any] = dict(mx.device_info())
+        device = str(info.get("device_name") or info.get("architecture") or mx.default_device())
+        blas = os.environ.get("LD_PRELOAD", "")
+        parts = (question, self.digest, versions(), device, blas)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
