@@ -11,12 +11,16 @@ kill as ``/readyz`` is. With two workers, a stream runs meanwhile whose worker i
 its longest one, ``usual`` the longest of the same stream undisturbed. Prints medians in seconds.
 
     python bench/recovery.py [--sizes 10 100 400 1000] [--kills 3] [--workers 1 2]
+
+With ``--against FOLDER``, another source tree of Mayfly (``git worktree add FOLDER COMMIT``), two
+servers with one worker each are killed in turn, and what this one takes is told as a ratio.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import itertools
 import math
 import os
@@ -26,6 +30,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -98,16 +103,35 @@ def ask(model: str, tokens: int) -> dict[str, object]:
     }
 
 
+@contextlib.contextmanager
+def environment(tree: Path | None) -> Iterator[None]:
+    """What is started in here imports Mayfly from this source tree."""
+    if tree is None:
+        yield
+        return
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        str(tree.resolve() / part) for part in ("protocol", "worker", "server")
+    )
+    try:
+        yield
+    finally:
+        del os.environ["PYTHONPATH"]
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
+
+
 class Subject:
     """A server that is about to lose a worker."""
 
-    def __init__(self, model: Path, folder: Path, workers: int) -> None:
+    def __init__(self, model: Path, folder: Path, workers: int, tree: Path | None = None) -> None:
         self.model = model
-        state = folder / f"state-{model.name}-{workers}"
+        state = folder / f"state-{model.name}-{workers}{'-other' if tree else ''}"
         self.port = free_port()
         command = [sys.executable, "-m", "mayfly_server.cli", "serve", model, "--port", self.port]
         command += ["--state-dir", state, "--workers", workers]
-        self._server = Server(command, self.port, folder / "mayfly.log")
+        with environment(tree):
+            self._server = Server(command, self.port, folder / "mayfly.log")
         self._address = runtime_of(state).roster
         self.probe = Probe(self.port)
 
@@ -190,6 +214,27 @@ def report_alone(model: Path, found: list[list[float]]) -> None:
     )
 
 
+async def in_turn(ours: Subject, other: Subject, kills: int) -> list[list[list[float]]]:
+    """Of each of the two, what recoveries took."""
+    subjects, lasts = (ours, other), [0, 0]
+    found: list[list[list[float]]] = [[], []]
+    with zmq.Context() as context:
+        for number, which in itertools.product(range(-1, kills), (0, 1)):
+            lasts[which], seconds = await subjects[which].recovery(context, lasts[which])
+            if number >= 0:  # the first one finds what it reads in no cache
+                found[which].append(seconds)
+    return found
+
+
+def report_against(model: Path, found: list[list[list[float]]]) -> None:
+    ratios = [ours[-2] / other[-2] for ours, other in zip(*found, strict=True)]
+    spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
+    for name, each, last in zip(("this", "other"), found, (spread, "-"), strict=True):
+        medians = (statistics.median(values) for values in zip(*each, strict=True))
+        cells = " | ".join(f"{median:.2f}" for median in medians)
+        print(f"| {megabytes(model):.0f} MB, {name} | {cells} | {last} |", flush=True)
+
+
 def report_gaps(model: Path, found: list[tuple[float, float]]) -> None:
     disturbed, usual = zip(*found, strict=True)
     print(
@@ -204,6 +249,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--kills", type=int, default=3)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2], choices=[1, 2])
+    parser.add_argument("--against", type=Path, help="another source tree")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="mayfly-bench-") as name:
         folder = Path(name)
@@ -212,9 +258,17 @@ def main() -> None:
             hidden, layers = SHAPES[size]
             models.append(tiny.build(folder / f"{size}mb", hidden=hidden, layers=layers))
         if 1 in options.workers:
-            print(f"| weights | {' | '.join(PHASES)} | /readyz | token | /readyz range |")
+            last = "range" if options.against is None else "this / other, to /readyz"
+            print(f"| weights | {' | '.join(PHASES)} | /readyz | token | {last} |")
             print("|" + "---|" * (len(PHASES) + 4))
             for model in models:
+                if options.against is not None:
+                    with (
+                        Subject(model, folder, 1) as ours,
+                        Subject(model, folder, 1, options.against) as other,
+                    ):
+                        report_against(model, asyncio.run(in_turn(ours, other, options.kills)))
+                    continue
                 with Subject(model, folder, 1) as subject:
                     report_alone(model, asyncio.run(recoveries(subject, options.kills)))
         if 2 in options.workers:

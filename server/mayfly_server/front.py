@@ -9,6 +9,7 @@ end leaves at once, so that the workers lose their clients and go too.
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import os
 import socket
@@ -80,6 +81,8 @@ def serve(
         nodes = [node.rpartition("@")[2] for node in settings.nodes]
         log = structlog.get_logger(_NAME)
         log.info("front end starts", addresses=addresses, nodes=nodes)
+    # What was imported stays. A full collection that looks at it stops all streams for a while.
+    gc.freeze()
     FrontServer(app, _affordable(settings)).run(sockets=listeners)
 
 

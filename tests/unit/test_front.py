@@ -129,6 +129,26 @@ def test_it_serves_on_a_socket_of_its_own(node: FakeNode) -> None:
     assert [json.loads(line)["event"] for line in lines] == ["front end starts"]
 
 
+def test_the_garbage_collector_leaves_alone_what_was_imported(node: FakeNode) -> None:
+    script = (
+        "import gc, sys; from mayfly_server import front; front.main(sys.argv[1:]); "
+        "print(gc.get_freeze_count(), len(gc.get_objects()))"
+    )
+    logs = json.dumps({"logs": {"form": "json"}, "notice_s": 0})
+    command = [sys.executable, "-W", "error", "-c", script, "--node", node.control]
+    command += ["--port", "0", "--settings", logs]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        try:
+            port = json.loads(process.stderr.readline())["addresses"][0][1]
+            RunningFront.wait(lambda: answers(f"http://127.0.0.1:{port}/readyz"))
+            process.send_signal(signal.SIGTERM)
+            frozen, watched = process.communicate(timeout=PATIENCE_S)[0].split()
+        finally:
+            process.kill()
+    assert int(frozen) > 10 * int(watched)
+
+
 def answers(url: str) -> bool:
     try:
         return httpx.get(url).status_code == 200
