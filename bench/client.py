@@ -6,11 +6,14 @@ It parses no more HTTP than it needs, so that the client costs little beside wha
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import random
 import time
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
+from typing import Any
 
 WORDS = ("alpha", "beta", "gamma", "delta", "stone", "river", "cloud", "number")
 
@@ -57,37 +60,68 @@ def prompts(count: int, words: int, *, prefix_words: int = 0, seed: int = 7) -> 
     ]
 
 
-async def stream(host: str, port: int, body: dict[str, object]) -> Timing:
-    """One streamed chat completion. Raises RuntimeError for anything but success."""
+class Refused(RuntimeError):
+    """Anything but success, before the first event."""
+
+
+class Cut(RuntimeError):
+    """A stream that ended with an error, or without saying that it is complete."""
+
+
+async def events(
+    host: str, port: int, body: dict[str, object]
+) -> AsyncGenerator[dict[str, Any], None]:
+    """The events of one streamed chat completion.
+
+    Raises:
+        OSError: no connection, or it was reset.
+        Refused: an answer that is no stream.
+        Cut: a stream without its end.
+    """
     payload = json.dumps(body).encode()
     reader, writer = await asyncio.open_connection(host, port, limit=1 << 22)
-    begin = time.perf_counter()
-    writer.write(
-        b"POST /v1/chat/completions HTTP/1.1\r\nHost: %s:%d\r\nConnection: close\r\n"
-        b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
-        % (host.encode(), port, len(payload), payload)
-    )
-    status = await reader.readline()
-    if b" 200" not in status:
-        raise RuntimeError(f"{status!r} {await reader.read(2000)!r}")
+    try:
+        writer.write(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: %s:%d\r\nConnection: close\r\n"
+            b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
+            % (host.encode(), port, len(payload), payload)
+        )
+        status = await reader.readline()
+        if b" 200" not in status:
+            raise Refused(f"{status!r} {await reader.read(2000)!r}")
+        async for line in reader:
+            if line.startswith(b"data: {"):
+                event = json.loads(line[6:])
+                if event.get("error"):
+                    raise Cut(str(event["error"]))
+                yield event
+            elif line.startswith(b"data: [DONE]"):
+                return
+        raise Cut("the stream has no end")
+    finally:
+        writer.close()
+
+
+def has_text(event: dict[str, Any]) -> bool:
+    delta = event["choices"][0].get("delta", {}) if event.get("choices") else {}
+    return bool(delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning"))
+
+
+async def stream(host: str, port: int, body: dict[str, object]) -> Timing:
+    """One streamed chat completion. Raises what :func:`events` does."""
+    began = time.perf_counter()
     arrivals: list[float] = []
     tokens = 0
-    async for line in reader:
-        if not line.startswith(b"data: {"):
-            continue
-        event = json.loads(line[6:])
-        if event.get("error"):
-            raise RuntimeError(str(event["error"]))
-        if event.get("usage"):
-            tokens = event["usage"]["completion_tokens"]
-        delta = event["choices"][0].get("delta", {}) if event.get("choices") else {}
-        if delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning"):
-            arrivals.append(time.perf_counter())
-    writer.close()
+    async with contextlib.aclosing(events(host, port, body)) as told:
+        async for event in told:
+            if event.get("usage"):
+                tokens = event["usage"]["completion_tokens"]
+            if has_text(event):
+                arrivals.append(time.perf_counter())
     if not arrivals:
         raise RuntimeError("no text came back")
     gaps = [b - a for a, b in itertools.pairwise(arrivals)]
-    return Timing(arrivals[0] - begin, gaps, tokens or len(arrivals))
+    return Timing(arrivals[0] - began, gaps, tokens or len(arrivals))
 
 
 async def load(host: str, port: int, bodies: list[dict[str, object]], concurrency: int) -> Round:

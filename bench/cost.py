@@ -23,7 +23,7 @@ from pathlib import Path
 import psutil
 from client import stream
 from processes import Meter, memory, roles
-from speed import Server, free_port
+from servers import Mayfly
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
@@ -34,12 +34,9 @@ WARM_UP_S = 3.0
 
 
 @contextlib.contextmanager
-def serving(folder: Path, *options: object) -> Iterator[Server]:
+def serving(folder: Path, *options: object) -> Iterator[Mayfly]:
     """``mayfly serve`` as it is by default, with the tiny model."""
-    model, port = tiny.build(folder / MODEL), free_port()
-    command = [sys.executable, "-m", "mayfly_server.cli", "serve", model, "--port", port]
-    command += ["--state-dir", folder / "state", *options]
-    server = Server(command, port, folder / "mayfly.log")
+    server = Mayfly(tiny.build(folder / MODEL), folder, *options)
     try:
         yield server
     finally:
@@ -115,7 +112,7 @@ def idle(state: str, server: int, seconds: float) -> None:
     watched.report(state, "-")
 
 
-async def at_load(server: Server, concurrency: int, options: argparse.Namespace) -> None:
+async def at_load(server: Mayfly, concurrency: int, options: argparse.Namespace) -> None:
     async with load(server.port, concurrency, options.max_tokens) as so_far:
         await asyncio.sleep(WARM_UP_S)
         watched = Watched.of(server.pid, clients=True)

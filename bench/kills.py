@@ -23,7 +23,6 @@ import os
 import select
 import signal
 import statistics
-import sys
 import tempfile
 import threading
 import time
@@ -32,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import zmq
-from speed import Server, free_port
+from servers import Mayfly
 
 from mayfly_protocol.codec import rosters
 from mayfly_protocol.roster import ROSTER_TOPIC
@@ -145,15 +144,12 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=30)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, zmq.Context() as context:
-        port, state = free_port(), Path(folder) / "state"
-        command = [sys.executable, "-m", "mayfly_server.cli", "serve", args.model, "--port", port,
-                   "--state-dir", state]  # fmt: skip
-        server = Server(command, port, Path(folder) / "mayfly.log")
+        server = Mayfly(args.model, Path(folder))
         try:
             with context.socket(zmq.SUB) as node:
                 node.subscribe(ROSTER_TOPIC)
-                node.connect(runtime_of(state).roster)
-                report(measure(args.kills, Probe(port), node))
+                node.connect(runtime_of(server.state).roster)
+                report(measure(args.kills, Probe(server.port), node))
         finally:
             server.close()
 

@@ -37,7 +37,7 @@ from typing import Any
 import zmq
 from client import Timing, stream
 from kills import PATIENCE_S, Probe, ready
-from speed import Server, free_port
+from servers import Mayfly
 
 from mayfly_protocol.codec import rosters
 from mayfly_protocol.roster import ROSTER_TOPIC
@@ -126,13 +126,11 @@ class Subject:
 
     def __init__(self, model: Path, folder: Path, workers: int, tree: Path | None = None) -> None:
         self.model = model
-        state = folder / f"state-{model.name}-{workers}{'-other' if tree else ''}"
-        self.port = free_port()
-        command = [sys.executable, "-m", "mayfly_server.cli", "serve", model, "--port", self.port]
-        command += ["--state-dir", state, "--workers", workers]
+        name = f"{model.name}-{workers}{'-other' if tree else ''}"
         with environment(tree):
-            self._server = Server(command, self.port, folder / "mayfly.log")
-        self._address = runtime_of(state).roster
+            self._server = Mayfly(model, folder / name, "--workers", workers)
+        self.port = self._server.port
+        self._address = runtime_of(self._server.state).roster
         self.probe = Probe(self.port)
 
     def __enter__(self) -> Subject:

@@ -10,23 +10,20 @@ within a round, given as the median over rounds with its spread. Prints a Markdo
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from client import Round, Timing, load, prompts
+from client import Round, Timing, prompts
+from servers import Mayfly, peer
 
 HERE = Path(__file__).parent
 NAMES = {"A": "in-process", "B": "mayfly", "C": "mlx_lm.server"}
@@ -39,20 +36,6 @@ class Workload:
     options: dict[str, object]
     prefix_words: int = 0
     rounds: dict[str, list[Round]] = field(default_factory=lambda: {k: [] for k in NAMES})
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
-
-
-def answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=5) as response:
-            return bool(response.status == 200)
-    except OSError:
-        return False
 
 
 class InProcess:
@@ -78,42 +61,6 @@ class InProcess:
         self._process.wait()
 
 
-class Server:
-    """A server process; ``round`` drives it over HTTP."""
-
-    def __init__(self, command: list[object], port: int, log: Path) -> None:
-        self.port = port
-        self._log = log.open("w")
-        self._process = subprocess.Popen(
-            [str(part) for part in command],
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-        )
-        deadline = time.monotonic() + 300
-        while time.monotonic() < deadline and self._process.poll() is None:
-            if answers(f"http://127.0.0.1:{port}/health"):
-                return
-            time.sleep(0.2)
-        raise RuntimeError(f"{command[0]} did not come up:\n{log.read_text()[-2000:]}")
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def round(self, bodies: list[dict[str, object]], concurrency: int) -> Round:
-        return asyncio.run(load("127.0.0.1", self.port, bodies, concurrency))
-
-    def close(self) -> None:
-        self._process.terminate()
-        try:
-            self._process.wait(20)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._log.close()
-
-
 @contextlib.contextmanager
 def contenders(model: Path, rows: int, which: str, folder: Path) -> Iterator[dict[str, Any]]:
     running: dict[str, Any] = {}
@@ -121,15 +68,9 @@ def contenders(model: Path, rows: int, which: str, folder: Path) -> Iterator[dic
         if "A" in which:
             running["A"] = InProcess(model)
         if "B" in which:
-            port = free_port()
-            command = [sys.executable, "-m", "mayfly_server.cli", "serve", model, "--port", port,
-                       "--state-dir", folder / "state", "--max-rows", max(rows, 2)]  # fmt: skip
-            running["B"] = Server(command, port, folder / "mayfly.log")
+            running["B"] = Mayfly(model, folder, "--max-rows", max(rows, 2))
         if "C" in which:
-            port = free_port()
-            command = [sys.executable, "-m", "mlx_lm", "server", "--model", model, "--port", port,
-                       "--decode-concurrency", rows, "--prompt-concurrency", 8]  # fmt: skip
-            running["C"] = Server(command, port, folder / "mlx_lm.log")
+            running["C"] = peer("mlx_lm.server", Path(sys.prefix), model, folder, rows=rows)
         yield running
     finally:
         for contender in running.values():
@@ -179,7 +120,7 @@ def measure(args: argparse.Namespace, model: Path) -> list[Workload]:
         for workload in workloads:
             for number in range(-1, args.rounds):  # round -1 warms up and is not counted
                 for key, contender in who.items():
-                    name = str(model) if key == "C" else model.name
+                    name = model.name if key == "A" else contender.model
                     work = bodies(workload, args, number + 10, name)
                     result = contender.round(work, workload.concurrency)
                     if number >= 0:

@@ -1,0 +1,192 @@
+"""Servers as processes: Mayfly, and those that it is measured beside."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+from client import Round, load
+
+from mayfly_server.cli.drilling.workers import Worker, workers
+
+START_S = 300.0
+RESTART_S = 0.1
+"""What systemd waits by default before it starts a service again."""
+
+Command = Callable[[Path, Path, int, int], list[object]]
+"""Given the virtual environment, the model, the port, and how many rows decode together."""
+
+PEERS: dict[str, Command] = {
+    "mlx_lm.server": lambda venv, model, port, rows: [
+        venv / "bin/python", "-m", "mlx_lm", "server", "--model", model, "--port", port,
+        "--decode-concurrency", rows, "--prompt-concurrency", 8,
+    ],
+    "vllm-mlx": lambda venv, model, port, rows: [
+        venv / "bin/vllm-mlx", "serve", model, "--port", port, "--continuous-batching",
+        "--completion-batch-size", rows,
+    ],
+    "rapid-mlx": lambda venv, model, port, rows: [
+        venv / "bin/rapid-mlx", "serve", model, "--port", port, "--completion-batch-size", rows,
+    ],
+    "mlx-openai-server": lambda venv, model, port, rows: [
+        venv / "bin/mlx-openai-server", "launch", "--model-path", model, "--model-type", "lm",
+        "--port", port, "--no-log-file", "--decode-concurrency", rows,
+    ],
+}  # fmt: skip
+"""As their users start them: with their defaults, and batching where that is an option. All of them
+have 32 rows by default."""
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def get(url: str) -> bytes | None:
+    """What is there, or None for anything but status 200."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as response:
+            return bytes(response.read()) if response.status == 200 else None
+    except OSError:
+        return None
+
+
+class Server:
+    """A server that runs, with all that it starts; ``round`` drives it over HTTP.
+
+    A ``restarted`` one is started again whenever it has ended, as by systemd's ``Restart=always``.
+    """
+
+    def __init__(
+        self, command: list[object], port: int, log: Path, model: str, *, restarted: bool = False
+    ) -> None:
+        log.parent.mkdir(exist_ok=True)
+        self.port = port
+        self.model = model
+        self._command = [str(part) for part in command]
+        self._log = log.open("w")
+        self._stopping = False
+        self._starting = threading.Lock()
+        self._seen: set[psutil.Process] = set()
+        self._process = self._start()
+        self._supervisor = threading.Thread(target=self._restart, daemon=True)
+        if restarted:
+            self._supervisor.start()
+        try:
+            self.wait_whole()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            self._command, stdout=self._log, stderr=self._log, stdin=subprocess.DEVNULL
+        )
+
+    def _restart(self) -> None:
+        while True:
+            self._process.wait()
+            time.sleep(RESTART_S)
+            with self._starting:
+                if self._stopping:
+                    return
+                self._process = self._start()
+
+    def whole(self) -> bool:
+        """Whether it says that it serves with all it has."""
+        return get(f"http://127.0.0.1:{self.port}/health") is not None
+
+    def wait_whole(self) -> None:
+        """Raises RuntimeError if it has ended and nobody starts it again, or takes too long."""
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            if self.whole():
+                return
+            if self._process.poll() is not None and not self._supervisor.is_alive():
+                break
+            time.sleep(0.2)
+        text = Path(self._log.name).read_text(errors="replace")
+        raise RuntimeError(f"{self._command[0]} did not come up:\n{text[-2000:]}")
+
+    def processes(self) -> list[psutil.Process]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            parent = psutil.Process(self._process.pid)
+            self._seen.update([parent, *parent.children(recursive=True)])
+        return [process for process in self._seen if process.is_running()]
+
+    def computing(self) -> int:
+        """The process that computes, which is the largest by far; its id."""
+        return int(max(self.processes(), key=lambda process: process.memory_info().rss).pid)
+
+    def round(self, bodies: list[dict[str, object]], concurrency: int) -> Round:
+        return asyncio.run(load("127.0.0.1", self.port, bodies, concurrency))
+
+    def stop(self, patience_s: float = 20.0) -> float | None:
+        """Sends SIGTERM; seconds until it has ended, or None if that takes longer than is given."""
+        with self._starting:
+            self._stopping = True
+        self.processes()
+        began = time.monotonic()
+        self._process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(patience_s)
+            return time.monotonic() - began
+        return None
+
+    def close(self) -> None:
+        """Leaves none of its processes behind."""
+        if not self._log.closed:
+            self.stop()
+        for process in self.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._process.wait()
+        self._log.close()
+
+
+class Mayfly(Server):
+    """``mayfly serve``, with its state in the given folder."""
+
+    def __init__(self, model: Path, folder: Path, *options: object) -> None:
+        port = free_port()
+        self.state = folder / "state"
+        command = [sys.executable, "-m", "mayfly_server.cli", "serve", model, "--port", port,
+                   "--state-dir", self.state, *options]  # fmt: skip
+        super().__init__(command, port, folder / "mayfly.log", model.name)
+
+    def workers(self) -> list[Worker]:
+        status: dict[str, Any] = json.loads(
+            get(f"http://127.0.0.1:{self.port}/mayfly/status") or b'{"nodes": []}'
+        )
+        return workers(status)
+
+    def whole(self) -> bool:
+        found = self.workers()
+        return bool(found) and all(worker.ready for worker in found)
+
+    def computing(self) -> int:
+        return next(worker.pid for worker in self.workers() if worker.ready)
+
+
+def peer(
+    name: str, venv: Path, model: Path, folder: Path, *, rows: int = 32, restarted: bool = False
+) -> Server:
+    port = free_port()
+    command = PEERS[name](venv, model, port, rows)
+    return Server(command, port, folder / f"{name}.log", str(model), restarted=restarted)
