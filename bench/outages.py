@@ -1,0 +1,209 @@
+"""What clients of a server see when the process that computes is struck.
+
+Some clients stream short answers one after the other; each asks again a second after a failure.
+From the fault on, new requests are sent besides until one is served, and /health is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import httpx
+from client import events, has_text, prompts
+from servers import Server
+
+CLIENTS = 4
+MAX_TOKENS = 32
+"""Which a random model never ends before."""
+STEADY_S = 4.0
+SETTLE_S = 5.0
+"""How long requests may take that are open when all is over."""
+PAUSE_S = 1.0
+PROBE_S = 0.1
+HEALTH_S = 0.25
+HEALTH_WAIT_S = 2.0
+
+
+FAILURES = ("failed", "cut", "short", "no answer")
+
+
+@dataclass
+class Request:
+    began: float
+    first: float | None = None
+    """When its first text came."""
+    ended: float | None = None
+    failure: str = ""
+    """One of FAILURES: before its first text, after it, too little text in a stream that says that
+    it is complete, or given up at the end."""
+
+    @property
+    def served(self) -> bool:
+        return self.ended is not None and not self.failure
+
+
+@dataclass
+class Outage:
+    """One fault. ``requests`` are the clients' that were open at its time or began afterwards."""
+
+    struck: float
+    back: float | None = None
+    """When the first text of a new request came; None if none came for as long as was waited."""
+    requests: list[Request] = field(default_factory=list)
+    health: Counter[str] = field(default_factory=Counter)
+    """What /health answered until then, and how often."""
+    errors: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def seconds(self) -> float | None:
+        return None if self.back is None else self.back - self.struck
+
+    @property
+    def slowest(self) -> float:
+        """The longest that one of the served requests took."""
+        return max((r.ended - r.began for r in self.requests if r.served and r.ended), default=0.0)
+
+    def count(self, failure: str) -> int:
+        return sum(request.failure == failure for request in self.requests)
+
+
+class Load:
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._bodies = _bodies(server.model)
+        self._going = True
+        self._tasks: list[asyncio.Task[None]] = []
+        self.requests: list[Request] = []
+        self.errors: Counter[str] = Counter()
+
+    def start(self) -> None:
+        self._tasks = [asyncio.create_task(self._client()) for _ in range(CLIENTS)]
+
+    async def stop(self) -> None:
+        """Lets what is open end, for a while; whatever has not is given up."""
+        self._going = False
+        await asyncio.wait(self._tasks, timeout=SETTLE_S)
+        await give_up(self._tasks)
+
+    async def _client(self) -> None:
+        while self._going:
+            request = Request(time.monotonic())
+            self.requests.append(request)
+            await self.ask(request)
+            if request.failure:
+                await asyncio.sleep(PAUSE_S)
+
+    async def ask(self, request: Request) -> None:
+        told = events("127.0.0.1", self._server.port, next(self._bodies))
+        tokens = 0
+        try:
+            async with contextlib.aclosing(told):
+                async for event in told:
+                    if request.first is None and has_text(event):
+                        request.first = time.monotonic()
+                    tokens = max(tokens, (event.get("usage") or {}).get("completion_tokens", 0))
+            request.failure = "short" if tokens < MAX_TOKENS else ""
+        except (OSError, RuntimeError) as error:
+            request.failure = "failed" if request.first is None else "cut"
+            self.errors[str(error)] += 1
+        except asyncio.CancelledError:
+            request.failure = "no answer"
+            raise
+        finally:
+            request.ended = time.monotonic()
+
+
+def _bodies(model: str) -> Iterator[dict[str, object]]:
+    for number in itertools.count():
+        [text] = prompts(1, 16, seed=number)
+        yield {
+            "model": model,
+            "messages": [{"role": "user", "content": text}],
+            "max_tokens": MAX_TOKENS,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+
+
+async def give_up(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def strike(server: Server, how: signal.Signals, wait_s: float) -> Outage:
+    """Strikes the process that computes while there is load, and watches until a new request is
+    served and all that were open have ended, for at most ``wait_s`` seconds.
+
+    Raises:
+        RuntimeError: the server fails requests without a fault.
+    """
+    load = Load(server)
+    load.start()
+    await asyncio.sleep(STEADY_S)
+    if not load.requests or any(request.failure for request in load.requests):
+        await load.stop()
+        raise RuntimeError(f"requests fail without a fault: {load.errors}")
+    target = await asyncio.to_thread(server.computing)
+    outage = Outage(time.monotonic())
+    os.kill(target, how)
+    health = asyncio.create_task(_health(server, outage))
+    await _probe(load, outage, wait_s)
+    await give_up([health])
+    while any(r.ended is None and r.began <= outage.struck for r in load.requests):
+        if time.monotonic() > outage.struck + wait_s:
+            break
+        await asyncio.sleep(PROBE_S)
+    await load.stop()
+    outage.requests = [r for r in load.requests if r.ended is None or r.ended >= outage.struck]
+    outage.errors = load.errors
+    return outage
+
+
+async def _probe(load: Load, outage: Outage, wait_s: float) -> None:
+    """Sends a new request whenever the last one has failed, or has got nothing for a second."""
+    probes: list[Request] = []
+    tasks: list[asyncio.Task[None]] = []
+    deadline = outage.struck + wait_s
+    while outage.back is None and time.monotonic() < deadline:
+        probes.append(Request(time.monotonic()))
+        tasks.append(asyncio.create_task(load.ask(probes[-1])))
+        await asyncio.wait(tasks[-1:], timeout=PAUSE_S)
+        if not probes[-1].served:
+            await asyncio.sleep(PROBE_S)
+        new = [*probes, *(r for r in load.requests if r.began > outage.struck)]
+        first = [request.first for request in new if request.first and request.served]
+        outage.back = min(first, default=None)
+    await give_up(tasks)
+
+
+async def _health(server: Server, outage: Outage) -> None:
+    url = f"http://127.0.0.1:{server.port}/health"
+    fresh = httpx.Limits(max_keepalive_connections=0)
+    async with httpx.AsyncClient(timeout=HEALTH_WAIT_S, limits=fresh) as client:
+        while True:
+            outage.health[await _word(client, url)] += 1
+            await asyncio.sleep(HEALTH_S)
+
+
+async def _word(client: httpx.AsyncClient, url: str) -> str:
+    """What /health says, with the status, or how it does not."""
+    try:
+        answer = await client.get(url)
+    except httpx.ConnectError:
+        return "no connection"
+    except httpx.TimeoutException:
+        return "no answer"
+    except httpx.TransportError:
+        return "cut"
+    word = answer.json().get("status", "") if "json" in answer.headers["content-type"] else ""
+    return f"{answer.status_code} {word}".strip()
