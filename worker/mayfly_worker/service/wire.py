@@ -24,6 +24,9 @@ from mayfly_protocol.serving import ToFrontEnd, ToWorker
 from mayfly_protocol.settings import WorkerSettings
 from mayfly_worker.service.outbox import Outbox
 
+FRAMES_A_ROUND = 1000
+"""So that no flood of words keeps the worker from its beats."""
+
 log = structlog.get_logger()
 
 
@@ -121,10 +124,8 @@ class Wire:
 
     def from_front_ends(self) -> Iterator[tuple[bytes, ToWorker]]:
         """What has arrived, without waiting."""
-        receive = self._receive_plain if self._keeper is None else self._receive_guarded
-        while (arrived := receive()) is not None:
-            sender, parts = arrived
-            peer, *frames = parts
+        arrived = self._arrived() if self._keeper is None else self._arrived_guarded(self._keeper)
+        for sender, (peer, *frames) in arrived:
             if len(frames) != 1:
                 why = f"{len(frames)} frames instead of one"
                 self.refusals.refuse(sender.address or peer.hex(), "nonsense", why)
@@ -138,21 +139,22 @@ class Wire:
                 self._peers[peer] = sender
             yield peer, message
 
-    def _receive_plain(self) -> tuple[_Peer, list[bytes]] | None:
-        parts = _receive(self.router)
-        return None if parts is None else (_NOBODY, parts)
+    def _arrived(self) -> Iterator[tuple[_Peer, list[bytes]]]:
+        for _ in range(FRAMES_A_ROUND):
+            if (parts := _receive(self.router)) is None:
+                return
+            yield _NOBODY, parts
 
-    def _receive_guarded(self) -> tuple[_Peer, list[bytes]] | None:
-        """What came from a peer that is trusted still."""
-        assert self._keeper is not None
-        while True:
+    def _arrived_guarded(self, keeper: Doorkeeper) -> Iterator[tuple[_Peer, list[bytes]]]:
+        """From peers that are trusted still."""
+        for _ in range(FRAMES_A_ROUND):
             try:
                 parts = self.router.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
-                return None
-            if self._keeper.admits(parts[-1]):
+                return
+            if keeper.admits(parts[-1]):
                 sender = _Peer(user(parts[-1]), peer_address(parts[-1]))
-                return sender, [part.bytes for part in parts]
+                yield sender, [part.bytes for part in parts]
 
     def from_reaper(self) -> Iterator[ToSlot]:
         while (parts := _receive(self.reaper)) is not None:
