@@ -16,7 +16,7 @@ import pytest
 
 from mayfly_protocol.identity import make_pair, new_pair
 from mayfly_server.pool import node_link
-from mayfly_server.pool.names import is_numeric, preferred
+from mayfly_server.pool.names import is_numeric, lookup, preferred
 from models.fake_engine import WORDS, Act, FakeNode, Script, finish, say, step, until
 from models.running_front import RunningFront
 from relay_harness import ask, content, pieces, stream
@@ -265,11 +265,11 @@ def test_a_node_whose_address_changes_is_found_at_the_new_one(
     """Its name is looked up again when it has been silent for a while."""
     found = [OTHER_HOST]
 
-    async def lookup(host: str) -> str:
+    async def known(host: str) -> str:
         assert host == "mac-2.local"
         return found[-1]
 
-    monkeypatch.setattr(node_link, "lookup", lookup)
+    monkeypatch.setattr(node_link, "lookup", known)
     monkeypatch.setattr(node_link, "REOPEN_S", 1.5)
     port = near.control.rpartition(":")[2]
     near.worker()
@@ -291,6 +291,12 @@ def test_names_and_what_is_preferred_of_their_addresses() -> None:
         preferred([])
     assert all(map(is_numeric, ("10.0.0.2", "::1", "[::1]")))
     assert not any(map(is_numeric, ("mac-2.local", "localhost", "")))
+
+
+@pytest.mark.parametrize("host", ["mac..local", ".local", "m" * 64 + ".local"])
+async def test_a_name_that_leads_nowhere_is_an_oserror(host: str) -> None:
+    with pytest.raises(OSError, match="no host can be called so"):
+        await lookup(host)
 
 
 def test_a_link_that_breaks_again_and_again(

@@ -31,7 +31,11 @@ async def lookup(host: str) -> str:
     Raises:
         OSError: it has none.
     """
-    found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except UnicodeError as error:  # a part of it is empty, or too long
+        raise OSError(f"no host can be called so: {error}") from error
     return preferred(found)
 
 
