@@ -65,7 +65,13 @@ def test_the_last_ones_are_read_again_with_their_ages(tmp_path: Path) -> None:
 def test_records_of_another_version_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "autopsies.jsonl"
     append(path, written())
-    for strange in ({}, {"time": "yesterday"}, {"time": NOW.isoformat(), "first_cause": "text"}):
+    for strange in (
+        {},
+        {"time": "yesterday"},
+        {"time": NOW.isoformat(), "first_cause": "text"},
+        {**written(), "inferences": None},
+        {**written(), "slot": {"name": "s"}},
+    ):
         with path.open("a") as file:
             file.write(json.dumps(strange) + "\n")
     assert [each.id for each in kept(path, NOW)] == ["e-7"]

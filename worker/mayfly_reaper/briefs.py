@@ -9,6 +9,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from mayfly_protocol.roster import Autopsy
 from mayfly_reaper.autopsy import records
 
@@ -17,25 +19,14 @@ KEPT = 8
 CAUSE = 300
 """Characters."""
 
+_AUTOPSY = TypeAdapter(Autopsy)
+
 
 def brief(record: dict[str, Any], age_s: float = 0.0) -> Autopsy:
-    """What a roster says of a record. Raises KeyError or TypeError for one that is not whole."""
-    return Autopsy(
-        id=record["id"],
-        slot=record["slot"],
-        model=record["model"],
-        incarnation=record["incarnation"],
-        pid=record["pid"],
-        kind=record["kind"],
-        scope=record["scope"],
-        first_cause=first_line(record["first_cause"]["text"]),
-        phase=record["phase"],
-        inferences=record["inferences"],
-        running=record["running"],
-        lived_s=record["lived_s"],
-        done=record["done"],
-        age_s=age_s,
-    )
+    """What a roster says of a record. Raises KeyError, TypeError or ValueError for one that is not
+    whole, or not of the types that a roster may have: front ends would refuse all of the roster."""
+    cause = first_line(str(record["first_cause"]["text"]))
+    return _AUTOPSY.validate_python({**record, "first_cause": cause, "age_s": age_s})
 
 
 def kept(path: Path, now: datetime) -> Iterator[Autopsy]:
