@@ -31,33 +31,22 @@ def rate(metric: str, by: str, where: str = MODEL) -> str:
     return f"sum by ({by}) (rate({metric}{{{where}}}[$__rate_interval]))"
 
 
+def number(title: str, query: str, legend: str = "{{model}}") -> Panel:
+    """What is now, in large digits."""
+    return Panel(title, [(query, legend)], kind="stat", width=6)
+
+
 OVERVIEW = Dashboard(
     "overview",
     "Mayfly: overview",
     [
-        Panel(
-            "Ready workers",
-            [(f'sum by (model) (mayfly_worker_state{{{MODEL}, state="ready"}})', "{{model}}")],
-            kind="stat",
-            width=6,
-        ),
-        Panel(
-            "Requests running",
-            [(f"sum by (model) (mayfly_num_requests_running{{{MODEL}}})", "{{model}}")],
-            kind="stat",
-            width=6,
-        ),
-        Panel(
-            "Requests waiting",
-            [(f"sum by (model) (mayfly_num_requests_waiting{{{MODEL}}})", "{{model}}")],
-            kind="stat",
-            width=6,
-        ),
-        Panel(
+        number("Ready workers", f'sum by (model) (mayfly_worker_state{{{MODEL}, state="ready"}})'),
+        number("Requests running", f"sum by (model) (mayfly_num_requests_running{{{MODEL}}})"),
+        number("Requests waiting", f"sum by (model) (mayfly_num_requests_waiting{{{MODEL}}})"),
+        number(
             "Losses in a day",
-            [(f'sum(increase(mayfly_worker_restarts_total{{{SLOT}, reason="lost"}}[1d]))', "lost")],
-            kind="stat",
-            width=6,
+            f'sum(increase(mayfly_worker_restarts_total{{{SLOT}, reason="lost"}}[1d]))',
+            "lost",
         ),
         Panel(
             "Tokens per second",

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx
-import pytest
 
 from mayfly_protocol.roster import Autopsy
 from mayfly_server.api.page import PATHS
@@ -23,19 +22,6 @@ AUTOPSY = Autopsy(
     *("epoch-1", "slot-1", "tiny", 1, 1001, "crashed", "worker", "killed by SIGSEGV", "decode"),
     *(12, 2, 30.0, "a new worker is started at once", 4.0),
 )
-
-
-@pytest.fixture(scope="module")
-def node() -> Iterator[FakeNode]:
-    with FakeNode() as node:
-        node.worker()
-        yield node
-
-
-@pytest.fixture(scope="module")
-def front(node: FakeNode) -> Iterator[RunningFront]:
-    with RunningFront(node.control) as front:
-        yield front
 
 
 @contextmanager

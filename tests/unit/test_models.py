@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import select
-import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -313,96 +309,3 @@ def test_spoilt_logits_are_one_rows_alone(
     assert np.isfinite(good).all()
     assert np.ptp(good) > 0
     assert np.isnan(bad).all() if action == "nan" else np.ptp(bad) == 0
-
-
-FORWARD = """
-import faulthandler, os, signal, sys, threading, time
-import mlx.core as mx
-from mlx_lm import load
-
-faulthandler.register(signal.SIGUSR2)
-model, tokenizer = load(sys.argv[1], trust_remote_code=True)
-prompt = tokenizer.apply_chat_template([{"role": "user", "content": "[boom]"}])
-
-def tick():
-    while True:
-        os.write(1, b"tick\\n")
-        time.sleep(0.01)
-
-threading.Thread(target=tick, daemon=True).start()
-os.write(1, b"loaded\\n")
-model(mx.array([prompt]))
-os.write(1, b"survived\\n")
-"""
-
-
-@contextmanager
-def forward(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process that loads a faulty model and runs it once, beside a thread that ticks."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", FORWARD, str(folder)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-@pytest.mark.parametrize(
-    ("fault", "returncode", "last_words"),
-    [
-        (Fault("prefill", "abort", "libc++abi: terminating"), -6, "libc++abi: terminating\n"),
-        (Fault("prefill", "kill"), -9, ""),
-    ],
-    ids=lambda value: value.action if isinstance(value, Fault) else "",
-)
-def test_a_fault_ends_the_process(
-    scripted_model: Callable[..., Path], fault: Fault, returncode: int, last_words: str
-) -> None:
-    with forward(faulty(scripted_model, fault)) as process:
-        out, err = process.communicate(timeout=60)
-    assert "loaded" in out
-    assert "survived" not in out
-    assert process.returncode == returncode
-    assert err == last_words
-
-
-def wait_for_stack(process: subprocess.Popen[str], function: str) -> None:
-    """Returns once faulthandler shows some thread inside ``function``."""
-    assert process.stdout and process.stderr
-    assert "loaded\n" in iter(process.stdout.readline, "")
-    dump = b""
-    while function.encode() not in dump:
-        if select.select([process.stderr], [], [], 0.1)[0]:
-            dump += os.read(process.stderr.fileno(), 1 << 16)
-        else:
-            process.send_signal(signal.SIGUSR2)
-
-
-def ticks(process: subprocess.Popen[str]) -> bool:
-    """Whether the ticking thread still runs: 20 reads that have something, or 0.3 s of silence."""
-    assert process.stdout
-    for _ in range(20):
-        if not select.select([process.stdout], [], [], 0.3)[0]:
-            return False
-        os.read(process.stdout.fileno(), 1 << 20)
-    return True
-
-
-@pytest.mark.parametrize(
-    ("action", "stack", "ticking"),
-    [
-        ("spin_gil_released", "_spin_releasing_the_gil", True),
-        ("spin_gil_held", "_spin_holding_the_gil", False),
-    ],
-)
-def test_a_fault_hangs_the_process(
-    scripted_model: Callable[..., Path], action: scripted.Action, stack: str, ticking: bool
-) -> None:
-    with forward(faulty(scripted_model, Fault("prefill", action))) as process:
-        wait_for_stack(process, stack)
-        assert ticks(process) is ticking
