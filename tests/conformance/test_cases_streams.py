@@ -103,6 +103,20 @@ def test_R35_R36_usage_only_where_it_was_asked_for(tiny: Server, path: str) -> N
 
 
 @both_routes
+@pytest.mark.parametrize("n", [1, 3])
+def test_usage_so_far_ends_at_what_was_used(tiny: Server, path: str, n: int) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    stream = whole_stream(tiny, path, max_tokens=6, n=n, stream_options=options)
+    *others, last = stream.chunks
+    told = [chunk["usage"]["completion_tokens"] for chunk in others]
+    assert told == sorted(told)
+    assert told[-1] == last["usage"]["completion_tokens"] == 6 * n
+    assert {chunk["usage"]["prompt_tokens"] for chunk in stream.chunks} == {
+        last["usage"]["prompt_tokens"]
+    }
+
+
+@both_routes
 @pytest.mark.parametrize("n", [1, 2, 5])
 def test_R45_each_choice_under_its_own_index(tiny: Server, path: str, n: int) -> None:
     asked: Json = {"n": n, "temperature": 1.5, "seed": 5, "max_tokens": 12}

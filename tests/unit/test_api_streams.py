@@ -102,6 +102,25 @@ def test_R35_R36_usage_only_when_asked_for(front: RunningFront, path: str) -> No
     assert all(event["choices"] and event["usage"] is None for event in others)
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_usage_so_far_in_every_chunk(front: RunningFront, worker: FakeWorker, path: str) -> None:
+    """Tokens without text, here those of half a character and of the end, count too."""
+    worker.script = deltas(
+        {"text": "a"}, {}, {"text": "é", "ids": (2, 3)}, {"index": 4, "ids": (), "finish": "stop"}
+    )
+    needed = {"messages": HELLO} if "chat" in path else {"prompt": "hi"}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    asked = needed | {"stream": True, "stream_options": options}
+    lines = front.client.post(path, json=asked).text.strip().split("\n\n")
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+    told = [chunk["usage"] for chunk in chunks if chunk["choices"]]
+    assert {usage["prompt_tokens"] for usage in told} == {7}
+    assert sorted({usage["completion_tokens"] for usage in told}) == [1, 4]
+    assert all(u["total_tokens"] == 7 + u["completion_tokens"] for u in told)
+    assert all("prompt_tokens_details" not in usage for usage in told)
+    assert chunks[-1]["choices"] == []
+
+
 @pytest.mark.parametrize("n", [1, 2])
 def test_R26_R45_R46_the_chunks_of_a_stream(client: openai.OpenAI, n: int) -> None:
     chunks = list(client.chat.completions.create(model="tiny", messages=HELLO, stream=True, n=n))

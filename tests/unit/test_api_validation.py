@@ -135,6 +135,13 @@ def test_R38_stream_options_need_a_stream(client: Client, path: str) -> None:
 
 
 @both
+def test_continuous_usage_needs_usage(client: Client, path: str) -> None:
+    options = {"continuous_usage_stats": True}
+    param = "stream_options.continuous_usage_stats"
+    client.refused(path, param, stream=True, stream_options=options)
+
+
+@both
 def test_R39_top_p_zero_and_next_to_no_temperature_are_greedy(client: Client, path: str) -> None:
     for body in ({"top_p": 0}, {"temperature": 0}, {"temperature": 1e-30}):
         sampling = client.taken(path, **body).generation.sampling

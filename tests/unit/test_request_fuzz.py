@@ -36,7 +36,7 @@ def _chat(request: ChatRequest) -> None:
     chat.chat_prompt(request)
     parameters.sampling(request)
     formatted = parameters.constraint(request) is not None
-    parameters.include_usage(request)
+    parameters.usage_told(request)
     parameters.ending(request, request.max_tokens, formatted=formatted)
 
 
@@ -69,7 +69,7 @@ PARSERS: dict[str, Parser] = {
                 "stop": ["a"],
                 "logit_bias": {"5": 1.0},
                 "stream": True,
-                "stream_options": {"include_usage": True},
+                "stream_options": {"include_usage": True, "continuous_usage_stats": True},
             },
             {
                 "messages": [{"role": "user", "content": "a"}],

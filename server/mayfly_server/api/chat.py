@@ -31,7 +31,7 @@ router = APIRouter(route_class=StrictRoute)
 )
 async def chat_completions(request: ChatRequest, front: FrontDep, tenant: TenantDep) -> Response:
     """Continues a conversation, in one piece or as a stream of server-sent events."""
-    include_usage = parameters.include_usage(request)
+    usage = parameters.usage_told(request)
     prompt = chat_prompt(request)
     output = _output(request, prompt)
     formatted = output.constraint is not None or prompt.tool_choice == "required"
@@ -53,7 +53,7 @@ async def chat_completions(request: ChatRequest, front: FrontDep, tenant: Tenant
         return StreamedAnswer(
             run,
             front.metrics,
-            lambda head: ChatChunks(head, logprobs=logprobs, include_usage=include_usage),
+            lambda head: ChatChunks(head, logprobs=logprobs, usage=usage),
         )
     return WholeAnswer(
         run, front.metrics, lambda head: ChatBody(head, n=generation.n, logprobs=logprobs)

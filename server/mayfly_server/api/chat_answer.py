@@ -9,7 +9,7 @@ from mayfly_protocol.serving import Delta, TokenLogprob, ToolCallDelta, Usage
 from mayfly_server.api import sse
 from mayfly_server.api.logprobs import chat_logprobs
 from mayfly_server.api.run import Head
-from mayfly_server.api.usage import usage_object
+from mayfly_server.api.usage import ChunkEnds, Told, usage_object
 
 
 class ChatChunks(sse.OpenAIEnds):
@@ -18,7 +18,7 @@ class ChatChunks(sse.OpenAIEnds):
     Made by hand where a model would be clean: this is what every token of every stream passes.
     """
 
-    def __init__(self, head: Head, *, logprobs: bool, include_usage: bool) -> None:
+    def __init__(self, head: Head, *, logprobs: bool, usage: Told) -> None:
         content = {
             "id": head.id,
             "object": "chat.completion.chunk",
@@ -27,13 +27,13 @@ class ChatChunks(sse.OpenAIEnds):
             "system_fingerprint": head.fingerprint,
         }
         self._opening = f'data: {sse.encode(content)[:-1]},"choices":['
-        self._closing = ('],"usage":null}' if include_usage else "]}") + "\n\n"
         self._logprobs = logprobs
-        self._include_usage = include_usage
+        self._usage = ChunkEnds(usage, head.prompt_tokens)
         self._content = content
         self._begun: set[int] = set()
 
     def chunk(self, prompt: int, delta: Delta) -> str:
+        self._usage.count(delta)
         chunks = ""
         if delta.choice not in self._begun:
             self._begun.add(delta.choice)
@@ -49,7 +49,7 @@ class ChatChunks(sse.OpenAIEnds):
         return chunks
 
     def end(self, usage: Usage) -> str:
-        if not self._include_usage:
+        if not self._usage.at_the_end:
             return sse.DONE
         last = self._content | {"choices": [], "usage": usage_object(usage)}
         return sse.event(last) + sse.DONE
@@ -68,7 +68,7 @@ class ChatChunks(sse.OpenAIEnds):
             "logprobs": {"content": chat_logprobs(logprobs)} if logprobs else None,
             "finish_reason": finish,
         }
-        return f"{self._opening}{sse.encode(content)}{self._closing}"
+        return f"{self._opening}{sse.encode(content)}{self._usage.closing}"
 
 
 def _gained(delta: Delta) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from mayfly_protocol.serving import Delta, Usage
 from mayfly_server.api import sse
 from mayfly_server.api.logprobs import CompletionLogprobs, empty_lists
 from mayfly_server.api.run import Head
-from mayfly_server.api.usage import usage_object
+from mayfly_server.api.usage import ChunkEnds, Told, usage_object
 
 
 def _content(head: Head) -> dict[str, Any]:
@@ -28,15 +28,15 @@ def _content(head: Head) -> dict[str, Any]:
 class CompletionChunks(sse.OpenAIEnds):
     """A choice's last chunk carries the finish reason."""
 
-    def __init__(self, head: Head, *, n: int, logprobs: bool, include_usage: bool) -> None:
+    def __init__(self, head: Head, *, n: int, logprobs: bool, usage: Told) -> None:
         self._content = _content(head)
         self._opening = f'data: {sse.encode(self._content)[:-1]},"choices":['
-        self._closing = ('],"usage":null}' if include_usage else "]}") + "\n\n"
         self._n = n
-        self._include_usage = include_usage
+        self._usage = ChunkEnds(usage, head.prompt_tokens)
         self._logprobs: dict[int, CompletionLogprobs] | None = {} if logprobs else None
 
     def chunk(self, prompt: int, delta: Delta) -> str:
+        self._usage.count(delta)
         index = prompt * self._n + delta.choice
         logprobs = None
         if self._logprobs is not None and delta.logprobs:
@@ -49,10 +49,10 @@ class CompletionChunks(sse.OpenAIEnds):
             "logprobs": logprobs,
             "finish_reason": delta.finish,
         }
-        return f"{self._opening}{sse.encode(content)}{self._closing}"
+        return f"{self._opening}{sse.encode(content)}{self._usage.closing}"
 
     def end(self, usage: Usage) -> str:
-        if not self._include_usage:
+        if not self._usage.at_the_end:
             return sse.DONE
         last = self._content | {"choices": [], "usage": usage_object(usage)}
         return sse.event(last) + sse.DONE

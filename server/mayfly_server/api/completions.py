@@ -31,7 +31,7 @@ router = APIRouter(route_class=StrictRoute)
 )
 async def completions(request: CompletionRequest, front: FrontDep, tenant: TenantDep) -> Response:
     """Continues one or several prompts, in one piece or as a stream of server-sent events."""
-    include_usage = parameters.include_usage(request)
+    usage = parameters.usage_told(request)
     prompts: Prompts = request.prompt
     n = _choices(request, len(prompts))
     output = _output(request)
@@ -56,9 +56,7 @@ async def completions(request: CompletionRequest, front: FrontDep, tenant: Tenan
         return StreamedAnswer(
             run,
             front.metrics,
-            lambda head: CompletionChunks(
-                head, n=n, logprobs=logprobs, include_usage=include_usage
-            ),
+            lambda head: CompletionChunks(head, n=n, logprobs=logprobs, usage=usage),
         )
     return WholeAnswer(
         run,

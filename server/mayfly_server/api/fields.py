@@ -81,6 +81,9 @@ LogitBias = Annotated[
 
 class StreamOptions(Strict):
     include_usage: bool | None = None
+    continuous_usage_stats: Annotated[
+        bool | None, Field(description="With include_usage: every chunk has the usage so far.")
+    ] = None
     include_obfuscation: Annotated[
         Literal[False] | None, Field(description="Only false: chunks are never padded.")
     ] = None

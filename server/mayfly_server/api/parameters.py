@@ -10,6 +10,7 @@ from mayfly_protocol.requests import Constraint, Ending, Sampling
 from mayfly_server.api.body import parse_json
 from mayfly_server.api.chat_request import ChatRequest
 from mayfly_server.api.fields import MAX_COUNT, CommonFields
+from mayfly_server.api.usage import Told
 from mayfly_server.errors import InvalidRequest
 
 COLDEST = 1e-3
@@ -58,15 +59,23 @@ def ending(fields: CommonFields, max_tokens: int | None, *, formatted: bool) -> 
     )
 
 
-def include_usage(fields: CommonFields) -> bool:
-    """Whether the stream ends with a usage chunk. Raises InvalidRequest where there is none."""
-    if fields.stream_options is None:
-        return False
+def usage_told(fields: CommonFields) -> Told:
+    """When the stream says what was used. Raises InvalidRequest where there is none."""
+    options = fields.stream_options
+    if options is None:
+        return "never"
     if not fields.stream:
         raise InvalidRequest(
             "stream_options can only be given with stream.", param="stream_options"
         )
-    return bool(fields.stream_options.include_usage)
+    if options.continuous_usage_stats:
+        if not options.include_usage:
+            raise InvalidRequest(
+                "continuous_usage_stats needs include_usage.",
+                param="stream_options.continuous_usage_stats",
+            )
+        return "all along"
+    return "at the end" if options.include_usage else "never"
 
 
 def constraint(fields: CommonFields) -> Constraint | None:

@@ -20,10 +20,13 @@ class CompletionTokensDetails(Answer):
     reasoning_tokens: int
 
 
-class Usage(Answer):
+class UsageSoFar(Answer):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+
+
+class Usage(UsageSoFar):
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails
 
@@ -140,10 +143,10 @@ class _Chunk(Answer):
     model: str
     system_fingerprint: str | None
     usage: Annotated[
-        Usage | None,
+        Usage | UsageSoFar | None,
         Field(
-            description="With include_usage: null, but in a last chunk, which has no choices. "
-            "Otherwise it is not there."
+            description="With include_usage: null, or with continuous_usage_stats what was used so "
+            "far, but in a last chunk, which has no choices. Otherwise it is not there."
         ),
     ] = None
 
