@@ -34,7 +34,7 @@ def test_a_deployment_passes_its_drill(
     with serving(model, tmp_path, *options, budgets=BUDGETS) as server:
         wait_for(lambda: all(s["state"] == "ready" for s in server.slots()), "every worker")
         command = [sys.executable, "-m", "mayfly_server.cli", "drill", "--url", server.url]
-        command += ["--clients", "4", "--tokens", "60", "--signals", signals, "--json"]
+        command += ["--clients", "4", "--tokens", "150", "--signals", signals, "--json"]
         drill = subprocess.run(command, capture_output=True, text=True, timeout=200)
         assert drill.returncode == 0, drill.stdout + drill.stderr
         found = json.loads(drill.stdout)

@@ -64,10 +64,26 @@ def test_a_request_survives_the_death_of_its_worker(
         assert usage == undisturbed.usage
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("when", ["starting", "idle", "mid-stream"])
+STOPS = [
+    ("starting", signal.SIGINT),
+    ("starting", signal.SIGTERM),
+    ("starting", signal.SIGHUP),
+    ("idle", signal.SIGINT),
+    ("mid-stream", signal.SIGTERM),
+]
+MORE_STOPS = [
+    ("idle", signal.SIGTERM),
+    ("idle", signal.SIGHUP),
+    ("mid-stream", signal.SIGINT),
+    ("mid-stream", signal.SIGHUP),
+]
+
+
+@pytest.mark.parametrize(
+    ("when", "how"), [*STOPS, *(pytest.param(*stop, marks=pytest.mark.long) for stop in MORE_STOPS)]
+)
 def test_R100_R101_stopping_leaves_nothing(
-    scripted_model: Callable[..., Path], tmp_path: Path, how: signal.Signals, when: str
+    scripted_model: Callable[..., Path], tmp_path: Path, when: str, how: signal.Signals
 ) -> None:
     model = scripted_model([Play("go", "word " * 2000)], step_s=0.01)
     with serving(model, tmp_path, "--trust-remote-code", wait=when != "starting") as server:
