@@ -7,8 +7,10 @@ is killed again and again. The phases are between the reaper's rosters, as they 
       noticed              waited         imported      loaded       canary       ready
 
 A request is sent at the kill and waits for the new worker; ``token`` is its first one, since the
-kill as ``/readyz`` is. With two workers, a stream runs meanwhile whose worker is killed: ``gap`` is
-its longest one, ``usual`` the longest of the same stream undisturbed. Prints medians in seconds.
+kill as ``/readyz`` is; ``CPU s`` are what the new worker had spent when it was READY, which other
+work on the machine moves less. With two workers, a stream runs meanwhile whose worker is killed:
+``gap`` is its longest one, ``usual`` the longest of the same stream undisturbed. Prints medians in
+seconds.
 
     python bench/recovery.py [--sizes 10 100 400 1000] [--kills 3] [--workers 1 2]
 
@@ -34,9 +36,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import zmq
 from client import Timing, stream
 from kills import PATIENCE_S, Probe, ready
+from processes import cpu_s
 from servers import Mayfly
 
 from mayfly_protocol.codec import rosters
@@ -50,6 +54,7 @@ from models import tiny
 SHAPES = {10: (256, 3), 100: (1024, 2), 400: (1024, 10), 1000: (2048, 6)}
 """Hidden size and layers of a model of about so many MB."""
 PHASES = ("noticed", "waited", "imported", "loaded", "canary", "ready")
+TOTALS = ("/readyz", "token", "CPU s")
 STATES = ("spawning", "loading", "canary", "ready")
 STREAM_S = 4.0
 """How long a stream takes, about, for one to be killed under it."""
@@ -69,6 +74,7 @@ class Watch(threading.Thread):
         self._node.connect(address)
         self._node.recv_multipart()
         self.at: dict[str, float] = {}
+        self.cpu_s = math.nan
 
     def run(self) -> None:
         with self._node:
@@ -82,6 +88,8 @@ class Watch(threading.Thread):
         for view in views:
             if view.incarnation > self._old and view.state in STATES:
                 self.at.setdefault(view.state, now)
+                if view.state == "ready":
+                    self.cpu_s = cpu_s(psutil.Process(view.pid))
 
 
 def phases(killed_at: float, at: dict[str, float], ready_at: float) -> list[float]:
@@ -144,7 +152,7 @@ class Subject:
 
     async def recovery(self, context: zmq.Context[Any], after: int) -> tuple[int, list[float]]:
         """Kills its only worker. The number of that incarnation, which comes after the given one;
-        and seconds: all PHASES, until ready, until the first token."""
+        and seconds: all PHASES, those of TOTALS."""
         slot = ready(self.probe, after)
         await self.ask(2)
         watch = Watch(context, self._address, slot)
@@ -159,7 +167,7 @@ class Subject:
         timing = await waiting
         await asyncio.to_thread(watch.join, PATIENCE_S)
         found = phases(killed_at, watch.at, ready_at)
-        return slot["incarnation"], [*found, ready_at - killed_at, timing.ttft]
+        return slot["incarnation"], [*found, ready_at - killed_at, timing.ttft, watch.cpu_s]
 
     def _ready(self) -> float:
         while self.probe.health() != 200:
@@ -205,7 +213,7 @@ def megabytes(model: Path) -> float:
 
 def report_alone(model: Path, found: list[list[float]]) -> None:
     medians = " | ".join(f"{statistics.median(values):.2f}" for values in zip(*found, strict=True))
-    to_ready = [seconds[-2] for seconds in found]
+    to_ready = [seconds[-len(TOTALS)] for seconds in found]
     print(
         f"| {megabytes(model):.0f} MB | {medians} | {min(to_ready):.2f}-{max(to_ready):.2f} |",
         flush=True,
@@ -225,9 +233,13 @@ async def in_turn(ours: Subject, other: Subject, kills: int) -> list[list[list[f
 
 
 def report_against(model: Path, found: list[list[list[float]]]) -> None:
-    ratios = [ours[-2] / other[-2] for ours, other in zip(*found, strict=True)]
-    spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
-    for name, each, last in zip(("this", "other"), found, (spread, "-"), strict=True):
+    spreads = []
+    for column in (-len(TOTALS), -1):
+        ratios = [ours[column] / other[column] for ours, other in zip(*found, strict=True)]
+        spreads.append(f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})")
+    for name, each, last in zip(
+        ("this", "other"), found, (" | ".join(spreads), "- | -"), strict=True
+    ):
         medians = (statistics.median(values) for values in zip(*each, strict=True))
         cells = " | ".join(f"{median:.2f}" for median in medians)
         print(f"| {megabytes(model):.0f} MB, {name} | {cells} | {last} |", flush=True)
@@ -256,9 +268,11 @@ def main() -> None:
             hidden, layers = SHAPES[size]
             models.append(tiny.build(folder / f"{size}mb", hidden=hidden, layers=layers))
         if 1 in options.workers:
-            last = "range" if options.against is None else "this / other, to /readyz"
-            print(f"| weights | {' | '.join(PHASES)} | /readyz | token | {last} |")
-            print("|" + "---|" * (len(PHASES) + 4))
+            last = ["range"]
+            if options.against is not None:
+                last = ["this / other: /readyz", "CPU"]
+            columns = ["weights", *PHASES, *TOTALS, *last]
+            print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
             for model in models:
                 if options.against is not None:
                     with (
