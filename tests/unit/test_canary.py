@@ -7,6 +7,7 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from structlog.testing import capture_logs
 
 from mayfly_protocol.settings import WorkerSettings
 from mayfly_worker.canary import Canary, CanaryMismatch
@@ -55,6 +56,16 @@ def test_a_reference_cut_short_is_written_anew(loaded: Loaded, tmp_path: Path) -
     path.write_text('{"tokens": [[1, 2')
     Canary.of(loaded, str(tmp_path)).sing()
     assert json.loads(path.read_text())["tokens"]
+
+
+def test_where_nothing_can_be_written_it_sings_all_the_same(loaded: Loaded, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    canary = Canary.of(loaded, str(tmp_path / "file" / "canary"))
+    with capture_logs() as logged:
+        canary.sing()
+        canary.sing()
+    [complaint] = logged
+    assert complaint["event"] == "a reference cannot be kept"
 
 
 def test_without_a_folder_the_first_song_is_the_reference(loaded: Loaded) -> None:

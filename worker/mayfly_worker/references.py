@@ -14,8 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import structlog
 
 from mayfly_worker.versions import versions
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +40,24 @@ class References:
             return self.heard.get(key)
         try:
             return json.loads((self.folder / f"{key}.json").read_text("utf-8"))
-        except (FileNotFoundError, ValueError):
+        except (OSError, ValueError):
             return None  # never stored, or cut short by a full disk: it is stored anew
 
     def store(self, question: object, answer: Any) -> None:
-        """``answer`` is made of what JSON knows. Raises OSError."""
+        """``answer`` is made of what JSON knows. Where it cannot be written it lasts as long as the
+        process: a full disk keeps no worker from serving."""
         key = self._key(question)
         self.heard[key] = answer
         if self.folder is None:
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{key}.json"
         scratch = path.with_suffix(f".{os.getpid()}")
-        scratch.write_text(json.dumps(answer), "utf-8")
-        scratch.replace(path)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            scratch.write_text(json.dumps(answer), "utf-8")
+            scratch.replace(path)
+        except OSError as error:
+            log.warning("a reference cannot be kept", file=str(path), reason=str(error))
 
     def _key(self, question: object) -> str:
         """What decides the right answer: the question, the model, who computes it, and on what."""
