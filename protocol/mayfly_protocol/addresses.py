@@ -15,6 +15,8 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass
 
+import zmq
+
 KEY_DIGITS = 64
 LOCALHOST = "127.0.0.1"
 
@@ -52,7 +54,14 @@ def node_address(text: str) -> NodeAddress:
         AddressError: it is of none of them, or could be reached by others and has no key.
     """
     if text.startswith("ipc://") and "/" in text[len("ipc://") :]:
-        return NodeAddress(text, text.rpartition("/")[0] + "/roster.ipc")
+        roster = text.rpartition("/")[0] + "/roster.ipc"
+        for place in (text, roster):
+            if len(place.removeprefix("ipc://").encode()) > zmq.IPC_PATH_MAX_LEN:
+                raise AddressError(
+                    f"{place!r} is too long: a socket's path has {zmq.IPC_PATH_MAX_LEN} bytes at "
+                    "most on this system"
+                )
+        return NodeAddress(text, roster)
     if not text.startswith("tcp://"):
         raise AddressError(f"{text!r} is no node's address: it looks like tcp://KEY@HOST:PORT")
     key, at, place = text.removeprefix("tcp://").rpartition("@")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -59,6 +60,24 @@ def test_without_a_key_only_this_machine_is_dialled(host: str, port: int) -> Non
 def test_sockets_of_this_machine() -> None:
     found = node_address("ipc:///tmp/mayfly-0/ab/node.ipc")
     assert (found.roster, found.host) == ("ipc:///tmp/mayfly-0/ab/roster.ipc", "")
+
+
+@given(st.integers(80, 130), st.sampled_from(["n.ipc", "the-control-socket.ipc"]))
+def test_a_path_is_refused_or_can_be_dialled(length: int, name: str) -> None:
+    """Both of a node's: the list of nodes may change while a front end serves."""
+    text = f"ipc:///tmp/{'x' * length}/{name}"
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.linger = 0
+        try:
+            found = node_address(text)
+        except AddressError as error:
+            assert "too long" in str(error)
+            with pytest.raises(zmq.ZMQError):
+                socket.connect(text)
+                socket.connect(f"ipc:///tmp/{'x' * length}/roster.ipc")
+        else:
+            socket.connect(found.control)
+            socket.connect(found.roster)
 
 
 @pytest.mark.parametrize(
