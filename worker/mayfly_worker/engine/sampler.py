@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import mlx.core as mx
 import numpy as np
@@ -28,6 +29,8 @@ from mayfly_protocol.requests import Sampling
 from mayfly_worker.engine.noise import keys_at, stream_of
 
 _NEVER = -math.inf
+_LEAST = 1e-30
+"""A probability above zero, in float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,7 @@ class Sampler:
         )
         temperatures = [r.sampling.temperature for r in rows]
         self._all_greedy = all(t == 0 for t in temperatures)
+        self._all_hot = all(t > 0 for t in temperatures)
         self._hot = mx.array([[t > 0] for t in temperatures])
         self._scale = mx.array([[t if t > 0 else 1.0 for t in temperatures]]).T
 
@@ -101,11 +105,21 @@ class Sampler:
         self._counts = mx.stack([none if (c := counts[i]) is None else c for i in self._penalised])
 
     def _build_filters(self) -> None:
+        """A filter that no row uses is left out; where only some do, the others' values change
+        nothing."""
         chosen = [self._rows[i].sampling for i in self._filtered]
-        self._filtered_index = mx.array(self._filtered)
-        self._top_k = mx.array([[min(s.top_k, self._width) or self._width] for s in chosen])
-        self._top_p = mx.array([[s.top_p] for s in chosen])
-        self._log_min_p = mx.array([[math.log(s.min_p) if s.min_p > 0 else _NEVER] for s in chosen])
+        all_rows = len(chosen) == len(self._rows)
+        self._filtered_index = None if all_rows else mx.array(self._filtered)
+        self._kth = self._top_p = self._log_min_p = None
+        if any(s.top_k for s in chosen):
+            kept = (min(s.top_k, self._width) or self._width for s in chosen)
+            self._kth = mx.array([[self._width - k] for k in kept])
+        if any(s.top_p < 1.0 for s in chosen):
+            # What rounding makes of a sum up to 1 must not decide, and the likeliest always stays.
+            share = (max(s.top_p, _LEAST) if s.top_p < 1.0 else math.inf for s in chosen)
+            self._top_p = mx.array([[p] for p in share])
+        if any(s.min_p for s in chosen):
+            self._log_min_p = mx.array([[math.log(s.min_p) if s.min_p else _NEVER] for s in chosen])
 
     def _build_bias(self) -> None:
         triples = [(i, t, b) for i, r in enumerate(self._rows) for t, b in r.sampling.logit_bias]
@@ -169,21 +183,33 @@ class Sampler:
         scaled = logits / self._scale
         if self._filtered:
             scaled = self._filter(scaled)
-        return mx.where(self._hot, scaled + _gumbel(keys, self._width), logits)
+        heated = scaled + _gumbel(keys, self._width)
+        return heated if self._all_hot else mx.where(self._hot, heated, logits)
 
     def _filter(self, scaled: mx.array) -> mx.array:
-        x = scaled[self._filtered_index]
-        descending = -mx.sort(-x, axis=-1)
-        ranks = mx.arange(self._width)[None]
-        in_top_k = ranks < self._top_k
-        probabilities = mx.softmax(mx.where(in_top_k, descending, _NEVER), axis=-1)
-        before = mx.cumsum(probabilities, axis=-1) - probabilities
-        nucleus = mx.where(self._top_p < 1.0, before < self._top_p, True)
-        kept = mx.maximum((in_top_k & nucleus).sum(axis=-1, keepdims=True), 1)
-        threshold = mx.take_along_axis(descending, kept - 1, axis=-1)
-        threshold = mx.maximum(threshold, descending[:, :1] + self._log_min_p)
-        scaled[self._filtered_index] = mx.where(x >= threshold, x, _NEVER)
+        index = self._filtered_index
+        if index is None:
+            return self._keep(scaled)
+        scaled[index] = self._keep(scaled[index])
         return scaled
+
+    def _keep(self, x: mx.array) -> mx.array:
+        """The logits that a row's filters keep, the others at -inf. The number of operations
+        counts: on a GPU each costs the host more than it costs the device."""
+        ascending = mx.sort(x, axis=-1)
+        least: list[mx.array] = []
+        if self._log_min_p is not None:
+            least.append(ascending[:, -1:] + self._log_min_p)
+        if self._kth is not None:
+            kth = mx.take_along_axis(ascending, self._kth, axis=-1)
+            least.append(kth)
+            ascending = mx.where(ascending >= kth, ascending, _NEVER)
+        if self._top_p is not None:
+            probabilities = mx.softmax(ascending, axis=-1)
+            likelier = mx.cumsum(probabilities, axis=-1, reverse=True, inclusive=False)
+            nucleus = mx.where(likelier < self._top_p, ascending, math.inf)
+            least.append(mx.min(nucleus, axis=-1, keepdims=True))
+        return mx.where(x >= reduce(mx.maximum, least), x, _NEVER)
 
 
 def _gumbel(keys: mx.array, width: int) -> mx.array:
