@@ -4,10 +4,15 @@ Most of what a worker needs until it serves a small model is the time that its i
 make a hundred thousand objects that stay, in which the garbage collector would search in vain: it
 is off meanwhile, and never looks at them again. A full collection with all of them in it holds the
 GIL for a tenth of a second, in which no token moves.
+
+Where PyTorch is installed, transformers would import it for the sake of a tokenizer: 8 of the 12
+seconds from a start to the weights, on a machine with a GPU. Nothing of a worker computes with it,
+so there it is not to be found; but code that comes with a model may want it.
 """
 
 import argparse
 import gc
+import sys
 from pathlib import Path
 from typing import NoReturn
 
@@ -22,6 +27,8 @@ def main() -> NoReturn:
 
     settings = worker_settings.validate_json(given)
     warming = Warming(weight_files(Path(settings.model_path)))
+    if not settings.trust_remote_code:
+        sys.modules["torch"] = None  # type: ignore[assignment]
     from mayfly_worker.service import process
 
     gc.freeze()
