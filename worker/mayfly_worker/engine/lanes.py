@@ -30,9 +30,10 @@ from mayfly_worker.engine.types import Row
 MOST = 2
 
 METAL_LAUNCH_BYTES = 1 << 30
-CUDA_LAUNCH_BYTES = 16 << 30
-"""What the memory of such a device delivers in the milliseconds that the host takes to launch a
-forward pass. On a CPU a launch costs nothing beside the pass."""
+CUDA_LAUNCH_BYTES = 2 << 30
+"""What attention over padding reads in the milliseconds that the host takes to launch a forward
+pass: measured on an H200 (``bench/ragged.py``), where it is a tenth of what the memory delivers;
+estimated for Metal. On a CPU a launch costs nothing beside the pass."""
 
 
 def pass_tokens(weight_bytes: int, bytes_per_token: int) -> float:
