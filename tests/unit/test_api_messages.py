@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -171,6 +172,14 @@ def test_any_json_is_read_as_it_was_written(value: Any) -> None:
     import json
 
     assert parse_json(json.dumps(value)) == value
+
+
+def test_what_is_asked_is_not_kept() -> None:
+    """The parser would keep the last 16 384 short strings of all requests."""
+    before = sys.getallocatedblocks()
+    for number in range(5_000):
+        parse_json(f'{{"content": "{number}, which nobody else has asked"}}')
+    assert sys.getallocatedblocks() - before < 1_000
 
 
 @pytest.mark.parametrize("text", ["18446744073709551616", "-9223372036854775809", "[1e400]"])

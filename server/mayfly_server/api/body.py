@@ -29,7 +29,8 @@ _MAYBE_TOO_BIG = re.compile(rb"\d{19}|\d[eE]\+?\d{3}")
 
 def parse_json(raw: bytes | str) -> Any:
     """The value of a JSON text. Raises ValueError with what is wrong and where in the text."""
-    value = from_json(raw, allow_inf_nan=False)
+    # What is asked stays nowhere: by default the parser keeps short strings for the next time.
+    value = from_json(raw, allow_inf_nan=False, cache_strings="keys")
     data = raw.encode() if isinstance(raw, str) else raw
     if _MAYBE_TOO_BIG.search(data):
         _check_numbers(value)
