@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from mayfly_protocol.distribution import Distribution
 from mayfly_protocol.lifecycle import (
     Beat,
     Bye,
@@ -247,6 +248,18 @@ def test_a_first_step_may_take_three_times_as_long() -> None:
     story.say(Beat("prefill", 1, running=1))
     assert story.wait(BUDGETS.prefill_s - 0.1, beat=Beat("prefill", 1, running=1)) == []
     assert story.wait(0.2, beat=Beat("prefill", 1, running=1)) == [Signal(1, signal.SIGUSR2)]
+
+
+def test_steps_between_two_beats_are_no_longer_the_first_ones() -> None:
+    """A worker that answers short requests is hardly ever found prefilling."""
+    done = Distribution((40,), 0.4)
+    story = Story().ready()
+    story.say(Beat("decode", 40, running=1, decode_s=Distribution((39,), 0.2)))
+    story.say(Beat("idle", 80, prefill_s=done, decode_s=done))
+    stuck = Beat("prefill", 80, running=1, prefill_s=done, decode_s=done)
+    story.say(stuck)
+    assert story.wait(BUDGETS.prefill_s - 0.1, beat=stuck) == []
+    assert story.wait(0.2, beat=stuck) == [Signal(1, signal.SIGUSR2)]
 
 
 def test_a_worker_is_not_killed_for_being_slow() -> None:

@@ -112,13 +112,26 @@ def with_beat(life: Incarnation, beat: Beat, now: float) -> Incarnation:
     life = replace(life, footprint=max(life.footprint, footprint))
     if life.ready is not None and last is None:
         life = replace(life, needs=footprint)
-    if last is None or not _busy(beat):
+    if last is None:
         return replace(life, beat=beat, moved_at=now)
-    stepped = life.stepped
-    if beat.progress > last.progress:
-        stepped |= {last.phase}
-    moved = (beat.phase, beat.progress) != (last.phase, last.progress)
-    return replace(life, beat=beat, stepped=stepped, moved_at=now if moved else life.moved_at)
+    moved = not _busy(beat) or (beat.phase, beat.progress) != (last.phase, last.progress)
+    return replace(
+        life,
+        beat=beat,
+        stepped=life.stepped | _ended(last, beat),
+        moved_at=now if moved else life.moved_at,
+    )
+
+
+def _ended(last: Beat, beat: Beat) -> set[WorkPhase]:
+    """The phases in which a step has ended between two beats. Chunks of short prompts end long
+    before a beat finds the engine at one of them, so what was counted says it, too."""
+    ended: set[WorkPhase] = {last.phase} if beat.progress > last.progress else set()
+    if beat.prefill_s.count > last.prefill_s.count:
+        ended.add("prefill")
+    if beat.decode_s.count > last.decode_s.count:
+        ended.add("decode")
+    return ended
 
 
 def with_survived(life: Incarnation, fault: Fault, now: float) -> Incarnation:
