@@ -1,4 +1,4 @@
-"""What clients of a server see when the process that computes is struck.
+"""What clients of a server see when the process that computes dies, or computes no more.
 
 Some clients stream short answers one after the other; each asks again a second after a failure.
 From the fault on, new requests are sent besides until one is served, and /health is asked.
@@ -9,11 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
-import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import httpx
@@ -24,8 +22,8 @@ CLIENTS = 4
 MAX_TOKENS = 32
 """Which a random model never ends before."""
 STEADY_S = 4.0
-SETTLE_S = 5.0
-"""How long requests may take that are open when all is over."""
+AFTER_S = 3.0
+"""How long the load goes on once there is service again."""
 PAUSE_S = 1.0
 PROBE_S = 0.1
 HEALTH_S = 0.25
@@ -87,10 +85,10 @@ class Load:
     def start(self) -> None:
         self._tasks = [asyncio.create_task(self._client()) for _ in range(CLIENTS)]
 
-    async def stop(self) -> None:
-        """Lets what is open end, for a while; whatever has not is given up."""
+    async def stop(self, until: float) -> None:
+        """Asks no more, and lets what is open end, until then; whatever has not is given up."""
         self._going = False
-        await asyncio.wait(self._tasks, timeout=SETTLE_S)
+        await asyncio.wait(self._tasks, timeout=max(PAUSE_S, until - time.monotonic()))
         await give_up(self._tasks)
 
     async def _client(self) -> None:
@@ -140,9 +138,9 @@ async def give_up(tasks: list[asyncio.Task[None]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def strike(server: Server, how: signal.Signals, wait_s: float) -> Outage:
-    """Strikes the process that computes while there is load, and watches until a new request is
-    served and all that were open have ended, for at most ``wait_s`` seconds.
+async def strike(server: Server, blow: Callable[[Server], object], wait_s: float) -> Outage:
+    """Strikes while there is load, and watches until new requests are served and all that are open
+    have ended, for about ``wait_s`` seconds at most.
 
     Raises:
         RuntimeError: the server fails requests without a fault.
@@ -151,19 +149,16 @@ async def strike(server: Server, how: signal.Signals, wait_s: float) -> Outage:
     load.start()
     await asyncio.sleep(STEADY_S)
     if not load.requests or any(request.failure for request in load.requests):
-        await load.stop()
+        await load.stop(0.0)
         raise RuntimeError(f"requests fail without a fault: {load.errors}")
-    target = await asyncio.to_thread(server.computing)
+    await asyncio.to_thread(blow, server)
     outage = Outage(time.monotonic())
-    os.kill(target, how)
     health = asyncio.create_task(_health(server, outage))
     await _probe(load, outage, wait_s)
     await give_up([health])
-    while any(r.ended is None and r.began <= outage.struck for r in load.requests):
-        if time.monotonic() > outage.struck + wait_s:
-            break
-        await asyncio.sleep(PROBE_S)
-    await load.stop()
+    if outage.back is not None:
+        await asyncio.sleep(AFTER_S)
+    await load.stop(outage.struck + wait_s)
     outage.requests = [r for r in load.requests if r.ended is None or r.ended >= outage.struck]
     outage.errors = load.errors
     return outage

@@ -1,5 +1,5 @@
 """Mayfly beside its peers: their speed, and what their clients see when the process that computes
-is killed or stands still.
+is killed, is stopped, or hangs in a forward pass as when the GPU answers no more.
 
     python bench/peers.py speed MODEL --peer vllm-mlx=VENV --peer rapid-mlx=VENV
     python bench/peers.py faults MODEL --peer vllm-mlx=VENV --only mayfly vllm-mlx
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import os
 import signal
 import statistics
@@ -22,9 +23,12 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
+import hanging_model
 from client import Round, prompts
+from hanging_model import HANG
 from outages import FAILURES, Outage, strike
 from servers import PEERS, Mayfly, Server, peer
 
@@ -58,17 +62,17 @@ def other(name: str, venv: Path, model: Path, *, rows: int = 32, restarted: bool
     return lambda folder: peer(name, venv, model, folder, rows=rows, restarted=restarted)
 
 
-# Speed
-
-
 @contextlib.contextmanager
-def running(starts: dict[str, Start]) -> Iterator[dict[str, Server]]:
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        servers = {}
-        for name, start in starts.items():
-            servers[name] = start(Path(folder) / name)
-            stack.callback(servers[name].close)
-        yield servers
+def started(start: Start) -> Iterator[Server]:
+    with tempfile.TemporaryDirectory() as folder:
+        server = start(Path(folder))
+        try:
+            yield server
+        finally:
+            server.close()
+
+
+# Speed
 
 
 def speed(args: argparse.Namespace) -> None:
@@ -82,13 +86,16 @@ def speed(args: argparse.Namespace) -> None:
     chosen = {name: start for name, start in starts.items() if args.chosen(name)}
     print("| work | c | who | tok/s | TTFT p50 / p99 ms | ITL p50 / p99 ms | mayfly / it |")
     print("|---|---|---|---|---|---|---|")
-    with running(chosen) as servers:
+    seeds = itertools.count()  # no prompt is asked twice: no prefix is cached
+    with contextlib.ExitStack() as stack:
+        servers = {name: stack.enter_context(started(start)) for name, start in chosen.items()}
         for concurrency in args.concurrency:
             for kind in args.kinds:
                 rounds: dict[str, list[Round]] = {name: [] for name in servers}
                 for number in range(-1, args.rounds):  # round -1 warms up and is not counted
+                    seed = next(seeds)
                     for name, server in servers.items():
-                        work = bodies(server, args, concurrency, kind, number + 10)
+                        work = bodies(server, args, concurrency, kind, seed)
                         result = server.round(work, concurrency)
                         if number >= 0:
                             rounds[name].append(result)
@@ -135,53 +142,64 @@ def spread(values: list[float], form: str) -> str:
 # Faults
 
 
+FAULTS: dict[str, Callable[[Path, Server], object]] = {
+    "killed": lambda _, server: os.kill(server.computing(), signal.SIGKILL),
+    "stopped": lambda _, server: os.kill(server.computing(), signal.SIGSTOP),
+    "hangs": lambda model, _: (model / HANG).touch(),
+}
+"""What happens to the process that computes. The model is one that can hang."""
+
+
 def faults(args: argparse.Namespace) -> None:
     print(
-        "| server | supervisor | fault | times | seconds without service | failed | cut "
+        "| server | supervisor | it is | times | seconds without service | failed | cut "
         "| short | no answer | served | slowest s | /health meanwhile | SIGTERM ends it |"
     )
-    print("|---|---|---|---|---|---|---|---|---|---|---|---|---|")
-    for name, supervisor, start in fault_starts(args):
-        for how in (signal.SIGKILL, signal.SIGSTOP):
-            if how == signal.SIGSTOP and supervisor == "restarts it":
+    print("|---|---|---|---|---|---|---|---|---|---|---|---|---|", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        model = hanging_model.build(args.model, Path(folder) / args.model.name)
+        for fault, (name, supervisor, start) in itertools.product(
+            args.faults, fault_starts(args, model)
+        ):
+            if fault != "killed" and supervisor == "restarts it":
                 continue  # it has not ended: there is nothing to restart
-            with tempfile.TemporaryDirectory() as folder:
-                server = start(Path(folder))
-                try:
-                    outages = strikes(server, how, args.times, args.patience)
-                    took = server.stop(TERM_S)
-                finally:
-                    server.close()
+            with started(start) as server:
+                outages = strikes(server, partial(FAULTS[fault], model), args)
+                took = server.stop(TERM_S)
             ended = f"no, not in {TERM_S:.0f} s" if took is None else f"{took:.1f} s"
             print(
-                f"| {name} | {supervisor} | {how.name} {fault_row(outages)} {ended} |", flush=True
+                f"| {name} | {supervisor} | {fault} {fault_row(outages, args)} {ended} |",
+                flush=True,
             )
 
 
-def fault_starts(args: argparse.Namespace) -> Iterator[tuple[str, str, Start]]:
+def fault_starts(args: argparse.Namespace, model: Path) -> Iterator[tuple[str, str, Start]]:
     if args.chosen("mayfly"):
-        yield "mayfly, 2 workers", "its own", mayfly(args.model, "--workers", 2)
-        yield "mayfly, 1 worker", "its own", mayfly(args.model, "--workers", 1)
+        own = (model, "--trust-remote-code", "--workers")
+        yield "mayfly, 2 workers", "its own", mayfly(*own, 2)
+        yield "mayfly, 1 worker", "its own", mayfly(*own, 1)
     for name, venv in args.peers.items():
         if args.chosen(name):
-            yield name, "none", other(name, venv, args.model)
-            yield name, "restarts it", other(name, venv, args.model, restarted=True)
+            yield name, "none", other(name, venv, model)
+            yield name, "restarts it", other(name, venv, model, restarted=True)
 
 
-def strikes(server: Server, how: signal.Signals, times: int, patience_s: float) -> list[Outage]:
+def strikes(
+    server: Server, blow: Callable[[Server], object], args: argparse.Namespace
+) -> list[Outage]:
     """So many faults, one after the other, or fewer where the server does not come back."""
     outages: list[Outage] = []
-    while len(outages) < times and (not outages or outages[-1].back is not None):
+    while len(outages) < args.times and (not outages or outages[-1].back is not None):
         server.wait_whole()
-        outages.append(asyncio.run(strike(server, how, patience_s)))
+        outages.append(asyncio.run(strike(server, blow, args.patience)))
     for error, count in sum((o.errors for o in outages), Counter()).most_common(3):
         print(f"  {count} times: {error[:200]}", file=sys.stderr)
     return outages
 
 
-def fault_row(outages: list[Outage]) -> str:
+def fault_row(outages: list[Outage], args: argparse.Namespace) -> str:
     seconds = [o.seconds for o in outages if o.seconds is not None]
-    without = spread(seconds, ".2f") if seconds else "for ever"
+    without = spread(seconds, ".2f") if seconds else f"more than {args.patience:.0f}"
     counts = [sum(o.count(failure) for o in outages) for failure in FAILURES]
     served = sum(r.served for o in outages for r in o.requests)
     slowest = max(o.slowest for o in outages)
@@ -207,6 +225,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--prompt-words", type=int, default=100)
     parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--faults", nargs="+", default=list(FAULTS), choices=list(FAULTS))
     parser.add_argument("--times", type=int, default=3, help="faults of a kind")
     parser.add_argument("--patience", type=float, default=60.0, help="seconds until it is over")
     args = parser.parse_args()

@@ -30,18 +30,18 @@ Command = Callable[[Path, Path, int, int], list[object]]
 PEERS: dict[str, Command] = {
     "mlx_lm.server": lambda venv, model, port, rows: [
         venv / "bin/python", "-m", "mlx_lm", "server", "--model", model, "--port", port,
-        "--decode-concurrency", rows, "--prompt-concurrency", 8,
+        "--decode-concurrency", rows, "--prompt-concurrency", 8, "--trust-remote-code",
     ],
     "vllm-mlx": lambda venv, model, port, rows: [
         venv / "bin/vllm-mlx", "serve", model, "--port", port, "--continuous-batching",
-        "--completion-batch-size", rows,
+        "--completion-batch-size", rows, "--trust-remote-code",
     ],
     "rapid-mlx": lambda venv, model, port, rows: [
         venv / "bin/rapid-mlx", "serve", model, "--port", port, "--completion-batch-size", rows,
     ],
     "mlx-openai-server": lambda venv, model, port, rows: [
         venv / "bin/mlx-openai-server", "launch", "--model-path", model, "--model-type", "lm",
-        "--port", port, "--no-log-file", "--decode-concurrency", rows,
+        "--port", port, "--no-log-file", "--decode-concurrency", rows, "--trust-remote-code",
     ],
 }  # fmt: skip
 """As their users start them: with their defaults, and batching where that is an option. All of them
@@ -122,7 +122,7 @@ class Server:
                 break
             time.sleep(0.2)
         text = Path(self._log.name).read_text(errors="replace")
-        raise RuntimeError(f"{self._command[0]} did not come up:\n{text[-2000:]}")
+        raise RuntimeError(f"{' '.join(self._command)} did not come up:\n{text[-2000:]}")
 
     def processes(self) -> list[psutil.Process]:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -187,6 +187,8 @@ class Mayfly(Server):
 def peer(
     name: str, venv: Path, model: Path, folder: Path, *, rows: int = 32, restarted: bool = False
 ) -> Server:
+    """Some keep for their next start what they have computed: each has a home of its own."""
     port = free_port()
-    command = PEERS[name](venv, model, port, rows)
+    home = ["env", f"HOME={folder}", "RAPID_MLX_TRUST_REMOTE_CODE=1"]
+    command = [*home, *PEERS[name](venv, model, port, rows)]
     return Server(command, port, folder / f"{name}.log", str(model), restarted=restarted)
