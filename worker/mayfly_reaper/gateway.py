@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import logging
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -30,10 +31,13 @@ from mayfly_protocol.sockets import over_tcp
 from mayfly_reaper.errors import StartError
 from mayfly_reaper.exchange import Exchange
 from mayfly_reaper.settings import Network
+from mayfly_reaper.telling import Once
 
 MAX_WORD_BYTES = 64 << 10
 """A front end's words are short."""
 WORDS_QUEUED = 1000
+REBIND_S = 2.0
+"""A port is free again moments after its last listener was told to go."""
 
 _log = logging.getLogger(__name__)
 
@@ -114,6 +118,8 @@ class Gateway:
         for bound, port in self._bound:
             self._bind(bound, port)
         self._unbound: list[tuple[zmq.Socket[bytes], int]] = []
+        self._unbound_at = 0.0
+        self._complain = Once(note)
         note(_where(network, pair, len(self._trusted)))
 
     def questions(self) -> Iterator[Question]:
@@ -152,6 +158,8 @@ class Gateway:
         if revoked:
             keys = ", ".join(f"{key[:8]}..." for key in sorted(revoked))
             self._note(f"{keys} may not connect any more, and is cut off")
+            self._unbound_at = time.monotonic()
+            self._complain = Once(self._note)
             for bound in self._bound:
                 if bound not in self._unbound:
                     bound[0].unbind(bound[0].getsockopt_string(zmq.LAST_ENDPOINT))
@@ -159,8 +167,10 @@ class Gateway:
         for again in list(self._unbound):
             try:
                 self._bind(*again)
-            except StartError:
-                return  # its last listener is not gone yet: at the next look
+            except StartError as error:  # again at the next look
+                if time.monotonic() - self._unbound_at > REBIND_S:
+                    self._complain(f"no front end reaches this node: {error}")
+                return
             self._unbound.remove(again)
 
     def _bind(self, unbound: zmq.Socket[bytes], port: int) -> None:
