@@ -161,7 +161,7 @@ def faults(args: argparse.Namespace) -> None:
         for fault, (name, supervisor, start) in itertools.product(
             args.faults, fault_starts(args, model)
         ):
-            if fault != "killed" and supervisor == "restarts it":
+            if fault != "killed" and supervisor == "restarts":
                 continue  # it has not ended: there is nothing to restart
             with started(start) as server:
                 outages = strikes(server, partial(FAULTS[fault], model), args)
@@ -180,8 +180,9 @@ def fault_starts(args: argparse.Namespace, model: Path) -> Iterator[tuple[str, s
         yield "mayfly, 1 worker", "its own", mayfly(*own, 1)
     for name, venv in args.peers.items():
         if args.chosen(name):
-            yield name, "none", other(name, venv, model)
-            yield name, "restarts it", other(name, venv, model, restarted=True)
+            for supervisor in args.supervisors:
+                restarted = supervisor == "restarts"
+                yield name, supervisor, other(name, venv, model, restarted=restarted)
 
 
 def strikes(
@@ -226,6 +227,8 @@ def main() -> None:
     parser.add_argument("--prompt-words", type=int, default=100)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--faults", nargs="+", default=list(FAULTS), choices=list(FAULTS))
+    parser.add_argument("--supervisors", nargs="+", default=["none", "restarts"],
+                        choices=["none", "restarts"], help="of the peers")  # fmt: skip
     parser.add_argument("--times", type=int, default=3, help="faults of a kind")
     parser.add_argument("--patience", type=float, default=60.0, help="seconds until it is over")
     args = parser.parse_args()
