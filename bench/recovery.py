@@ -160,18 +160,16 @@ class Subject:
         killed_at = time.monotonic()
         os.kill(slot["pid"], signal.SIGKILL)
         waiting = asyncio.create_task(self.ask(1))
-        # Not before the loss is known, and then without a pause.
-        while "noticed" not in watch.at:
-            await asyncio.sleep(0.002)
-        ready_at = await asyncio.to_thread(self._ready)
+        ready_at = await asyncio.to_thread(self._ready_again)
         timing = await waiting
         await asyncio.to_thread(watch.join, PATIENCE_S)
         found = phases(killed_at, watch.at, ready_at)
         return slot["incarnation"], [*found, ready_at - killed_at, timing.ttft, watch.cpu_s]
 
-    def _ready(self) -> float:
-        while self.probe.health() != 200:
-            time.sleep(0.005)
+    def _ready_again(self) -> float:
+        for unready in (False, True):
+            while (self.probe.health() != 200) is unready:
+                time.sleep(0.005)
         return time.monotonic()
 
     async def gap(self) -> tuple[float, float]:
