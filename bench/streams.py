@@ -38,12 +38,13 @@ PATIENCE_S = 60.0
 
 @dataclass
 class Seen:
-    """``lateness`` in seconds. ``refused`` counts status lines other than 200, and streams that
-    ended."""
+    """``lateness``, and ``waits`` from a connection to its status line, in seconds. ``refused``
+    counts status lines other than 200, and streams that ended."""
 
     open: int = 0
     counting: bool = False
     lateness: list[float] = field(default_factory=list)
+    waits: list[float] = field(default_factory=list)
     refused: Counter[str] = field(default_factory=Counter)
 
 
@@ -53,9 +54,11 @@ async def stream(port: int, number: int, seen: Seen, opened: asyncio.Semaphore) 
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
     head += b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(payload)
     async with opened:
+        began = time.monotonic()
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(head + payload)
         status = (await reader.readline()).decode().strip()
+        seen.waits.append(time.monotonic() - began)
         if " 200 " not in status:
             seen.refused[status or "closed without a word"] += 1
             writer.close()
@@ -98,7 +101,8 @@ async def measure(streams: int, options: argparse.Namespace) -> str:
     late = [percentile(seen.lateness, q) * 1000 for q in (0.5, 0.99, 1.0)]
     refused = ", ".join(f"{count}: {what}" for what, count in seen.refused.items()) or "-"
     return (
-        f"| {streams} | {held} | {len(seen.lateness) / took_s:.0f} "
+        f"| {streams} | {held} | {percentile(seen.waits, 0.5):.2f} / {max(seen.waits):.2f} "
+        f"| {len(seen.lateness) / took_s:.0f} "
         f"| {late[0]:.1f} / {late[1]:.1f} / {late[2]:.0f} "
         f"| {kib / max(1, held):.0f} | {of_front.cores:.2f} "
         f"| {sum(each.cores for each in of_nodes):.2f} | {of_client.cores:.2f} | {refused} |"
@@ -113,10 +117,10 @@ def main() -> None:
     options = parser.parse_args()
     print(f"{as_many_files_as_allowed()} open files, {options.rate:g} tok/s each\n")
     print(
-        "| streams | held | tok/s | late ms: p50 / p99 / most | KiB each | front end's CPU "
-        "| nodes' | client's | not held |"
+        "| streams | held | answered after s: p50 / most | tok/s | late ms: p50 / p99 / most "
+        "| KiB each | front end's CPU | nodes' | client's | not held |"
     )
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for streams in options.streams:
         print(uvloop.run(measure(streams, options)), flush=True)
 
