@@ -55,3 +55,25 @@ async def test_one_that_was_told_to_leave_is_none(context: Context, tmp_path: Pa
         view = replace(link.slot.view, state=state)
         link.follow(replace(link.slot, view=view))
     assert await level_of_the_loss(link) == "debug"
+
+
+async def test_a_worker_with_something_to_do_that_does_not_move_is_stalled(
+    context: Context, tmp_path: Path
+) -> None:
+    link = opened(context, tmp_path)
+    start = link.progressed_at
+
+    def told(after_s: float, progress: int, running: int) -> bool:
+        view = replace(link.slot.view, progress=progress, running=running)
+        link.follow(replace(link.slot, view=view, heard_at=start + after_s))
+        return link.stalled
+
+    assert not told(100.0, 0, 0), "it has nothing to do"
+    assert not told(101.0, 0, 1)
+    assert not told(102.0, 1, 1)
+    assert not told(103.9, 1, 1)
+    assert told(104.1, 1, 1)
+    assert not told(104.2, 2, 1)
+    assert told(107.0, 2, 1)
+    assert not told(107.1, 2, 0)
+    link.close("the end")

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import httpx
 import pytest
@@ -17,6 +18,7 @@ from mayfly_protocol.serving import (
     Submit,
     Tokens,
 )
+from mayfly_server.pool.link import STALLED_S
 from models.fake_engine import (
     CARD,
     DIE,
@@ -32,7 +34,7 @@ from models.fake_engine import (
     until,
 )
 from models.running_front import RunningFront
-from relay_harness import events, pair, pieces, seen_usage, stream, submits
+from relay_harness import ask, events, pair, pieces, seen_usage, stream, submits
 
 
 @pytest.fixture
@@ -234,6 +236,33 @@ def test_a_queued_request_may_wait_while_the_engine_moves(node: FakeNode) -> Non
         assert pieces(answers[0]) == list(WORDS)
         assert ": waiting\n\n" in answers[0].text
     assert len(worker.submits) == 1
+
+
+def test_a_worker_that_stands_still_is_asked_nothing_while_another_one_moves(
+    node: FakeNode,
+) -> None:
+    still, moving = node.worker(say()), node.worker(say())
+    with RunningFront(node.control) as front:
+
+        def told(slot: str, detail: str, **view: Any) -> None:
+            node.show(replace(node.view(slot), detail=detail, **view))
+            front.wait(lambda: detail in front.client.get("/mayfly/status").text)
+
+        front.wait_workers(2)
+        told("slot-1", "has begun", running=1)
+        time.sleep(STALLED_S + 0.2)  # what it is about: nothing happens there for long
+        told("slot-2", "goes on", running=3, progress=5)
+        for number in range(12):
+            assert ask(front, f"question {number}").status_code == 200
+        assert (len(still.submits), len(moving.submits)) == (0, 12)
+        told("slot-1", "has moved", progress=1)
+        for number in range(12):
+            assert ask(front, f"question {number}").status_code == 200
+        assert still.submits
+        # One that stands still is better than none.
+        node.show(replace(node.view("slot-2"), state="backoff", endpoint=""))
+        front.wait_workers(1)
+        assert ask(front).status_code == 200
 
 
 def test_a_single_worker_server_survives_its_workers_death(node: FakeNode) -> None:

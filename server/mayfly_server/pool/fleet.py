@@ -191,21 +191,20 @@ class Fleet:
         refused: Collection[Incarnation] = (),
     ) -> Link | None:
         """The worker that a request should go to now, if there is one. One on trial gets a single
-        request at a time.
+        request at a time; one that stands still gets none while others move.
 
         With a ``digest``, only workers that would continue another one's text exactly.
         """
-        best = choose(
-            (
-                Candidate(slot.name, link.load, link, slot.capacity)
-                for slot, link in self._usable()
-                if slot.view.model == model
-                and slot.incarnation not in refused
-                and not (slot.view.trial and link.load)
-                and (digest is None or (slot.view.card and slot.view.card.digest == digest))
-            ),
-            key,
-        )
+        candidates = [
+            Candidate(slot.name, link.load, link, slot.capacity)
+            for slot, link in self._usable()
+            if slot.view.model == model
+            and slot.incarnation not in refused
+            and not (slot.view.trial and link.load)
+            and (digest is None or (slot.view.card and slot.view.card.digest == digest))
+        ]
+        moving = [candidate for candidate in candidates if not candidate.worker.stalled]
+        best = choose(moving or candidates, key)
         return best.worker if best else None
 
     @property

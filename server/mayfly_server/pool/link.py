@@ -53,6 +53,9 @@ REPORT_LAG_S = 0.75
 
 _REFUSED = (zmq.EVENT_HANDSHAKE_FAILED_AUTH, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
 
+STALLED_S = 2.0
+"""Longer than a chunk of a prompt and a roster's interval together."""
+
 Context = zmq.Context[zmq.Socket[bytes]]
 
 
@@ -105,6 +108,8 @@ class Link:
         self._mailboxes: dict[tuple[str, int], Mailbox[Message]] = {}
         self._submitted_at: dict[tuple[str, int], float] = {}
         self._heard_at = self._ticked_at = self.progressed_at = self._loop.time()
+        self._busy_since = self.progressed_at
+        """When it last moved, or had nothing to do."""
         self._pings = 0
         self._leaving = False
         self._log = structlog.get_logger(__name__).bind(
@@ -126,7 +131,9 @@ class Link:
     def follow(self, slot: Slot) -> None:
         """Takes in what the newest roster says about the worker."""
         if slot.view.progress != self.slot.view.progress:
-            self.progressed_at = slot.heard_at
+            self.progressed_at = self._busy_since = slot.heard_at
+        if not (slot.view.running or slot.view.waiting):
+            self._busy_since = slot.heard_at
         self.slot = slot
         self._leaving = self._leaving or slot.view.state == "draining"
 
@@ -136,6 +143,12 @@ class Link:
         reported = self.slot.view.running + self.slot.view.waiting
         counted_until = self.slot.heard_at - REPORT_LAG_S
         return reported + sum(at > counted_until for at in self._submitted_at.values())
+
+    @property
+    def stalled(self) -> bool:
+        """Whether the worker has something to do and has not moved for a while, by what its node
+        says. It may be lost, and nobody knows yet."""
+        return self.slot.heard_at - self._busy_since > STALLED_S
 
     @property
     def outstanding(self) -> int:
