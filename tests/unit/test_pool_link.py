@@ -1,7 +1,8 @@
-"""What a link says of its own end. What it carries is tested with the relay."""
+"""What a link says of its own end, and of its load. What it carries is tested with the relay."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +11,11 @@ import pytest
 import zmq
 from structlog.testing import capture_logs
 
+from mayfly_protocol.requests import Generation, Sampling, TextPrompt
 from mayfly_protocol.roster import SlotView
+from mayfly_protocol.serving import Submit
 from mayfly_server.pool.link import Context, Link, State
+from mayfly_server.pool.mailbox import Mailbox
 from mayfly_server.pool.roster import Slot
 
 
@@ -76,4 +80,22 @@ async def test_a_worker_with_something_to_do_that_does_not_move_is_stalled(
     assert not told(104.2, 2, 1)
     assert told(107.0, 2, 1)
     assert not told(107.1, 2, 0)
+    link.close("the end")
+
+
+async def test_a_worker_that_reports_nothing_has_what_it_was_given(
+    context: Context, tmp_path: Path
+) -> None:
+    """Rosters go on to come, and say of one that has stopped what it said last."""
+    link = opened(context, tmp_path)
+    for number in range(3):
+        generation = Generation("smol", TextPrompt("hi"), Sampling(seed=0))
+        link.submit(Submit(f"r{number}", 1, generation), Mailbox())
+    assert link.load == 3
+    assert not link.stalled
+    link.follow(replace(link.slot, heard_at=asyncio.get_running_loop().time() + 10))
+    assert link.load == 3
+    assert link.stalled
+    link.abandon("r0", 1)
+    assert link.load == 2
     link.close("the end")

@@ -132,17 +132,19 @@ class Link:
         """Takes in what the newest roster says about the worker."""
         if slot.view.progress != self.slot.view.progress:
             self.progressed_at = self._busy_since = slot.heard_at
-        if not (slot.view.running or slot.view.waiting):
+        if not (slot.view.running or slot.view.waiting or self._submitted_at):
             self._busy_since = slot.heard_at
         self.slot = slot
         self._leaving = self._leaving or slot.view.state == "draining"
 
     @property
     def load(self) -> int:
-        """Requests that the worker has: those it reported, and ours that it cannot have yet."""
+        """Requests that the worker has: those it reported, and ours that it cannot have yet. At
+        least all of ours: one that has stopped reports nothing, and they pile up there."""
         reported = self.slot.view.running + self.slot.view.waiting
         counted_until = self.slot.heard_at - REPORT_LAG_S
-        return reported + sum(at > counted_until for at in self._submitted_at.values())
+        unseen = sum(at > counted_until for at in self._submitted_at.values())
+        return max(reported + unseen, len(self._submitted_at))
 
     @property
     def stalled(self) -> bool:
