@@ -13,6 +13,7 @@ import hypothesis
 import platformdirs
 import pytest
 
+import mlx_lm_alone  # noqa: F401 - before anything else that imports mlx-lm
 from cgroup_harness import SmallCgroup
 from models import scripted, tiny
 

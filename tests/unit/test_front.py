@@ -19,6 +19,8 @@ from models.fake_engine import WORDS, FakeNode, say, until
 from models.running_front import PATIENCE_S, RunningFront
 
 HELLO = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
+FEW = {"connections": {"max_connections": 64}}
+"""For which there are enough open files anywhere: a want of them would be told."""
 Process = subprocess.Popen[bytes]
 
 
@@ -106,7 +108,7 @@ def streaming(client: httpx.Client, answers: list[str]) -> threading.Thread:
 
 
 def test_it_serves_on_an_inherited_socket_and_says_so_to_the_reaper(node: FakeNode) -> None:
-    with inheriting(node) as (process, client):
+    with inheriting(node, "--settings", json.dumps(FEW)) as (process, client):
         assert node.asked.wait(PATIENCE_S)
         text = client.post("/v1/chat/completions", json=HELLO).text
         assert all(f'"content":"{word}"' in text for word in WORDS)
@@ -117,8 +119,8 @@ def test_it_serves_on_an_inherited_socket_and_says_so_to_the_reaper(node: FakeNo
 def test_it_serves_on_a_socket_of_its_own(node: FakeNode) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    logs = json.dumps({"logs": {"form": "json"}})
-    of = ("--node", node.control, "--port", str(port), "--settings", logs)
+    settings = json.dumps({"logs": {"form": "json"}, **FEW})
+    of = ("--node", node.control, "--port", str(port), "--settings", settings)
     with front_end(*of) as process:
         assert process.stdin is not None
         process.stdin.close()  # of no meaning here

@@ -81,7 +81,8 @@ def test_systemd_starts_a_front_end_at_the_first_connection() -> None:
         process = subprocess.Popen(
             ["systemd-socket-activate", f"--listen=127.0.0.1:{port}"]
             + [f"--setenv={name}" for name in os.environ if not name.startswith("LISTEN_")]
-            + [*front, "--node", node.control, "--port", "1"],  # which it must not try
+            + [*front, "--node", node.control, "--max-connections", "64"]
+            + ["--port", "1"],  # which it must not try
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
         )
