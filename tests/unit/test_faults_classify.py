@@ -290,7 +290,8 @@ def test_no_dead_process_was_survived(text: str, end: int) -> None:
     ],
 )
 def test_a_megabyte_is_classified_quickly(piece: str) -> None:
-    """Ten times the text may take some ten times as long, never a hundred."""
+    """Ten times the text may take some ten times as long, never a hundred: of some tries, for on a
+    busy machine a thread's own time is not its own alone."""
 
     def seconds(length: int) -> float:
         text = (piece * (length // len(piece) + 1))[:length]
@@ -299,4 +300,4 @@ def test_a_megabyte_is_classified_quickly(piece: str) -> None:
         return time.thread_time() - start
 
     short = min(seconds(100_000) for _ in range(2))
-    assert seconds(1_000_000) < 30 * short + 0.1
+    assert any(seconds(1_000_000) < 30 * short + 0.1 for _ in range(3))
