@@ -56,6 +56,7 @@ lint: $(DEV) ## Check style, types and import rules
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	MYPYPATH=tests $(BIN)/mypy --follow-imports silent bench
 	$(BIN)/lint-imports
 
 format: $(DEV) ## Rewrite the sources as `make lint` wants them

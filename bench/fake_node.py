@@ -82,7 +82,7 @@ class FakeNode:
                 self._step()
                 step_at = max(step_at + self._step_s, now)
             due = min(publish_at, step_at)
-            ready = dict(self._poller.poll(max(0.0, due - time.monotonic()) * 1000))
+            ready = dict(self._poller.poll(int(max(0.0, due - time.monotonic()) * 1000)))
             if self._roster in ready:
                 self._roster.recv()
                 self._publish()

@@ -232,7 +232,7 @@ def limit(options: argparse.Namespace) -> None:
 
 
 def median(seen: list[Measured], name: str) -> float:
-    return statistics.median(getattr(measured, name) for measured in seen)
+    return float(statistics.median(getattr(measured, name) for measured in seen))
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ HANG = "hang"
 _FILE = Path(__file__).with_name(HANG)
 
 
-class Model(Llama):
+class Model(Llama):  # type: ignore[misc]
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with contextlib.suppress(FileNotFoundError):
             _FILE.unlink()

@@ -28,6 +28,7 @@ from mayfly_worker.engine.sampler import RowSampling
 from mayfly_worker.engine.types import Row, Start
 from mayfly_worker.prefix_cache import PrefixCache
 from mayfly_worker.probing import Probe, probe
+from mayfly_worker.references import References
 
 TOGETHER, APART = float("inf"), 0.0
 SHORT = 50
@@ -71,7 +72,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     model = load_model(args.model)[0]
-    found = probe(model, caches.factory(model))
+    found = probe(model, caches.factory(model), References.of("", ""))
     parameters: list[tuple[str, Any]] = list(tree_flatten(model.parameters()))  # type: ignore[arg-type]
     price = pass_tokens(sum(p.nbytes for _, p in parameters), found.cost.per_token)
     cases = {f"8 of {SHORT}": ([SHORT] * 8, TOGETHER)}

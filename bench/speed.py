@@ -176,7 +176,8 @@ def main() -> None:
         if args.random:
             model = Path(folder) / f"random-{args.random}"
             subprocess.run(
-                [sys.executable, HERE / "models.py", args.random, args.tokenizer, model], check=True
+                [sys.executable, HERE / "random_llama.py", args.random, args.tokenizer, model],
+                check=True,
             )
         print(
             "| work | c | who | tok/s | TTFT p50 / p99 ms | ITL p50 / p99 ms "

@@ -1,4 +1,4 @@
-"""Random-weight Llama models for measuring speed: ``python bench/models.py 1b TOKENIZER OUT``."""
+"""Random-weight Llamas to measure speed with: ``python bench/random_llama.py 1b TOKENIZER OUT``."""
 
 from __future__ import annotations
 
