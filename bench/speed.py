@@ -81,7 +81,7 @@ def bodies(
     workload: Workload, args: argparse.Namespace, seed: int, model: str
 ) -> list[dict[str, object]]:
     texts = prompts(
-        workload.concurrency * args.requests_per_client,
+        max(workload.concurrency * args.requests_per_client, args.least_requests),
         args.prompt_words,
         prefix_words=workload.prefix_words,
         seed=seed,
@@ -163,6 +163,9 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--requests-per-client", type=int, default=2)
+    parser.add_argument(
+        "--least-requests", type=int, default=8, help="of a round, however few clients there are"
+    )
     parser.add_argument("--prompt-words", type=int, default=100)
     parser.add_argument("--prefix-words", type=int, default=800)
     parser.add_argument("--max-tokens", type=int, default=128)
