@@ -50,6 +50,20 @@ def percentile(values: list[float], quantile: float) -> float:
     return ordered[min(len(ordered) - 1, int(len(ordered) * quantile))] if ordered else float("nan")
 
 
+def chat(model: str, text: str, max_tokens: int, **options: object) -> dict[str, object]:
+    """The body of a streamed chat completion, greedy unless the options say otherwise, that tells
+    at its end what was used."""
+    return {
+        "model": model,
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **options,
+    }
+
+
 def prompts(count: int, words: int, *, prefix_words: int = 0, seed: int = 7) -> list[str]:
     """Distinct prompts; with ``prefix_words`` they begin with the same words."""
     shared = " ".join(random.Random(0).choice(WORDS) for _ in range(prefix_words))

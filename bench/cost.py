@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-from client import stream
+from client import chat, stream
 from processes import Meter, memory, roles
 from servers import Mayfly
 
@@ -69,14 +69,7 @@ async def load(port: int, concurrency: int, max_tokens: int) -> AsyncIterator[Lo
 
 def ask(what: str, max_tokens: int) -> dict[str, object]:
     text = f"{what}: alpha beta gamma delta stone river cloud number"
-    return {
-        "model": MODEL,
-        "messages": [{"role": "user", "content": text}],
-        "max_tokens": max_tokens,
-        "temperature": 0,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
+    return chat(MODEL, text, max_tokens)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import httpx
-from client import events, has_text, prompts
+from client import chat, events, has_text, prompts
 from servers import Server
 
 CLIENTS = 4
@@ -122,14 +122,7 @@ class Load:
 def _bodies(model: str) -> Iterator[dict[str, object]]:
     for number in itertools.count():
         [text] = prompts(1, 16, seed=number)
-        yield {
-            "model": model,
-            "messages": [{"role": "user", "content": text}],
-            "max_tokens": MAX_TOKENS,
-            "temperature": 0,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
+        yield chat(model, text, MAX_TOKENS)
 
 
 async def give_up(tasks: list[asyncio.Task[None]]) -> None:

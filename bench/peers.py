@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 
 import hanging_model
-from client import Round, prompts
+from client import Round, chat, prompts
 from hanging_model import HANG
 from outages import FAILURES, Outage, strike
 from servers import PEERS, Mayfly, Server, peer
@@ -107,17 +107,8 @@ def speed(args: argparse.Namespace) -> None:
 def bodies(
     server: Server, args: argparse.Namespace, concurrency: int, kind: str, seed: int
 ) -> list[dict[str, object]]:
-    return [
-        {
-            "model": server.model,
-            "messages": [{"role": "user", "content": text}],
-            "max_tokens": args.max_tokens,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            **SAMPLING[kind],
-        }
-        for text in prompts(2 * concurrency, args.prompt_words, seed=seed)
-    ]
+    texts = prompts(2 * concurrency, args.prompt_words, seed=seed)
+    return [chat(server.model, text, args.max_tokens, **SAMPLING[kind]) for text in texts]
 
 
 def speed_row(rounds: dict[str, list[Round]], name: str) -> str:

@@ -38,7 +38,7 @@ from typing import Any
 
 import psutil
 import zmq
-from client import Timing, stream
+from client import Timing, chat, stream
 from kills import PATIENCE_S, Probe, ready
 from processes import cpu_s
 from servers import Mayfly
@@ -101,16 +101,6 @@ def phases(killed_at: float, at: dict[str, float], ready_at: float) -> list[floa
     return [after - before for before, after in itertools.pairwise(times)]
 
 
-def ask(model: str, tokens: int) -> dict[str, object]:
-    return {
-        "model": model,
-        "messages": [{"role": "user", "content": "Tell me a story"}],
-        "max_tokens": tokens,
-        "temperature": 0,
-        "stream": True,
-    }
-
-
 @contextlib.contextmanager
 def environment(tree: Path | None) -> Iterator[None]:
     """What is started in here imports Mayfly from this source tree."""
@@ -148,7 +138,9 @@ class Subject:
         self._server.close()
 
     async def ask(self, tokens: int) -> Timing:
-        return await stream("127.0.0.1", self.port, ask(self.model.name, tokens))
+        return await stream(
+            "127.0.0.1", self.port, chat(self.model.name, "Tell me a story", tokens)
+        )
 
     async def recovery(self, context: zmq.Context[Any], after: int) -> tuple[int, list[float]]:
         """Kills its only worker. The number of that incarnation, which comes after the given one;

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from client import Round, Timing, prompts
+from client import Round, Timing, chat, prompts
 from servers import Mayfly, peer
 
 HERE = Path(__file__).parent
@@ -86,17 +86,7 @@ def bodies(
         prefix_words=workload.prefix_words,
         seed=seed,
     )
-    return [
-        {
-            "model": model,
-            "messages": [{"role": "user", "content": text}],
-            "max_tokens": args.max_tokens,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            **workload.options,
-        }
-        for text in texts
-    ]
+    return [chat(model, text, args.max_tokens, **workload.options) for text in texts]
 
 
 def measure(args: argparse.Namespace, model: Path) -> list[Workload]:
