@@ -16,7 +16,7 @@ from mlx_lm.utils import load_model
 
 from engine_harness import GREEDY, Ask, Bench, FixedChunks
 from mayfly_protocol.requests import Sampling
-from mayfly_worker.engine.chunks import SMALLEST, ChunkSizer, bucket
+from mayfly_worker.engine.chunks import ChunkSizer
 from mayfly_worker.engine.decode import NonFiniteLogits
 from mayfly_worker.engine.types import YOUNG_TOKENS, Prefilled, Stop
 
@@ -85,10 +85,30 @@ def test_padding_to_a_few_shapes_changes_nothing(model: Any, width: int, seed: i
             assert [answer.ids(c) for c in range(ask.n)] == alone(model, width, ask)
 
 
-@pytest.mark.parametrize("tokens", [1, 31, 32, 33, 100, 128, 129, 150, 257, 1000, 5000])
-def test_buckets_are_few_and_near(tokens: int) -> None:
-    assert tokens <= bucket(tokens) <= max(1.25 * tokens, tokens + SMALLEST)
-    assert bucket(bucket(tokens)) == bucket(tokens)
+class Watched(ChunkSizer):
+    """Remembers of which chunks it was told that their shape was planned."""
+
+    def __init__(self) -> None:
+        super().__init__(1.0, 1.0)
+        self.planned: list[bool] = []
+
+    def measured(self, tokens: int, seconds: float, *, planned: bool = False) -> None:
+        self.planned.append(planned)
+        super().measured(tokens, seconds, planned=planned)
+
+
+@pytest.mark.parametrize("bucketed", [False, True])
+def test_the_engine_tells_a_shapes_first_run_where_shapes_are_planned(
+    model: Any, width: int, bucketed: bool
+) -> None:
+    rng = random.Random(0)
+    chunks = Watched()
+    bench = Bench(model, width, chunks=chunks, bucketed=bucketed, prefix_bytes=0)
+    for tokens in (100, 101, 110, 300, 301, 99):  # of two shapes
+        bench.run([Ask(prompt(rng, width, tokens), max_tokens=1)])
+    bench.run([Ask(prompt(rng, width, 100), max_tokens=1)] * 2)
+    firsts = [True, False, False, True, False, False, True]
+    assert chunks.planned == (firsts if bucketed else [False] * 7)
 
 
 @pytest.mark.parametrize("seed", range(2))

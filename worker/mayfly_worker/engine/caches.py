@@ -96,6 +96,12 @@ def tighten(cache: Cache, longest: int) -> None:
             layer._idx = longest
 
 
+def columns(cache: Cache) -> int:
+    """How many tokens a row of a batch has room for, padding included; 0 for kinds of cache that
+    do not grow with every token."""
+    return next((layer._idx for layer in cache if type(layer) is BatchKVCache), 0)
+
+
 def extend(into: Cache, other: Cache) -> Cache:
     """The rows of both batches in one, those of ``into`` first."""
     if not into or not other:

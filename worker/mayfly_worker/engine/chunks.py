@@ -45,13 +45,20 @@ class ChunkSizer:
             size *= 2
         return size
 
-    def measured(self, tokens: int, seconds: float) -> None:
+    def measured(self, tokens: int, seconds: float, *, planned: bool = False) -> None:
         """Learns from a chunk. Small ones say little about large ones and are left out. A slower
-        chunk is believed at once, a faster one by and by: the first run of a shape is slow, and
-        too small a chunk costs less than too large a one."""
+        chunk is believed at once, a faster one by and by: too small a chunk costs less than too
+        large a one.
+
+        A chunk whose shape had to be ``planned`` took longer than the next one of that shape will.
+        It is believed only if it was faster than expected even so. Otherwise one new shape would
+        make the chunks after it small, and of new shapes in turn.
+        """
         if tokens < SMALLEST or seconds <= 0:
             return
         now = seconds / tokens
         before = self._seconds_per_token
         faster = before is not None and now < before
+        if planned and not faster:
+            return
         self._seconds_per_token = 0.5 * before + 0.5 * now if before and faster else now

@@ -106,6 +106,7 @@ class Engine:
         self._breadcrumbs = breadcrumbs
         self._waiting: deque[Start] = deque()
         self._groups: deque[PrefillGroup] = deque()
+        self._shapes: set[tuple[int, int, int]] = set()  # that were planned
         self._decode = Lanes(model, width, pass_tokens)
         self._owners: dict[int, Start] = {}  # by row id, of every row that runs
         self._events: list[Event] = []
@@ -283,9 +284,12 @@ class Engine:
             begin = time.monotonic()
             fed = group.feed(size)
             took = time.monotonic() - begin
-            self._chunks.measured(fed, took)
+            planned = self._bucketed and group.shape not in self._shapes
+            if planned:
+                self._shapes.add(group.shape)
+            self._chunks.measured(fed, took, planned=planned)
             self.gauges.prefill_s.observe(took)
-            self.gauges.prefill_lengths.add(group.width)
+            self.gauges.prefill_lengths.add(group.shape[1])
             self._events += [Prefilled(p.key, p.fed, p.target) for p in group.prompts]
         self._keep_boundaries(group)
         self._promote(group)

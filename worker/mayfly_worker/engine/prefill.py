@@ -53,8 +53,8 @@ class Prompt:
 
 
 class PrefillGroup:
-    """Rows that are prefilled together. Shapes: inputs [rows, chunk]; ``width`` is the last chunk's
-    length, padding included.
+    """Rows that are prefilled together. ``shape`` is the last chunk's: rows, tokens a row, and
+    columns of the cache after it, all with their padding.
 
     ``bucketed`` pads the chunk and the cache to a few lengths (:func:`~.chunks.bucket`). CUDA
     plans each new shape of an attention anew, which was seen to take 100 ms where the pass itself
@@ -71,7 +71,7 @@ class PrefillGroup:
     ) -> None:
         self._model = model
         self.prompts = prompts
-        self.width = 0
+        self.shape = (len(prompts), 0, 0)
         self._bucketed = bucketed
         # A single row keeps its plain cache: kinds that cannot be batched work that way.
         self._solo = len(prompts) == 1 and not bucketed
@@ -93,8 +93,8 @@ class PrefillGroup:
         longest = max(lengths)
         if longest == 0:
             return 0
-        self.width = min(bucket(longest), chunk) if self._bucketed else longest
-        padding = [self.width - n for n in lengths]
+        width = min(bucket(longest), chunk) if self._bucketed else longest
+        padding = [width - n for n in lengths]
         inputs = [
             p.row.tokens[p.fed : p.fed + n] + [0] * pad
             for p, n, pad in zip(self.prompts, lengths, padding, strict=True)
@@ -108,6 +108,7 @@ class PrefillGroup:
             for layer in self._cache:
                 layer.finalize()
         caches.evaluate(self._cache)
+        self.shape = (len(self.prompts), width, caches.columns(self._cache))
         for p, n in zip(self.prompts, lengths, strict=True):
             p.fed += n
         return sum(lengths)
