@@ -1,0 +1,157 @@
+"""What a burst of prompts waits for on a device that plans each new shape, as CUDA does: the engine
+itself, without a server. Costs are simulated, so that any machine will do. Beside it an engine that
+takes the planning of a shape for the speed of the device.
+
+    python bench/bursts.py MODEL_FOLDER
+
+The defaults are what an 8B model costs on an H200, see RESULTS.md. ``--real`` simulates nothing and
+measures the device that is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from decoding import GREEDY, TOGETHER, Decoder, spread
+
+from mayfly_worker.engine import caches
+from mayfly_worker.engine.admission import Budget
+from mayfly_worker.engine.chunks import ChunkSizer
+from mayfly_worker.engine.loop import Engine
+from mayfly_worker.engine.types import Event, Row, Start, Step
+from mayfly_worker.prefix_cache import PrefixCache
+
+ANSWER = 24
+
+
+class Credulous(ChunkSizer):
+    def measured(self, tokens: int, seconds: float, *, planned: bool = False) -> None:
+        super().measured(tokens, seconds)
+
+
+class Simulated:
+    """A model on a device that takes its time. Calls must not take longer than they are to."""
+
+    def __init__(self, model: Any, args: argparse.Namespace) -> None:
+        self._model = model
+        self._args = args
+        self.planned: set[tuple[int, ...]] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def __call__(self, tokens: mx.array, cache: caches.Cache) -> mx.array:
+        began = time.perf_counter()
+        logits: mx.array = self._model(tokens, cache=cache)
+        mx.eval(logits)
+        took = time.perf_counter() - began
+        time.sleep(max(0.0, self._cost_s((*tokens.shape, caches.columns(cache))) - took))
+        return logits
+
+    def _cost_s(self, shape: tuple[int, ...]) -> float:
+        rows, tokens, _ = shape
+        if tokens == 1:
+            return float(self._args.step_ms) / 1e3
+        cost = self._args.pass_ms / 1e3 + rows * tokens * self._args.token_us / 1e6
+        if shape not in self.planned:
+            self.planned.add(shape)
+            cost += self._args.plan_ms / 1e3
+        return float(cost)
+
+
+class Burst:
+    """An engine that gets bursts of prompts, one after the other."""
+
+    def __init__(self, decoder: Decoder, chunks: ChunkSizer, args: argparse.Namespace) -> None:
+        self._args = args
+        self._width = decoder.found.width
+        self._device = None if args.real else Simulated(decoder.model, args)
+        self._came: dict[int, float] = {}
+        self._rows = 0
+        self._engine = Engine(
+            self._device or decoder.model,
+            self._width,
+            budget=Budget(args.prompts, 1 << 60, decoder.found.cost.per_token),
+            chunks=chunks,
+            prefixes=PrefixCache(0),
+            emit=self._emit,
+            new_cache=caches.factory(decoder.model),
+            bucketed=True,
+            pass_tokens=TOGETHER,
+        )
+
+    def _emit(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, Step):
+                for drawn in event.drawn:
+                    self._came.setdefault(drawn.row, time.perf_counter())
+
+    @property
+    def planned(self) -> int:
+        """How many shapes have been, so far."""
+        return len(self._device.planned) if self._device else 0
+
+    def run(self, seed: int) -> list[float]:
+        """Milliseconds to each prompt's first token, ascending."""
+        rng = random.Random(seed)
+        ids = range(self._rows, self._rows + self._args.prompts)
+        self._rows += self._args.prompts
+        sent: dict[int, float] = {}
+
+        def send() -> None:
+            for row in ids:
+                tokens = [rng.randrange(self._width) for _ in range(rng.randrange(132, 158))]
+                sent[row] = time.perf_counter()
+                self._engine.commands.put(Start(str(row), [Row(row, tokens, GREEDY, ANSWER)]))
+                time.sleep(self._args.every_ms / 1e3)
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        while not self._came.keys() >= set(ids):
+            self._engine.turn()
+        sender.join()
+        while self._engine.gauges.running:
+            self._engine.turn()
+        return sorted((self._came[row] - sent[row]) * 1e3 for row in ids)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path, help="a tiny model's folder")
+    parser.add_argument("--bursts", type=int, default=10)
+    parser.add_argument("--prompts", type=int, default=32, help="of a burst, of some 145 tokens")
+    parser.add_argument("--every-ms", type=float, default=2.0, help="between two of them")
+    parser.add_argument("--plan-ms", type=float, default=120.0, help="what a new shape costs")
+    parser.add_argument("--pass-ms", type=float, default=15.0, help="what any chunk costs")
+    parser.add_argument("--token-us", type=float, default=56.0, help="and each of its tokens")
+    parser.add_argument("--step-ms", type=float, default=20.0, help="what a decode step costs")
+    parser.add_argument("--real", action="store_true", help="on the device that is there")
+    args = parser.parse_args()
+    decoder = Decoder.of(args.model)
+    contenders = {"planning apart": Burst(decoder, ChunkSizer(1.0, 0.25), args)}
+    if not args.real:
+        contenders["planning as speed"] = Burst(decoder, Credulous(1.0, 0.25), args)
+    print("| burst | who | first token ms: p50 / last | shapes so far |\n|---|---|---|---|")
+    last: dict[str, list[float]] = {name: [] for name in contenders}
+    for number in range(args.bursts):
+        for name, burst in contenders.items():
+            waited = burst.run(number)
+            last[name].append(waited[-1])
+            p50, p99 = statistics.median(waited), waited[-1]
+            print(
+                f"| {number + 1} | {name} | {p50:.0f} / {p99:.0f} | {burst.planned} |", flush=True
+            )
+    if not args.real:
+        ratios = [a / b for a, b in zip(*last.values(), strict=True)]
+        print(f"\nratio of the last ones: {spread(ratios)}")
+
+
+if __name__ == "__main__":
+    main()
