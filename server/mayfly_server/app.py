@@ -35,6 +35,7 @@ from mayfly_server.api.responses import routes as responses
 from mayfly_server.api.schemas.errors import ANTHROPIC_FAILURES, FAILURES
 from mayfly_server.config import FrontSettings
 from mayfly_server.edge.counting import Counting
+from mayfly_server.edge.expectations import Expectations
 from mayfly_server.edge.gate import Gate
 from mayfly_server.edge.hosts import HostPolicy, Hosts, own_names
 from mayfly_server.edge.keyring import Keyring
@@ -111,6 +112,7 @@ def create_app(settings: FrontSettings, keys: Sequence[Key] = ()) -> FastAPI:
         app.add_middleware(with_cors, origins=settings.cors_origins)
     if settings.allowed_hosts or not keyring.locked:
         app.add_middleware(Hosts, policy=HostPolicy(settings.allowed_hosts, own_names()))
+    app.add_middleware(Expectations)
     app.add_middleware(RequestId)
     app.add_middleware(Counting)
     return app

@@ -32,6 +32,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from mayfly_server.api import sse
 from mayfly_server.config import ConnectionLimits
+from mayfly_server.edge.parsing import PersistentParser
 from mayfly_server.edge.transport import LingeringTransport
 from mayfly_server.errors import (
     AddressTooLong,
@@ -56,6 +57,7 @@ class EdgeProtocol(HttpToolsProtocol):
         **uvicorn: Any,
     ) -> None:
         super().__init__(**uvicorn)
+        self.parser = PersistentParser(self, self._plain_head)  # type: ignore[assignment]
         self._limits = limits
         self._refused = refused
         self._refusal: RequestError | None = None
@@ -128,8 +130,12 @@ class EdgeProtocol(HttpToolsProtocol):
             self._fail(self._head_too_large())
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
+        if self.parser.get_method() == b"CONNECT":
+            self._fail(InvalidRequest("This server is no proxy."))
+        if self.parser.should_upgrade():
+            return  # the head comes once more
         super().on_headers_complete()
+        self._in_head = False
         self._stop_clock()
         self._start_clock()
 
@@ -139,9 +145,18 @@ class EdgeProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         self._in_request = False
         self._stop_clock()
         super().on_message_complete()
+
+    def _plain_head(self) -> bytes:
+        """The present request's, without a wish for another protocol."""
+        version = self.parser.get_http_version().encode()
+        line = b" ".join((self.parser.get_method(), self.url, b"HTTP/" + version))
+        fields = (b"%s: %s" % field for field in self.headers if field[0] != b"upgrade")
+        return b"\r\n".join((line, *fields, b"", b""))
 
     def send_400_response(self, msg: str) -> None:
         """What Uvicorn calls when the parser has given up."""

@@ -1,0 +1,111 @@
+"""HTTP/1.1 as clients speak it that are not written for this server: from a socket."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from edge_harness import CHAT, HELLO, connect, status_of, told
+from models.running_front import RunningFront
+
+BODY = json.dumps(HELLO)
+GET = "GET /livez HTTP/1.1\r\nHost: localhost\r\n"
+LAST = f"{GET}Connection: close\r\n\r\n"
+H2C = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB\r\n"
+WEBSOCKET = "Connection: keep-alive, Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+
+
+def post(*fields: str, path: str = CHAT) -> str:
+    """The head of a request whose body is sized."""
+    sized = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(BODY)}\r\n"
+    return sized + "".join(fields) + "\r\n"
+
+
+def chunked(*fields: str) -> str:
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
+    return f"{head}{''.join(fields)}\r\n{len(BODY):x}\r\n{BODY}\r\n0\r\n\r\n"
+
+
+def statuses(answers: bytes) -> list[int]:
+    """Of all the answers on a connection, whose bodies hold no such line."""
+    return [int(part[:3]) for part in answers.split(b"HTTP/1.1 ")[1:]]
+
+
+def pieces(text: str, size: int) -> Iterator[bytes]:
+    data = text.encode()
+    for begin in range(0, len(data), size):
+        yield data[begin : begin + size]
+
+
+@pytest.mark.parametrize("wish", [H2C, WEBSOCKET], ids=["h2c", "websocket"])
+@pytest.mark.parametrize("size", [1 << 16, 64, 7], ids=str)
+def test_who_asks_for_another_protocol_is_answered_in_this_one(
+    front: RunningFront, wish: str, size: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each request with its own body, however it is framed and cut, and the next one after it."""
+    asked = [post(wish) + BODY, chunked(wish), f"{GET}{wish}\r\n", post(wish, path="/v1") + BODY]
+    with caplog.at_level(logging.WARNING), connect(front) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for piece in pieces("".join([*asked, post() + BODY, LAST]), size):
+            connection.sendall(piece)
+        assert statuses(told(connection)) == [200, 200, 200, 404, 200, 200]
+    assert not caplog.records
+
+
+def test_bounds_hold_for_those_too(front: RunningFront) -> None:
+    with connect(front) as connection:
+        connection.sendall(post(H2C, f"X: {'x' * 33_000}\r\n").encode())
+        assert status_of(told(connection)) == 431
+    with connect(front) as connection:
+        connection.sendall(post(H2C).encode() + b"x" * len(BODY) + LAST.encode())
+        assert statuses(told(connection)) == [400, 200]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "CONNECT localhost:443",
+        "GET /v1/models/\N{LATIN SMALL LETTER E WITH ACUTE}",
+        "GET http://[",
+        "GET http://localhost:99999/",
+    ],
+)
+def test_addresses_that_cannot_be_read_are_answered(front: RunningFront, line: str) -> None:
+    before = front.metric("mayfly_rejections_total{")
+    with connect(front) as connection:
+        connection.sendall(f"{line} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        answer = told(connection)
+    assert status_of(answer) == 400
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
+    assert front.metric("mayfly_rejections_total{") == before + 1
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (post("Expect: 100-continue\r\n", path="/v1"), 404),
+        (post("Expect: 100-continue\r\n", path="/livez"), 405),
+        (post("Expect: 100-continue\r\n", "Content-Encoding: gzip\r\n"), 415),
+        (post("Expect: 100-Continue\r\n", "Content-Type: text/plain\r\n"), 415),
+        (post("Expect: 100-continue\r\n", "Origin: https://elsewhere\r\n"), 403),
+    ],
+)
+def test_a_body_that_was_never_asked_for(front: RunningFront, head: str, status: int) -> None:
+    """The client may send it, or another request in its place: either would be misread."""
+    with connect(front) as connection:
+        connection.sendall(head.encode())
+        answer = told(connection)
+    assert statuses(answer) == [status]
+    assert b"connection: close" in answer
+
+
+def test_a_body_that_was_asked_for(front: RunningFront) -> None:
+    with connect(front) as connection:
+        connection.sendall(post("Expect: 100-continue\r\n").encode())
+        assert status_of(connection.recv(100)) == 100
+        connection.sendall(BODY.encode() + LAST.encode())
+        assert statuses(told(connection)) == [200, 200]
