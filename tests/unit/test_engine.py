@@ -321,3 +321,31 @@ def test_rows_that_outgrow_the_memory_take_turns(
     assert [[bench.answers[key].ids()] for key in keys] == [alone(model, width, a) for a in asks]
     assert running[0] == 5
     assert min(running[: len(running) // 2]) < 5, "nobody had to make room"
+
+
+@pytest.mark.parametrize("prefilled_anew", [False, True])
+def test_a_row_whose_text_is_complete_leaves_though_it_made_room(
+    model: Any, width: int, prefilled_anew: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The word that it is complete may find it in the queue, or on its way into the cache."""
+    monkeypatch.setattr("mayfly_worker.engine.types.RESERVED_TOKENS", 10)
+    rng = random.Random(14)
+    bench = Bench(model, width, kv_bytes=3 * 80 * 256, prefix_bytes=0, chunks=FixedChunks(32, 32))
+    keys = [bench.submit(Ask(prompt(rng, width, 20), max_tokens=m)) for m in (90, 100, 1000)]
+    while bench.engine.gauges.rows < len(keys):
+        bench.turn()
+    while not bench.engine.gauges.waiting:
+        bench.turn()
+    while prefilled_anew and bench.engine.gauges.waiting:
+        bench.turn()
+    assert bench.engine.gauges.rows < bench.engine.gauges.running or not prefilled_anew
+    newest = keys[-1]
+    said = bench.answers[newest].ids()
+    [row] = bench.open.pop(newest)
+    bench.engine.commands.put(Stop(row))
+    bench.finish()
+    for _ in range(10):
+        bench.engine.commands.put(Stop(-1))  # an idle engine would wait for commands
+        bench.turn()
+    assert (bench.engine.gauges.running, bench.engine.gauges.waiting) == (0, 0)
+    assert bench.answers[newest].ids() == said

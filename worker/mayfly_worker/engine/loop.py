@@ -158,19 +158,27 @@ class Engine:
                 case Start():
                     self._waiting.append(command)
                 case Stop(row):
-                    self._remove_decoding(
-                        [i for i, r in enumerate(self._decode.rows) if r.id == row]
-                    )
+                    self._stop(row)
                 case Cancel(key):
                     self._cancel(key)
                 case Leave():
                     return False
 
-    def _cancel(self, key: str) -> None:
-        self._waiting = deque(s for s in self._waiting if s.key != key)
+    def _stop(self, row: int) -> None:
+        self._remove_decoding([i for i, r in enumerate(self._decode.rows) if r.id == row])
+        # One that had to make room meanwhile waits by itself, or is on its way back.
+        self._withdraw(lambda _, first: first.id == row)
+        self._owners.pop(row, None)
+
+    def _withdraw(self, gone: Callable[[str, Row], bool]) -> None:
+        """Takes out of the queue and of prefill what ``gone`` says of a key and its first row."""
+        self._waiting = deque(s for s in self._waiting if not gone(s.key, s.rows[0]))
         for group in self._groups:
-            group.remove([i for i, p in enumerate(group.prompts) if p.key == key])
+            group.remove([i for i, p in enumerate(group.prompts) if gone(p.key, p.row)])
         self._groups = deque(g for g in self._groups if len(g))
+
+    def _cancel(self, key: str) -> None:
+        self._withdraw(lambda its, _: its == key)
         rows = [i for i, r in enumerate(self._decode.rows) if self._owners[r.id].key == key]
         self._remove_decoding(rows, keep=False)
         self._owners = {row: o for row, o in self._owners.items() if o.key != key}
