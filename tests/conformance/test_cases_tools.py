@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from api_harness import CHAT, Json, answer, choice, function, refused, user, whole_stream
-from conformance.plays import CALL, CUT_SHORT, NO_OBJECT, NOT_JSON, NOTHING_INSIDE, UNKNOWN
+from conformance.plays import (
+    CALL,
+    CUT_SHORT,
+    NO_OBJECT,
+    NOT_JSON,
+    NOTHING_INSIDE,
+    SECOND_CALL,
+    UNKNOWN,
+)
 from server_harness import Server
 
 SUM = function("sum", x="integer", y="integer")
@@ -56,6 +64,21 @@ def test_R07_a_call_that_is_cut_off_is_no_call(script: Server) -> None:
     assert found["finish_reason"] == "length"
     assert CALL.startswith(found["text"]) and found["text"]
     assert "tool_calls" not in found["message"]
+
+
+def test_R07_what_is_cut_off_after_a_call_was_not_all(script: Server) -> None:
+    """The call can be made, and every API says that the answer is not whole."""
+    found = both(script, "[two calls]", tools=TOOLS, max_tokens=40)
+    assert found["finish_reason"] == "length"
+    assert len(found["message"]["tool_calls"]) == 1
+    assert SECOND_CALL.startswith(found["text"].strip())
+    tool = {"name": "sum", "parameters": {"type": "object"}, "type": "function"}
+    asked = {"input": "[two calls]", "tools": [tool], "max_output_tokens": 40}
+    response = script.post("/v1/responses", asked).json()
+    assert response["incomplete_details"] == {"reason": "max_output_tokens"}
+    tool = {"name": "sum", "input_schema": {"type": "object"}}
+    asked = {"messages": [user("[two calls]")], "tools": [tool], "max_tokens": 40}
+    assert script.post("/v1/messages", asked).json()["stop_reason"] == "max_tokens"
 
 
 def test_R09_a_call_of_nothing(script: Server) -> None:

@@ -274,6 +274,15 @@ def test_a_call_cut_off_by_length_is_content() -> None:
     assert whole == Piece(cut, finish="length")
 
 
+@pytest.mark.parametrize("left_out", range(1, len(ids_of(CALL))))
+def test_a_second_call_that_is_cut_off_ends_by_length(left_out: int) -> None:
+    """Its answer lacks something, although there is a call to be made."""
+    ids = ids_of(CALL + CALL)[:-left_out]
+    whole = run(choice(chat={"tools": (TOOL,)}), ids, "length")
+    begun = THINKING.decode(ids_of(CALL)[:-left_out])
+    assert (len(whole.tool_calls), whole.text, whole.finish) == (1, begun, "length")
+
+
 def test_one_call_is_enough_without_parallel_calls() -> None:
     text = choice(chat={"tools": (TOOL,), "parallel_tool_calls": False})
     whole = run(text, ids_of(CALL + CALL))

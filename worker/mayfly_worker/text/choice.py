@@ -142,7 +142,7 @@ class ChoiceText:
         content, reasoning = parts.content, parts.reasoning
         parts.content = parts.reasoning = ""
         calls = self._deltas() if parts.calls else ()
-        if reason is not None and self._calls:
+        if reason is not None and self._calls and not (reason == "length" and parts.cut):
             reason = "tool_calls"
         return Piece(content, reasoning, calls, reason)
 

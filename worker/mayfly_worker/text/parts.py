@@ -13,7 +13,7 @@ class Parts:
 
     What came of the text since they were last read and emptied stands in ``content``,
     ``reasoning`` and ``calls``. ``full`` says that the answer has all the calls it may have: the
-    rest of the text is dropped.
+    rest of the text is dropped. ``cut`` says that it ended within a call, which is none then.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Parts:
         self.content = ""
         self.reasoning = ""
         self.calls: list[Call] = []
-        self.full = False
+        self.full = self.cut = False
         self._opening = ""
         self._call: list[str] = []
         self._held = ""
@@ -82,7 +82,9 @@ class Parts:
         self._put(self._held)
         self._held = ""
         if self.in_call:
+            known = len(self.calls)
             self._close("", whole=complete or self._markers.endless_calls)
+            self.cut = len(self.calls) == known
         elif self._forced and self._call:
             self._close("", whole=True)
 
