@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from front_harness import CHAT, HELLO, TEXT
+from mayfly_server.api.errors import UNDER_V1
 from models.fake_engine import FakeNode, accept, say, step
 from models.running_front import RunningFront
 
@@ -102,6 +103,17 @@ def test_R64_expect_100_continue(front: RunningFront) -> None:
         assert connection.recv(100).startswith(b"HTTP/1.1 100")
         connection.sendall(body)
         assert connection.recv(100).startswith(b"HTTP/1.1 200")
+
+
+def test_an_address_with_a_v1_too_many_or_too_few(front: RunningFront) -> None:
+    served = front.client.get("/openapi.json").json()["paths"]
+    for address in UNDER_V1:
+        assert address in served
+        for wrong in (address.removeprefix("/v1"), f"/v1{address}"):
+            response = front.client.post(wrong, json=HELLO)
+            assert response.status_code == 404
+            assert f"did you mean {address}?" in error_of(response)["message"]
+    assert "mean" not in error_of(front.client.post("/chat", json=HELLO))["message"]
 
 
 def test_R64_content_types(front: RunningFront) -> None:

@@ -110,7 +110,9 @@ class StrictRoute(APIRoute):
             content_type = request.headers.get("content-type", "application/json")
             essence = content_type.partition(";")[0].strip().lower()
             if essence != "application/json" and not essence.endswith("+json"):
-                raise UnsupportedMediaType("The body has to be application/json.")
+                raise UnsupportedMediaType(
+                    "The body has to be application/json, and the header Content-Type to say so."
+                )
             if request.headers.get("content-encoding", "identity").lower() != "identity":
                 raise UnsupportedMediaType("The body must not be compressed.")
             return await handle(_Parsed(request, parse_object(await request.body())))

@@ -18,6 +18,15 @@ from mayfly_server.errors import InvalidRequest, RequestError
 
 FIELD_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
+UNDER_V1 = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/messages",
+    "/v1/models",
+    "/v1/responses",
+)
+"""What clients put together from a base URL and an address of their own."""
+
 _CODES = {
     "missing": "missing_required_parameter",
     "extra_forbidden": "unknown_parameter",
@@ -52,7 +61,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def routing(request: Request, error: HTTPException) -> JSONResponse:
-        response = answer(_of_status(error), request.scope)
+        response = answer(_of_status(error, request), request.scope)
         response.headers.update(error.headers or {})
         return response
 
@@ -133,10 +142,12 @@ def field_path(parts: Sequence[str | int]) -> str | None:
     return path or None
 
 
-def _of_status(error: HTTPException) -> RequestError:
+def _of_status(error: HTTPException, request: Request) -> RequestError:
     if error.status_code == 404:
+        meant = _meant(request)
+        hint = f"; did you mean {meant}?" if meant else "."
         failure: RequestError = InvalidRequest(
-            "There is nothing at this address.", code="not_found"
+            f"There is nothing at this address{hint}", code="not_found"
         )
     elif error.status_code == 405:
         failure = InvalidRequest("This address does not take that method.", code="bad_method")
@@ -144,3 +155,12 @@ def _of_status(error: HTTPException) -> RequestError:
         failure = InvalidRequest("The request could not be read.")
     failure.status = error.status_code
     return failure
+
+
+def _meant(request: Request) -> str | None:
+    """Some clients take a base URL with /v1, others without, and people can't know."""
+    path: str = request.scope["path"]
+    for address in UNDER_V1:
+        if path in (address.removeprefix("/v1"), f"/v1{address}"):
+            return address
+    return None
