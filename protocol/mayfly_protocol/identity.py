@@ -144,6 +144,28 @@ def read_trusted(path: Path) -> dict[str, str]:
         raise IdentityError(f"{path} cannot be read: {error}") from error
 
 
+def with_trusted(trusted: Mapping[str, str], name: str, key: str) -> dict[str, str]:
+    """Those, and one more; a key that is among them gets the new name.
+
+    Raises:
+        IdentityError: the name or the key is none, or the name belongs to another key.
+    """
+    if not is_key(key):
+        raise IdentityError(
+            f"that is no public key: those are {KEY_DIGITS} hex digits, as `mayfly keys show` "
+            f"prints them on the machine of {name}"
+        )
+    if not _NAME.fullmatch(name):
+        raise IdentityError(f"{name!r} is no name: letters, digits and _ . @ -")
+    others = {known: called for known, called in trusted.items() if known != key}
+    if name in others.values():
+        raise IdentityError(
+            f"{name} is trusted with another key already: take another name, or first "
+            f"`mayfly keys revoke {name}`"
+        )
+    return others | {key: name}
+
+
 def write_trusted(path: Path, trusted: Mapping[str, str]) -> None:
     """Puts another list in the file's place, at once or not at all. Raises IdentityError."""
     text = _HEAD + "".join(f"{key} {name}\n" for key, name in trusted.items())

@@ -47,6 +47,8 @@ def test_a_key_from_its_making_to_its_revocation(state: Path) -> None:
     told = json.loads(mayfly("keys", "show", "--json", *where).stdout)
     assert told == {"key": own, "trusted": [{"name": "gateway-1", "key": other}]}
 
+    nobody = mayfly("keys", "revoke", "gateway-2", "--state-dir", str(state / "other"))
+    assert nobody.exit_code == 1 and "nobody else is" in nobody.stderr
     unknown = mayfly("keys", "revoke", "gateway-2", *where)
     assert unknown.exit_code == 1 and "gateway-1" in unknown.stderr
     assert mayfly("keys", "revoke", "gateway-1", *where).exit_code == 0
@@ -57,9 +59,9 @@ def test_a_key_from_its_making_to_its_revocation(state: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "key", "problem"),
     [
-        ("gateway", "not-a-key", "64 digits"),
+        ("gateway", "not-a-key", "64 hex digits"),
         ("two words", "0f" * 32, "no name"),
-        ("gateway", "0F" * 32, "64 digits"),
+        ("gateway", "0F" * 32, "64 hex digits"),
     ],
 )
 def test_what_cannot_be_trusted(state: Path, name: str, key: str, problem: str) -> None:
@@ -72,7 +74,7 @@ def test_two_of_one_name(state: Path) -> None:
     where = ("--state-dir", str(state))
     assert mayfly("keys", "trust", "a", new_pair().public, *where).exit_code == 0
     refused = mayfly("keys", "trust", "a", new_pair().public, *where)
-    assert refused.exit_code == 1 and "twice" in refused.stderr
+    assert refused.exit_code == 1 and "mayfly keys revoke a" in refused.stderr
 
 
 def test_a_node_without_a_key_stays_at_home(state: Path) -> None:

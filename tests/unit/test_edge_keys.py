@@ -163,6 +163,7 @@ class TestCommand:
         result = CliRunner().invoke(app, ["keys", "new", str(file), name])
         assert result.exit_code == 1
         assert result.stdout == ""
+        assert "with the new key in it" in result.stderr
         assert file.read_text() == before
 
 

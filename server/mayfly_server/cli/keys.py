@@ -64,7 +64,7 @@ def new(
         with os.fdopen(descriptor, "a") as target:
             target.write(added)
     except KeysError as error:
-        fail(f"{file}: {error}")
+        fail(f"{file} stays as it is; with the new key in it: {error}")
     except OSError as error:
         fail(f"{file}: {error.strerror or error}")
     except UnicodeDecodeError:
@@ -122,7 +122,9 @@ def trust(
 
     A node that runs takes note of it at once.
     """
-    _change(state_dir, lambda trusted: trusted | {key.strip(): name})
+    from mayfly_protocol.identity import with_trusted
+
+    _change(state_dir, lambda trusted: with_trusted(trusted, name, key.strip()))
     typer.echo(f"{name} may connect")
 
 
@@ -139,8 +141,9 @@ def revoke(
     def without(trusted: dict[str, str]) -> dict[str, str]:
         left = {key: known for key, known in trusted.items() if name not in (key, known)}
         if left == trusted:
-            names = ", ".join(trusted.values()) or "nobody"
-            fail(f"{name} is not trusted here, but {names}")
+            names = ", ".join(trusted.values())
+            others = f"; those who are: {names}" if names else ", and nobody else is"
+            fail(f"{name} is not trusted here{others}")
         return left
 
     _change(state_dir, without)
