@@ -108,7 +108,9 @@ def _merged(sources: Iterable[_Source]) -> tuple[dict[str, Any], dict[str, str]]
     for source in sources:
         both = {"model", "models"} & source.values.keys()
         if len(both) > 1:
-            raise ConfigurationError("model and models exclude each other")
+            raise ConfigurationError(
+                f"{source.name(every['model'])}: model and models exclude each other; take one out"
+            )
         for name, value in source.values.items():
             decided = name in ("model", "models") and {"model", "models"} & values.keys()
             if name not in values and not decided:
@@ -155,6 +157,8 @@ def _from_file(file: Path) -> dict[str, Any]:
     for name in values:
         if name not in SERVER:
             raise ConfigurationError(f"{file}: {_unknown(name, SERVER)}")
+    if isinstance(values.get("model"), list | dict):
+        raise ConfigurationError(f"{file}: model is the name of one; tables are [[models]]")
     _place(values, SERVER.values(), file.parent)
     tables = values.get("models")
     for table in tables if isinstance(tables, list) else ():
@@ -216,7 +220,7 @@ def _tables(value: Any, origins: Mapping[str, str]) -> list[dict[str, Any]]:
         except ValueError as error:
             raise _error(("models",), f"no JSON: {error}", origins) from error
     if not isinstance(value, list) or not all(isinstance(table, dict) for table in value):
-        raise _error(("models",), "they are a list of tables", origins)
+        raise _error(("models",), "they are a list of tables, each under [[models]]", origins)
     for number, table in enumerate(value):
         for name in table:
             if name not in TABLE:
