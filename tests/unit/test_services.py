@@ -319,6 +319,14 @@ def test_units_are_installed_and_removed(tmp_path: Path) -> None:
     assert not linux.uninstall("front", "user")
 
 
+def test_nothing_is_left_where_systemd_does_not_answer(tmp_path: Path) -> None:
+    units = tmp_path / "units"
+    absent = Commands(show=Output(1, "", "Failed to connect to bus: No medium found"))
+    with pytest.raises(ServiceError, match=r"(?s)No medium found.*nothing was installed.*--print"):
+        systemd.Systemd(units, run=absent).install(SERVE)
+    assert not units.exists()
+
+
 def test_a_unit_that_cannot_be_stopped_stays(tmp_path: Path) -> None:
     linux = systemd.Systemd(tmp_path, run=Commands(disable=Output(1, "", "Access denied")))
     linux.install(SERVE)

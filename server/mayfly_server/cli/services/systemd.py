@@ -107,6 +107,7 @@ class Systemd:
 
     def install(self, service: Service) -> None:
         files = self.files(service)
+        self._needs_manager(service.scope)
         write(files)
         if shutil.which("systemd-analyze") is not None:
             scope = ("--user",) if service.scope == "user" else ()
@@ -136,6 +137,16 @@ class Systemd:
         shown = self._systemctl(scope, "show", path.name, f"--property={_PROPERTIES}")
         status = parse(shown)
         return replace(status, wrong=status.wrong + missing_program(_command(path)))
+
+    def _needs_manager(self, scope: Scope) -> None:
+        """Files that nobody reads are not left behind."""
+        try:
+            self._systemctl(scope, "show", "--property=Version")
+        except ServiceError as error:
+            raise ServiceError(
+                f"{error}\nSo nothing was installed: systemd does not answer here. --print shows "
+                "the units."
+            ) from error
 
     def _systemctl(self, scope: Scope, *arguments: str) -> str:
         of = ("--user",) if scope == "user" else ()
