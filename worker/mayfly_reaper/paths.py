@@ -86,7 +86,10 @@ def locked(state_dir: Path) -> Iterator[None]:
         state_dir.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise StartError(f"cannot use the state directory {state_dir}: {error}") from error
+        raise StartError(
+            f"cannot use the state directory {state_dir}: {error}; "
+            "name another one with --state-dir"
+        ) from error
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
