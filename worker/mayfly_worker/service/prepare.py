@@ -12,7 +12,6 @@ from typing import Any
 
 from mayfly_protocol.requests import (
     ChatPrompt,
-    FinishReason,
     Generation,
     Prompt,
     TextPrompt,
@@ -24,7 +23,7 @@ from mayfly_worker.engine.sampler import RowSampling
 from mayfly_worker.engine.types import Row
 from mayfly_worker.grammar import Compiled, Grammars
 from mayfly_worker.loading import Loaded
-from mayfly_worker.text.choice import ChoiceText
+from mayfly_worker.text.choice import ChoiceText, Piece
 from mayfly_worker.text.prompts import Rendered, check_ids, param_of, render, token_budget
 
 UNLIMITED = 1 << 30
@@ -34,19 +33,21 @@ UNLIMITED = 1 << 30
 @dataclass(slots=True)
 class Choice:
     """One choice of a prepared request: its row and the text that its tokens make. ``ended``
-    where a continued choice turns out to have been complete already."""
+    where a continued choice turns out to have been complete already: why, with what had been held
+    back of its text."""
 
     index: int
     row: Row
     text: ChoiceText
-    ended: FinishReason | None = None
+    ended: Piece | None = None
 
 
 @dataclass(slots=True)
 class Prepared:
     """``together`` is how many choices start at once, from one prefill: those that there are rows
     and memory for. Each of the others follows when there is room for it. ``echo`` is the prompt's
-    text, which comes before a choice's first token where it was asked for."""
+    text, which comes before a choice's first token where it was asked for. ``reasoning`` counts
+    the tokens of the thoughts of choices that had ended elsewhere and are not run again."""
 
     submit: Submit
     prompt_tokens: int
@@ -54,6 +55,7 @@ class Prepared:
     choices: list[Choice]
     together: int = 1
     echo: str = ""
+    reasoning: int = 0
 
 
 class Preparer:
@@ -92,6 +94,20 @@ class Preparer:
             choices,
             together=self._together([choice.row for choice in choices]),
             echo=self._echo(generation.prompt) if generation.output.echo else "",
+            reasoning=self._reasoning(submit, rendered) if generation.output.split else 0,
+        )
+
+    def _reasoning(self, submit: Submit, rendered: Rendered) -> int:
+        total = 0
+        for index in submit.finished:
+            text = self._text(submit, index, rendered)
+            text.replay(_before(submit, index))
+            total += text.reasoning_tokens
+        return total
+
+    def _text(self, submit: Submit, index: int, rendered: Rendered) -> ChoiceText:
+        return ChoiceText(
+            submit.generation, self._loaded.tokenizer, rendered, rid=submit.rid, choice=index
         )
 
     def _together(self, rows: Sequence[Row]) -> int:
@@ -129,16 +145,16 @@ class Preparer:
     ) -> Choice:
         generation = submit.generation
         ending = generation.ending
-        before = list(submit.resume[index]) if index < len(submit.resume) else []
+        before = _before(submit, index)
         stop_ids = frozenset(ending.stop_token_ids)
         if not ending.ignore_eos:
             stop_ids |= self._eos
-        text = ChoiceText(
-            generation, self._loaded.tokenizer, rendered, rid=submit.rid, choice=index
-        )
-        ended = text.replay(before)
-        if ended is None and len(before) >= max_tokens:
-            ended = text.end("length").finish
+        text = self._text(submit, index, rendered)
+        ended: Piece | None = None
+        if (reason := text.replay(before)) is not None:
+            ended = Piece(finish=reason)
+        elif len(before) >= max_tokens:  # its first worker's context was larger
+            ended = text.end("length")
         matcher: Any = None
         if grammar is not None:
             matcher = grammar.matcher()
@@ -160,3 +176,8 @@ class Preparer:
             matcher=matcher,
         )
         return Choice(index, row, text, ended)
+
+
+def _before(submit: Submit, choice: int) -> list[int]:
+    """What a choice had generated elsewhere."""
+    return list(submit.resume[choice]) if choice < len(submit.resume) else []

@@ -44,6 +44,9 @@ class Session:
         """Takes what preparation made of the request; returns what the engine is to run."""
         self.prepared = prepared
         self._choices = {c.row.id: c for c in prepared.choices if c.ended is None}
+        self._reasoning = {
+            c.index: c.text.reasoning_tokens for c in prepared.choices if c.ended is not None
+        }
         for index, ids in enumerate(self.submit.resume):
             self._completion[index] = len(ids)
         rows = [c.row for c in self._choices.values()]
@@ -56,7 +59,8 @@ class Session:
         ]
 
     def complete_already(self) -> list[Delta]:
-        """The ends of choices that had got all their tokens elsewhere, but not their end."""
+        """The ends of choices that had got all their tokens elsewhere, but not their end, with
+        what had been held back of their text."""
         assert self.prepared is not None
         return [
             Delta(
@@ -64,8 +68,10 @@ class Session:
                 self.submit.attempt,
                 choice.index,
                 self._completion.get(choice.index, 0),
-                text=self._echo(choice.index),
-                finish=choice.ended,
+                text=self._echo(choice.index) + choice.ended.text,
+                reasoning=choice.ended.reasoning,
+                tool_calls=choice.ended.tool_calls,
+                finish=choice.ended.finish,
                 stop=choice.text.stop,
             )
             for choice in self.prepared.choices
@@ -150,11 +156,12 @@ class Session:
         return delta, finish is not None and token.end is None
 
     def usage(self) -> Usage:
+        elsewhere = self.prepared.reasoning if self.prepared else 0
         return Usage(
             prompt_tokens=self.prepared.prompt_tokens if self.prepared else 0,
             completion_tokens=sum(self._completion.values()),
             cached_tokens=self.cached,
-            reasoning_tokens=sum(self._reasoning.values()),
+            reasoning_tokens=elsewhere + sum(self._reasoning.values()),
         )
 
 
