@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -292,3 +293,32 @@ def test_a_model_that_is_not_padding_safe_would_be_wrong_in_a_group(tmp_path: Pa
     apart = Bench(model, 1800, padding_safe=False).run(ragged)
     assert [a.ids() for a in apart] == alone
     assert together[1].ids() != alone[1]
+
+
+def assert_as_if_alone(served: Served, asks: list[Ask], known: list[int]) -> None:
+    """In any neighbourhood, on engines that have seen a prompt before (or none)."""
+    alone = [served.alone(ask) for ask in asks]
+    for first, count in product(range(len(asks)), (2, len(asks))):
+        order = [(first + i) % len(asks) for i in range(count)]
+        bench = served.bench()
+        if known:
+            bench.run([Ask([*known, 5], max_tokens=1)])
+        answers = bench.run([asks[i] for i in order])
+        for i, answer in zip(order, answers, strict=True):
+            assert [answer.ids(choice) for choice in range(asks[i].n)] == alone[i]
+
+
+def test_prompts_of_a_token_or_two_run_beside_others(served: Served) -> None:
+    """The last token is never prefilled: of these there is little to prefill, or nothing."""
+    rng = random.Random(17)
+    kinds = ((1, 1), (2, 1), (1, 2), (2, 2), (3, 1))
+    asks = [Ask(prompt(rng, length), max_tokens=6, n=n) for length, n in kinds]
+    assert_as_if_alone(served, asks, [])
+
+
+def test_prompts_that_are_cached_to_their_ends_run_beside_others(served: Served) -> None:
+    rng = random.Random(18)
+    known = prompt(rng, 40)
+    kinds = ((1, 1), (2, 1), (1, 2), (3, 1))
+    asks = [Ask([*known, *prompt(rng, more)], max_tokens=6, n=n) for more, n in kinds]
+    assert_as_if_alone(served, asks, known)

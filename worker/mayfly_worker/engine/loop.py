@@ -286,6 +286,8 @@ class Engine:
 
     def _prefill_chunk(self) -> None:
         group = self._groups.popleft()
+        # What is in the cache to its end is fed nothing, and some kinds of cache do not take that.
+        self._promote(group)
         if group.left:
             self._enter("prefill", [p.row for p in group.prompts])
             size = self._chunks.size(decoding=bool(len(self._decode)), rows=len(group))
@@ -317,7 +319,10 @@ class Engine:
         if not ready:
             return
         copies = [
-            (group.take(i), group.prompts[i].copies) for i in ready if group.prompts[i].copies
+            # Of some kinds of cache what is empty cannot be taken out.
+            (group.take(i) if prompt.fed else self._new_cache(), prompt.copies)
+            for i, prompt in enumerate(group.prompts)
+            if prompt.left == 0 and prompt.copies
         ]
         rows = [group.prompts[i].row for i in ready]
         self._decode.join(rows, group.split(ready))
