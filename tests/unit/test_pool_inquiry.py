@@ -28,6 +28,19 @@ def test_any_worker_can_answer(node: FakeNode) -> None:
         assert front.metric("mayfly_late_messages_total") == 0
 
 
+def test_no_token_is_looked_at(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What FastAPI makes of an answer takes it a microsecond a token, of which there may be
+    millions, and streams stand still meanwhile."""
+
+    def looking(**_: object) -> None:
+        raise AssertionError("FastAPI looks at an answer")
+
+    node.worker()
+    with RunningFront(node.control) as front:
+        monkeypatch.setattr("fastapi.routing.serialize_response", looking)
+        assert front.client.post("/tokenize", json=ASKED).status_code == 200
+
+
 def test_a_worker_that_does_not_answer_is_left_for_another(node: FakeNode) -> None:
     silent = [node.worker() for _ in range(2)]
     with RunningFront(node.control, accept_wait_s=0.2) as front:
@@ -47,6 +60,7 @@ def test_nobody_is_there_to_answer(node: FakeNode) -> None:
         response = front.client.post("/tokenize", json=ASKED)
         assert response.status_code == 503
         assert response.json()["error"]["retryable"] is True
+        assert "did not answer in time" in response.json()["error"]["message"]
         node.show(node.view("slot-1").__class__("slot-1", "tiny", "failed", 1))
         front.wait(lambda: front.client.get("/readyz").status_code == 503)
         response = front.client.post("/tokenize", json=ASKED)

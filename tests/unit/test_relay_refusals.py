@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import chain
 
 import httpx
 import pytest
@@ -53,6 +55,30 @@ def test_full_everywhere_is_429(node: FakeNode) -> None:
         assert response.headers["x-should-retry"] == "true"
         assert response.json()["error"]["retryable"] is True
     assert [submit.attempt for submit in submits(node)] == [1, 2]
+
+
+BUSY = ": its workers are busy, or did not answer in time."
+
+
+def test_a_worker_that_does_not_answer_is_not_being_connected_to(node: FakeNode) -> None:
+    node.worker(lambda submit: iter((60.0,)))
+    with RunningFront(node.control, accept_wait_s=0.2, queue_wait_s=0.4) as front:
+        response = front.client.post(CHAT, json=HELLO)
+        assert response.status_code == 503
+        assert response.json()["error"]["message"].endswith(BUSY)
+
+
+def test_nor_is_one_on_trial_that_has_something_to_do(node: FakeNode) -> None:
+    gate = threading.Event()
+    worker = node.worker(lambda submit: chain((gate,), say()(submit)), trial=True)
+    with RunningFront(node.control, queue_wait_s=0.4) as front, ThreadPoolExecutor(1) as pool:
+        first = pool.submit(front.client.post, CHAT, json=HELLO)
+        front.wait(lambda: worker.submits)
+        response = front.client.post(CHAT, json=HELLO)
+        gate.set()
+        assert response.status_code == 503
+        assert response.json()["error"]["message"].endswith(BUSY)
+        assert first.result().status_code == 200
 
 
 def test_one_that_is_full_or_leaving_is_passed_over(node: FakeNode) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Response
 from pydantic import ConfigDict, Field
 
 from mayfly_protocol.requests import ChatPrompt, TextPrompt
 from mayfly_protocol.serving import Detokenize, Detokenized, Tokenize, Tokenized
+from mayfly_server.api import sse
 from mayfly_server.api.body import StrictRoute
 from mayfly_server.api.chat import chat_prompt
 from mayfly_server.api.chat_request import ChatRequest, Messages, TemplateKwargs, Tools
@@ -70,7 +71,7 @@ class DetokenizeResponse(Answer):
 
 
 @router.post("/tokenize", response_model=None, responses={200: {"model": TokenizeResponse}})
-async def tokenize(request: TokenizeRequest, front: FrontDep) -> dict[str, Any]:
+async def tokenize(request: TokenizeRequest, front: FrontDep) -> Response:
     """The tokens of a prompt as a model would see it."""
     prompt = asked_prompt(request)
     model = await (
@@ -83,7 +84,9 @@ async def tokenize(request: TokenizeRequest, front: FrontDep) -> dict[str, Any]:
     found = await inquire(front.fleet, front.settings, model.name, question)
     assert isinstance(found, Tokenized)
     context = model.card.context or None if model.card else None
-    return {"count": found.count, "max_model_len": context, "tokens": found.ids}
+    content = {"count": found.count, "max_model_len": context, "tokens": found.ids}
+    # FastAPI would look at each of what may be millions of tokens, while no stream goes on.
+    return Response(sse.encode(content), media_type="application/json")
 
 
 @router.post("/detokenize", response_model=None, responses={200: {"model": DetokenizeResponse}})

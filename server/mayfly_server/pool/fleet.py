@@ -172,7 +172,8 @@ class Fleet:
     def outlook(self, model: str | None = None) -> Outlook:
         """Of one model, or of all there are."""
         slots = self._rosters.slots(self._loop.time())
-        return outlook([slot for slot in slots if model in (None, slot.view.model)])
+        connected = {slot.incarnation for slot, _ in self._usable()}
+        return outlook([slot for slot in slots if model in (None, slot.view.model)], connected)
 
     def ready_workers(self) -> int:
         """How many workers can take a request now."""

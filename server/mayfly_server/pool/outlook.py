@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from mayfly_protocol.roster import SlotView
-from mayfly_server.pool.roster import Slot
+from mayfly_server.pool.roster import Incarnation, Slot
 
 _SOON_S = 1.0
 _TYPICAL_LOAD_S = 5.0
@@ -26,11 +26,14 @@ class Outlook:
     pause_s: float = 0.0
 
 
-def outlook(slots: Sequence[Slot]) -> Outlook:
-    """Judges by the most hopeful of the slots."""
+def outlook(slots: Sequence[Slot], connected: Collection[Incarnation] = ()) -> Outlook:
+    """Judges by the most hopeful of the slots. With one that is ready and ``connected``, who asks
+    has been there."""
     if not slots:
         return Outlook(False, False, _TYPICAL_LOAD_S, "no worker is known")
     heard = [slot.view for slot in slots if not slot.silent]
+    if any(slot.incarnation in connected for slot in slots):
+        return Outlook(True, False, _SOON_S, "its workers are busy, or did not answer in time")
     if not heard:
         return Outlook(False, False, _TYPICAL_LOAD_S, "its node does not answer")
     hopeful = [view for view in heard if view.state != "failed"]
