@@ -278,9 +278,10 @@ def test_R143_an_error_of_our_own_tells_nothing(monkeypatch: pytest.MonkeyPatch)
         node.worker(say("a"))
         with RunningFront(node.control) as front:
             monkeypatch.setattr("mayfly_server.api.chat_answer._message", broken)
-            response = front.client.post(CHAT, json=HELLO)
+            response = front.client.post(CHAT, json=HELLO, headers={"x-request-id": "mine"})
             assert (response.status_code, error_of(response)["code"]) == (500, "internal_error")
             assert "secret" not in response.text
+            assert response.headers["x-request-id"] == "mine"  # as the log calls it
             monkeypatch.setattr("mayfly_server.api.chat_answer._gained", broken)
             response = front.client.post(CHAT, json=HELLO | {"stream": True})
             assert response.status_code == 200

@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Scope
 
 from mayfly_server.api.anthropic.errors import anthropic_answer, speaks_anthropic
+from mayfly_server.api.request_id import stamp
 from mayfly_server.errors import InvalidRequest, RequestError
 
 FIELD_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -72,7 +73,9 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def unknown(request: Request, error: Exception) -> JSONResponse:
         # Starlette raises it again after this answer; Uvicorn logs it and closes the connection.
-        return answer(internal_error(), request.scope, close=True)
+        response = answer(internal_error(), request.scope, close=True)
+        stamp(response.headers, request.scope)  # it is made outside of all middleware
+        return response
 
 
 def internal_error() -> RequestError:

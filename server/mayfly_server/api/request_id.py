@@ -18,6 +18,14 @@ _log = structlog.get_logger(__name__)
 _HARMLESS = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
+def stamp(headers: MutableHeaders, scope: Scope) -> None:
+    """Has an answer carry its request's id."""
+    found: str = scope["state"]["request_id"]
+    headers["x-request-id"] = found
+    if speaks_anthropic(scope):
+        headers["request-id"] = found
+
+
 class RequestId:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -28,15 +36,11 @@ class RequestId:
             return
         sent = dict(scope["headers"]).get(b"x-request-id", b"")
         request_id = sent.decode() if _HARMLESS.fullmatch(sent) else f"req_{secrets.token_hex(12)}"
-
         scope.setdefault("state", {})["request_id"] = request_id
 
         async def with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                headers["x-request-id"] = request_id
-                if speaks_anthropic(scope):
-                    headers["request-id"] = request_id
+                stamp(MutableHeaders(scope=message), scope)
             await send(message)
 
         with bound_contextvars(request_id=request_id):
