@@ -52,6 +52,13 @@ def test_why_there_is_nothing_to_examine_is_said() -> None:
     assert "There is no folder ./nothing" in result.stderr
 
 
+def test_a_missing_mlx_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    result = CliRunner().invoke(app, ["doctor"])
+    assert result.exit_code == 1
+    assert "pip install '.[cpu]'" in " ".join(result.stderr.split())
+
+
 def test_sizes_and_rows_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     code, lines = shown(monkeypatch)
     assert code == 0

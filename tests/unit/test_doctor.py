@@ -123,7 +123,7 @@ def test_as_a_process_it_prints_one_object(tiny_model: Path, tmp_path: Path) -> 
     ("model", "complaint"),
     [
         ("", "The demo model is not on this machine yet"),
-        ("some/model", "If the Hub has it, `mayfly serve some/model` will download it"),
+        ("some/model", "If the Hub has it, `hf download some/model` fetches it"),
         ("some model", "neither a folder here nor the id"),
     ],
 )

@@ -69,6 +69,9 @@ def doctor(
 
     import platformdirs
 
+    from mayfly_server.cli.starting import require_mlx
+
+    require_mlx()
     options = {
         "memory_share": 1 / workers,
         "max_rows": max_rows,

@@ -35,8 +35,8 @@ def require_mlx() -> None:
 
     if find_spec("mlx") is None or find_spec("mlx_lm") is None:
         fail(
-            "MLX is not installed in this Python; install the extra for this machine: "
-            "pip install 'mlx-mayfly[cpu]', [cuda12] or [cuda13]"
+            "MLX is not installed in this Python; in Mayfly's checkout, install the extra for this "
+            "machine: pip install '.[cpu]', '.[cuda12]' or '.[cuda13]'"
         )
 
 

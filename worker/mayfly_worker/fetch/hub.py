@@ -67,8 +67,8 @@ def find(repository: str) -> Path:
     except errors.LocalEntryNotFoundError as error:
         raise FetchError(
             f"There is no folder {repository} here, and no such model in the cache at "
-            f"{constants.HF_HUB_CACHE}. If the Hub has it, `mayfly serve {repository}` will "
-            "download it."
+            f"{constants.HF_HUB_CACHE}. If the Hub has it, `hf download {repository}` fetches it, "
+            f"as `mayfly serve {repository}` does."
         ) from error
     except errors.HFValidationError as error:
         raise FetchError(explain(repository, error)) from error

@@ -63,8 +63,8 @@ def find(model: str, cache: Path) -> Fetched:
 def _require_mlx() -> None:
     if importlib.util.find_spec("mlx_lm") is None:
         raise FetchError(
-            "MLX is not installed here. On Linux it comes with an extra: "
-            "pip install 'mlx-mayfly[cpu]' (or cuda12, cuda13)."
+            "MLX is not installed here. On Linux it comes with an extra: in Mayfly's checkout, "
+            "pip install '.[cpu]' (or cuda12, cuda13)."
         )
 
 
