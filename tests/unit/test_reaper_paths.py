@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,21 @@ def test_no_number_is_given_twice(tmp_path: Path) -> None:
     path.write_text("three")
     with pytest.raises(StartError, match="remove it"):
         Numbers(path)
+
+
+def test_a_number_outlives_a_full_disk(tmp_path: Path) -> None:
+    """No file can grow for a while: the reaper after that one goes on from the last number kept."""
+    path = tmp_path / "incarnation"
+    numbers = Numbers(path)
+    numbers.take()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        assert numbers.take() == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert Numbers(path).take() == 2
+
 
 
 def test_a_number_that_cannot_be_kept_is_given_all_the_same(tmp_path: Path) -> None:

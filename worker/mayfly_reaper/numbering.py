@@ -32,8 +32,10 @@ class Numbers:
     def take(self) -> int:
         """The next number. One that cannot be written down is good for this reaper's life."""
         self._last += 1
+        new = self._path.with_suffix(".new")
         try:
-            self._path.write_text(f"{self._last}\n")
+            new.write_text(f"{self._last}\n")
+            new.replace(self._path)  # what is written in place is gone where the disk is full
         except OSError as error:
             _log.warning("could not write to %s: %s", self._path, error)
         return self._last
