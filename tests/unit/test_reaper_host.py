@@ -234,6 +234,32 @@ def test_a_kill_by_the_system_leaves_evidence() -> None:
     assert watched.evidence(1, footprint=5, limit=10) == ""
 
 
+def test_each_of_several_kills_by_the_system_is_evidence_for_one_worker() -> None:
+    kills, clock = [3, 5, 5, 5, 7, 7, 7], [0.0]
+    reading = iter(kills)
+    watched = Pressure(lambda: next(reading), clock=lambda: clock[0])
+
+    def evidence() -> bool:
+        return bool(watched.evidence(1, footprint=5, limit=0))
+
+    assert [evidence(), evidence(), evidence()] == [True, True, False]
+    assert evidence()
+    clock[0] += 9.0
+    assert evidence(), "its memory was large"
+    assert not evidence()
+
+
+def test_a_kill_long_after_a_shortage_is_somebody_elses() -> None:
+    reading, clock = iter([3, 5, 5, 6, 6]), [0.0]
+    watched = Pressure(lambda: next(reading), clock=lambda: clock[0])
+    assert watched.evidence(1, footprint=5, limit=0)
+    clock[0] += 11.0
+    assert not watched.evidence(1, footprint=5, limit=0)
+    watched.look()  # another program's
+    clock[0] += 11.0
+    assert not watched.evidence(1, footprint=5, limit=0)
+
+
 @pytest.fixture
 def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Stands for ``/``."""

@@ -133,7 +133,6 @@ def test_a_number_outlives_a_full_disk(tmp_path: Path) -> None:
     assert Numbers(path).take() == 2
 
 
-
 def test_a_number_that_cannot_be_kept_is_given_all_the_same(tmp_path: Path) -> None:
     numbers = Numbers(tmp_path / "missing" / "incarnation")
     assert [numbers.take(), numbers.take()] == [1, 2]

@@ -48,8 +48,10 @@ class Children:
     def wipe_kernels(self, slot: str) -> None:
         self._spawner.wipe_kernels(slot)
 
-    def trim(self) -> None:
-        """Keeps what they write to stderr from filling the disk."""
+    def attend(self) -> None:
+        """To be called every second or so. Keeps what they write to stderr from filling the disk,
+        and an eye on the machine's memory."""
+        self._pressure.look()
         for _, process in self._processes.values():
             process.stderr.trim()
 

@@ -392,4 +392,4 @@ class _Loop:
         if now < self._bulletin.due:
             return
         self._board.publish(self._bulletin.tell(now))
-        self._children.trim()
+        self._children.attend()
