@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+import sys
 from collections import Counter
 
 from hypothesis import given
@@ -16,13 +18,18 @@ reasons = st.sampled_from(["untrusted", "handshake", "revoked", "nonsense", "ver
 counts = st.dictionaries(reasons, st.integers(0, 9))
 
 
-@given(counts, st.lists(st.tuples(st.integers(1, 3), reasons), max_size=20))
+@given(counts, st.lists(st.tuples(st.integers(1, 3), reasons), max_size=20), st.integers(0, 20))
 def test_a_node_counts_for_its_workers_whatever_became_of_them(
-    own: dict[str, int], refused: list[tuple[int, str]]
+    own: dict[str, int], refused: list[tuple[int, str]], ends: int
 ) -> None:
+    """In the middle all of them end, and others take their places."""
     tally = Tally(own)
     workers: dict[int, Counter[str]] = {}
-    for incarnation, reason in refused:
+    for at, (place, reason) in enumerate(refused):
+        if at == ends:
+            for each in (1, 2, 3):
+                tally.gone(each)
+        incarnation = place + 3 * (at >= ends)
         worker = workers.setdefault(incarnation, Counter())
         earlier = dict(worker)
         worker[reason] += 1
@@ -30,6 +37,18 @@ def test_a_node_counts_for_its_workers_whatever_became_of_them(
         tally.report(incarnation, earlier)  # a beat that came late
     expected = Counter(own) + Counter(reason for _, reason in refused)
     assert Counter(tally.total()) == expected
+
+
+def test_a_node_keeps_nothing_of_each_worker_that_is_gone() -> None:
+    tally = Tally({})
+    tally.report(1, {"nonsense": 2})
+    tally.gone(1)
+    before = sys.getsizeof(pickle.dumps(tally))
+    for incarnation in range(2, 1000):
+        tally.report(incarnation, {"nonsense": 2})
+        tally.gone(incarnation)
+    assert sys.getsizeof(pickle.dumps(tally)) <= before + 8
+    assert tally.total() == {"nonsense": 2 * 999}
 
 
 def counter() -> tuple[PrometheusCounter, CollectorRegistry]:

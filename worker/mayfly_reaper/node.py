@@ -277,7 +277,7 @@ class _Loop:
             self._board.reply(identity, self._answer(codec.to_node.decode(frames[0])))
             return
         message = codec.to_reaper.decode(frames[0])
-        if isinstance(message, Beat):
+        if isinstance(message, Beat) and int(number) in seats.numbers(self._seats[name]):
             self._refused.report(int(number), message.refused)
         # Of a fault that its process does not outlive, the note about the loss will tell.
         if isinstance(message, Fault) and message.scope in ("request", "batch", "recycle"):
@@ -340,8 +340,10 @@ class _Loop:
 
     def _apply(self, name: str, event: Event) -> None:
         seat, now = self._seats[name], time.monotonic()
-        before = seat.slot
+        before, numbers = seat.slot, seats.numbers(seat)
         seat.slot, actions = self._rules.step(before, event, now)
+        for number in numbers - seats.numbers(seat):
+            self._refused.gone(number)
         self._metrics.follow(before, event, seat.slot, actions, now)
         for action in actions:
             self._do(name, seat, action)

@@ -12,17 +12,23 @@ class Tally:
 
     def __init__(self, own: Mapping[str, int]) -> None:
         self._own = own
-        self._reported: dict[int, Counter[str]] = {}
+        self._living: dict[int, Counter[str]] = {}
+        self._gone: Counter[str] = Counter()
 
     def report(self, incarnation: int, counts: Mapping[str, int]) -> None:
-        """What one worker has refused so far. A report that came late takes nothing back."""
+        """What a worker that lives has refused so far. A report that came late takes nothing
+        back."""
         if counts:
-            known = self._reported.setdefault(incarnation, Counter())
+            known = self._living.setdefault(incarnation, Counter())
             known |= Counter(counts)
+
+    def gone(self, incarnation: int) -> None:
+        """A worker that will report no more."""
+        self._gone += self._living.pop(incarnation, Counter())
 
     def total(self) -> dict[str, int]:
         """By reason."""
-        everything = Counter(self._own)
-        for counts in self._reported.values():
+        everything = Counter(self._own) + self._gone
+        for counts in self._living.values():
             everything += counts
         return dict(everything)

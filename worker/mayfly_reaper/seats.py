@@ -33,6 +33,11 @@ def named(pools: Iterable[Pool]) -> Iterator[tuple[str, Pool]]:
             taken[short] += 1
 
 
+def numbers(seat: Seat) -> set[int]:
+    """Those of a slot's workers."""
+    return {life.number for _, life in seat.slot.lives}
+
+
 def living(seats: Iterable[Seat]) -> int:
     """The memory of all workers that run, in bytes."""
     return sum(
