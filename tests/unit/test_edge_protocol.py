@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import logging
 import socket
+import threading
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain
 
 import pytest
 
-from edge_harness import CHAT, HELLO, connect, status_of, told
+from edge_harness import CHAT, HELLO, LIMITS, connect, status_of, told
+from front_harness import following
+from models.fake_engine import say
 from models.running_front import RunningFront
 
 BODY = json.dumps(HELLO)
@@ -82,6 +87,37 @@ def test_addresses_that_cannot_be_read_are_answered(front: RunningFront, line: s
     assert status_of(answer) == 400
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
     assert front.metric("mayfly_rejections_total{") == before + 1
+
+
+CONNECT = b"CONNECT a:1 HTTP/1.1\r\n\r\n"
+TOO_LONG = GET.encode() + b"X: " + b"x" * 40_000
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize(
+    ("requests", "behind"),
+    [(1, b"}"), (1, b" "), (1, b"\0"), (1, CONNECT), (1, TOO_LONG), (1, b"GE"), (2, b"}")],
+    ids=["rest of a body", "space", "nothing", "connect", "too long", "slow", "queued"],
+)
+def test_what_comes_behind_a_request_costs_it_no_answer(
+    requests: int, behind: bytes, stream: bool
+) -> None:
+    """As from a client that counts the characters of its body instead of the bytes."""
+    gate = threading.Event()
+    body = json.dumps(HELLO | {"stream": stream})
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    limits = replace(LIMITS, head_wait_s=0.3)
+    with (
+        following(lambda submit: chain((gate,), say()(submit)), connections=limits) as front,
+        connect(front) as connection,
+    ):
+        connection.sendall((head + body).encode() * requests + behind)
+        front.wait(lambda: front.metric("mayfly_rejections_total{"))
+        gate.set()
+        answers = told(connection)
+    assert statuses(answers) == [200] * requests
+    assert answers.count(b'"finish_reason":"stop"') == requests
+    assert answers.endswith(b"0\r\n\r\n" if stream else b"}")
 
 
 @pytest.mark.parametrize(

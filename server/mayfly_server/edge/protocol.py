@@ -18,7 +18,8 @@ takes to arrive, nor how long an answer may lie unread. Here it does::
         +--------------+
 
 The clock of HEAD and BODY stands still while the server itself does not read, as with a request
-that comes in behind one that is being answered.
+that comes in behind one that is being answered. What comes there and is no request, or does not
+become one, costs nobody an answer: the connection ends after it.
 """
 
 from __future__ import annotations
@@ -61,6 +62,8 @@ class EdgeProtocol(HttpToolsProtocol):
         self._limits = limits
         self._refused = refused
         self._refusal: RequestError | None = None
+        self._deaf = False
+        """Whether nothing that comes is looked at any more: only an answer goes on."""
         self._in_head = False
         self._in_request = False
         self._head = 0
@@ -90,11 +93,11 @@ class EdgeProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
+        if self._deaf or self.transport.is_closing():
             return  # read and forgotten: see LingeringTransport
         self._beside += len(data)
         super().data_received(data)
-        if self.transport.is_closing():
+        if self._deaf or self.transport.is_closing():
             return
         if self._beside > self._limits.max_head_bytes + _FRAMING * self._body:
             self._refuse(self._head_too_large())
@@ -247,8 +250,12 @@ class EdgeProtocol(HttpToolsProtocol):
         self._refused(error)
         if self._in_body:
             silent = self._answering and not self.cycle.response_started and not self.pipeline
+        elif self._answering:
+            self._deaf = True
+            self.cycle.keep_alive = False
+            return
         else:
-            silent = not self._answering
+            silent = True
         if silent:
             self.transport.write(_raw(error))
         if self._answering:
