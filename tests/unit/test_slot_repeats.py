@@ -7,7 +7,16 @@ import signal
 import pytest
 
 from mayfly_protocol.faults import KINDS
-from mayfly_protocol.lifecycle import Beat, Drain, Memory, ModelCard, Ready
+from mayfly_protocol.lifecycle import (
+    Beat,
+    Drain,
+    Hello,
+    Loading,
+    LoadPhase,
+    Memory,
+    ModelCard,
+    Ready,
+)
 from mayfly_reaper.actions import Record, Send, Spawn, WipeKernels
 from mayfly_reaper.events import Exited, Held, RecycleAsked, Tick
 from mayfly_reaper.precautions import NONE, Precautions
@@ -113,6 +122,19 @@ def test_a_kill_by_the_system_gets_a_pause_and_less_memory() -> None:
     assert story.slot.state == "backoff"
     (spawn,) = story.wait(0.5)
     assert spawn == Spawn(2, Precautions(memory_limit=8 * 10**9))
+
+
+@pytest.mark.parametrize("phase", ["starting", "warming", "loading", "canary"])
+def test_a_kill_by_the_system_while_loading_takes_no_memory_from_the_next(phase: LoadPhase) -> None:
+    """What it had by then is less than its weights, and would leave no room for any context."""
+    story = Story().start()
+    story.say(Hello("s", 1, 4711))
+    story.say(Loading(phase, 3 * 10**9, 16 * 10**9))
+    story.wait(2, beat=Beat("loading", 1, memory=Memory(footprint=3 * 10**9)))
+    story.tell(Exited(1, -signal.SIGKILL, starved="the count went up"))
+    assert losses(story.wait(0.05))[0][0] == "killed_by_system"
+    (spawn,) = story.wait(max(0.5, story.slot.retry_at - story.now))
+    assert spawn == Spawn(2)
 
 
 def test_nothing_is_spawned_while_the_machine_is_held_and_the_slot_says_why() -> None:

@@ -7,7 +7,7 @@ a CUDA graph's fault  twice in a row             runs without graphs
 metal_timeout         twice in a row             runs shorter command buffers
 metal_interactivity   each                       cuts prompts into chunks of half the time
 metal_out_of_memory   each                       decodes half as many rows together
-killed_by_system      each                       may use a fifth less memory than that one had
+killed_by_system      each, once it has loaded   may use a fifth less memory than that one had
 ====================  =========================  =================================================
 
 They stay for as long as the reaper lives: a worker that holds because of one is no reason to do
@@ -47,7 +47,8 @@ class Precautions:
         self, kind: str, before: str, *, footprint: int = 0, weight_bytes: int = 0
     ) -> Precautions:
         """Those of the successor of a worker that died of ``kind``, as its predecessor did of
-        ``before``. Sizes are the dead worker's, in bytes."""
+        ``before``. Sizes are the dead worker's, in bytes; its ``footprint`` is 0 where it was not
+        loaded yet."""
         if kind in GRAPH_FAULTS and before in GRAPH_FAULTS:
             return replace(self, without_graphs=True)
         match kind:

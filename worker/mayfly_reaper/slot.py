@@ -351,10 +351,12 @@ class SlotRules:
         )
 
     def _learned(self, slot: Slot, life: Incarnation, verdict: Verdict) -> Slot:
+        # One that was still loading had less than its weights: no measure for those that follow.
+        footprint = life.footprint if life.ready is not None else 0
         precautions = slot.precautions.after(
             verdict.kind,
             slot.last_kind,
-            footprint=life.footprint,
+            footprint=footprint,
             weight_bytes=life.weight_bytes,
         )
         return replace(slot, precautions=precautions, last_kind=verdict.kind)
