@@ -21,7 +21,9 @@ class FleetMetrics(Collector):
         up = GaugeMetricFamily(
             "mayfly_node_up", "Whether a node's rosters keep coming.", labels=["node"]
         )
-        heard = {roster.node: not silent for roster, silent in self._fleet.nodes()}
+        heard: dict[str, bool] = {}
+        for roster, silent in self._fleet.nodes():  # several may have one name: all of them
+            heard[roster.node] = heard.get(roster.node, True) and not silent
         for node, is_up in heard.items():
             up.add_metric([node], int(is_up))
         ready = GaugeMetricFamily(

@@ -75,6 +75,18 @@ def test_a_node_that_does_not_answer_costs_its_own_part_only(node: FakeNode) -> 
         assert front.metric("mayfly_node_scrape_failures_total") >= 1
 
 
+@pytest.mark.parametrize("down", [0, 1])
+def test_two_nodes_of_one_name_are_up_if_both_are(down: int) -> None:
+    with FakeNode() as first, FakeNode() as second:
+        second.change(epoch="another")
+        first.worker()
+        with RunningFront(first.control, second.control, roster_silence_s=1.0) as front:
+            front.wait(lambda: len(front.client.get("/mayfly/status").json()["nodes"]) == 2)
+            assert front.metric("mayfly_node_up") == 1
+            (first, second)[down].silent = True
+            front.wait(lambda: front.metric("mayfly_node_up") == 0)
+
+
 def test_models_are_counted_apart() -> None:
     metrics = Metrics()
     metrics.of("a").attempts.inc()

@@ -83,3 +83,14 @@ def test_a_new_reaper_is_told_what_the_old_one_knew() -> None:
     assert view.hear("one", listing("x", left_s=9.0), now=101.0) == []
     told = view.hear("one", listing(epoch="b"), now=104.0)
     assert told == [Quarantine("x", "crashed", 6.0)]
+
+
+def test_what_is_over_leaves_nothing() -> None:
+    """Or each request would be hashed for ever, to be looked up among nothing."""
+    view = QuarantineView()
+    view.add("never taken up", "crashed", now=100.0)
+    view.hear("one", listing(), now=200.0)
+    assert view.empty
+    view.hear("two", listing("x"), now=200.0)
+    view.forget("two")
+    assert view.empty and view.kind("x", 200.0) is None

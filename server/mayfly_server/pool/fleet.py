@@ -94,6 +94,7 @@ class Fleet:
         for text in [text for text in self._nodes if text not in wanted]:
             self._nodes.pop(text).close()
             self._rosters.forget(text)
+            self._quarantine.forget(text)
             for link in [link for link in self._links.values() if link.slot.address == text]:
                 link.lose("its node is not used any more")
         for text in fresh:

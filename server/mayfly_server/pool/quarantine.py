@@ -55,13 +55,21 @@ class QuarantineView:
         again."""
         before = self._told.get(address)
         self._told[address] = (roster, now)
-        for entry in roster.quarantined:
-            self._own.pop(entry.fingerprint, None)
+        said = {entry.fingerprint for entry in roster.quarantined}
+        self._own = {
+            fingerprint: own
+            for fingerprint, own in self._own.items()
+            if fingerprint not in said and own.until > now
+        }
         if before is None or before[0].epoch == roster.epoch:
             return []
         return [
             Quarantine(entry.fingerprint, entry.kind, entry.left_s) for entry in _left(*before, now)
         ]
+
+    def forget(self, address: str) -> None:
+        """Nothing that a node has said counts any more."""
+        self._told.pop(address, None)
 
     def kind(self, fingerprint: str, now: float) -> str | None:
         """What workers died of when they ran this, if it is to be refused now."""
