@@ -85,6 +85,11 @@ def test_a_path_that_is_not_there_is_no_repository(name: str, tmp_path: Path) ->
         resolve(name, tmp_path, float32=False, report=ignore)
 
 
+def test_an_address_is_no_name(tmp_path: Path) -> None:
+    with pytest.raises(FetchError, match="what follows its host"):
+        resolve("https://huggingface.co/a/b", tmp_path, float32=False, report=ignore)
+
+
 def test_a_file_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").touch()
     with pytest.raises(FetchError, match="is a file"):

@@ -76,6 +76,10 @@ def _in_folder(model: str) -> Fetched | None:
         return Fetched(path.resolve(), path.resolve().name)
     if path.exists():
         raise FetchError(f"{model} is a file. A model is a folder with config.json and weights.")
+    if "huggingface.co/" in model:
+        raise FetchError(
+            f"{model} is an address. A model's name is what follows its host: owner/name."
+        )
     if model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise FetchError(f"There is no folder {model}.")
     return None
