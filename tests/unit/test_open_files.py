@@ -36,6 +36,20 @@ def test_the_limit_is_raised_as_far_as_it_may_be(how: str, raised: bool) -> None
     assert soft == min(hard, 65536) if raised else (soft, hard) == (FILES, FILES)
 
 
+def test_too_few_for_a_worker_are_raised_or_said() -> None:
+    """Root may raise a hard limit, where nobody has taken that from it."""
+    script = (
+        "import resource; from mayfly_server.cli import starting; starting.require_open_files(); "
+        "print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
+    )
+    ran = subprocess.run(limited("", FILES, "-c", script), capture_output=True, text=True)
+    if ran.returncode == 0:
+        assert ran.stdout.split() == [str(FILES), "4096"]
+    else:
+        assert (ran.returncode, ran.stdout) == (1, "")
+        assert f"at most {FILES} files open" in " ".join(ran.stderr.split())
+
+
 @pytest.mark.parametrize(
     ("files", "connections"), [(65536, 4096), (4352, 4096), (1024, 768), (300, 150)]
 )

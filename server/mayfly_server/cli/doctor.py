@@ -69,9 +69,10 @@ def doctor(
 
     import platformdirs
 
-    from mayfly_server.cli.starting import require_mlx
+    from mayfly_server.cli import starting
 
-    require_mlx()
+    starting.require_mlx()
+    starting.require_open_files()
     options = {
         "memory_share": 1 / workers,
         "max_rows": max_rows,

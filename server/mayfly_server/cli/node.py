@@ -28,6 +28,7 @@ def node(config: Path | None, given: Mapping[str, Any]) -> None:
     starting.stop_as_ctrl_c_does()
     try:
         starting.require_mlx()
+        starting.require_open_files()
         configuration = configured(config, given)
         keys = configuration.keys
         state = state_directory(keys.state_dir)

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from mayfly_server.cli.configuration.keys import ModelTable, ServerKeys
     from mayfly_server.cli.progress import Audience
 
+HARD_LIMIT_OF_MLX_LM = 4096
+"""mlx_lm.utils sets the limits of open files of every process that imports it: to 2048 and this."""
+
 # -P: the folder that mayfly was started in must not shadow imports.
 FETCH = (sys.executable, "-P", "-m", "mayfly_worker.fetch")
 
@@ -37,6 +40,23 @@ def require_mlx() -> None:
         fail(
             "MLX is not installed in this Python; in Mayfly's checkout, install the extra for this "
             "machine: pip install '.[cpu]', '.[cuda12]' or '.[cuda13]'"
+        )
+
+
+def require_open_files() -> None:
+    """Raises the hard limit for this process and its children where it has to be and may be:
+    otherwise each worker would end at its import of mlx-lm."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY or hard >= HARD_LIMIT_OF_MLX_LM:
+        return
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, HARD_LIMIT_OF_MLX_LM))
+    except (ValueError, OSError):
+        fail(
+            f"a process may have at most {hard} files open here, and mlx-lm needs a limit of "
+            f"{HARD_LIMIT_OF_MLX_LM}: raise the hard one (ulimit -Hn, LimitNOFILE of a unit)"
         )
 
 
