@@ -309,7 +309,7 @@ class SlotRules:
         if verdict is not None and verdict.scope == "model":
             if verdict.kind != "cuda_compile" or slot.wiped:
                 slot = replace(slot, rest="failed", detail=verdict.first.text)
-                return slot, _records(life, "nothing: this configuration cannot work")
+                return slot, _records(life, "not tried again: this configuration cannot work")
             # A kill in the middle of writing one leaves a broken file. Where kernels that were
             # compiled anew are no better, no file was to blame.
             slot = replace(slot, wiped=True)
