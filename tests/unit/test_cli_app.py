@@ -40,6 +40,12 @@ def test_an_early_ctrl_c_is_understood() -> None:
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
 
 
+def test_the_version_is_told_where_it_is_looked_for() -> None:
+    asked = CliRunner().invoke(app, ["--version"])
+    assert asked.exit_code == 0 and asked.stdout.startswith("mayfly ")
+    assert asked.stdout == CliRunner().invoke(app, ["version"]).stdout
+
+
 @pytest.mark.parametrize("command", ["serve", "status", "top", "chat", "version"])
 def test_every_command_explains_itself(command: str) -> None:
     result = CliRunner().invoke(app, [command, "--help"])

@@ -9,6 +9,8 @@ Exit codes: 0 done or stopped by Ctrl-C or SIGTERM, 1 failed (one sentence on st
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from mayfly_server.cli import (
@@ -34,12 +36,29 @@ from mayfly_server.cli.configuration.options import with_keys
 
 app = typer.Typer(
     name="mayfly",
-    help="Serve MLX language models from disposable workers.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+def _versions(asked: bool) -> None:
+    if asked:
+        version.version()
+        raise typer.Exit
+
+
+@app.callback()
+def mayfly(
+    versions: Annotated[
+        bool,
+        typer.Option("--version", help="As `mayfly version`.", callback=_versions, is_eager=True),
+    ] = False,
+) -> None:
+    """Serve MLX language models from disposable workers."""
+
+
 app.command()(with_keys(serve.serve, COMMANDS["serve"]))
 app.command()(with_keys(node.node, COMMANDS["node"]))
 app.command()(with_keys(front.front, COMMANDS["front"]))
