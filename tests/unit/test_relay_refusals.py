@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain
+from typing import Any
 
 import httpx
 import pytest
@@ -55,6 +56,31 @@ def test_full_everywhere_is_429(node: FakeNode) -> None:
         assert response.headers["x-should-retry"] == "true"
         assert response.json()["error"]["retryable"] is True
     assert [submit.attempt for submit in submits(node)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": "x" * 9000}]}),
+        ("/tokenize", {"prompt": "x" * 9000}),
+    ],
+)
+def test_what_no_worker_reads_is_not_sent(
+    node: FakeNode, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+) -> None:
+    """It would cut the connection of every other request at that worker, again and again."""
+    gate = threading.Event()
+    worker = node.worker(lambda submit: chain((gate,), say()(submit)))
+    monkeypatch.setattr("mayfly_server.pool.link.MAX_FRAME_BYTES", 8192)
+    with RunningFront(node.control) as front, ThreadPoolExecutor(1) as pool:
+        other = pool.submit(front.client.post, CHAT, json=HELLO)
+        front.wait(lambda: worker.submits)
+        response = front.client.post(path, json=body)
+        gate.set()
+        assert response.status_code == 413
+        assert response.json()["error"]["retryable"] is False
+        assert other.result().status_code == 200
+    assert len(worker.submits) == 1
 
 
 BUSY = ": its workers are busy, or did not answer in time."

@@ -42,7 +42,8 @@ from mayfly_protocol.serving import (
     Tokenized,
     Tokens,
 )
-from mayfly_protocol.sockets import configure
+from mayfly_protocol.sockets import MAX_FRAME_BYTES, configure
+from mayfly_server.errors import BodyTooLarge
 from mayfly_server.pool.dialling import Dial
 from mayfly_server.pool.listener import Listener
 from mayfly_server.pool.mailbox import Mailbox
@@ -159,16 +160,27 @@ class Link:
 
     def submit(self, submit: Submit, mailbox: Mailbox[Message]) -> None:
         """Hands a request to the worker; everything about it will be in the mailbox, and the last
-        thing there is a terminal message or :class:`Lost`."""
+        thing there is a terminal message or :class:`Lost`.
+
+        Raises:
+            BodyTooLarge: it is more than a worker reads. Sent all the same, it would cut the
+                connection, for every other request, too.
+        """
         if self._hand_over(submit, mailbox):
             self._submitted_at[submit.rid, submit.attempt] = self._loop.time()
 
     def ask(self, inquiry: Inquiry, mailbox: Mailbox[Message]) -> None:
-        """Asks the worker something: the answer, and nothing else, will be in the mailbox."""
+        """Asks the worker something: the answer, and nothing else, will be in the mailbox. Raises
+        as :meth:`submit`."""
         self._hand_over(inquiry, mailbox)
 
     def _hand_over(self, message: Submit | Inquiry, mailbox: Mailbox[Message]) -> bool:
         frame = encode(message)
+        if len(frame) > MAX_FRAME_BYTES:
+            raise BodyTooLarge(
+                f"What was sent takes {len(frame)} bytes on its way to a worker, and a worker "
+                f"reads {MAX_FRAME_BYTES} at most."
+            )
         if self.state is not State.OPEN:
             mailbox.put(Lost("not connected", reached=False))
             return False
