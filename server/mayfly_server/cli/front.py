@@ -18,7 +18,8 @@ def front(config: Path | None, given: Mapping[str, Any]) -> None:
     """Serve the models of nodes over an OpenAI-compatible HTTP API.
 
     It keeps nothing: any number may serve the same nodes, and any may end at any time. Where the
-    nodes stand in the configuration file, they are read again as soon as that changes.
+    nodes stand in the configuration file, they are read again as soon as that changes. Aliases of
+    models are those of its own [[models]]; what nodes have of them is not passed on.
     """
     from mayfly_server import front
     from mayfly_server.cli.configuration import assembly
