@@ -107,7 +107,8 @@ class Beat:
 
     ``progress`` counts the engine's steps and only grows: a busy worker whose number stands still
     is wedged, however regular its beats are. ``inferences`` counts finished choices;
-    ``waiting`` are requests admitted and not yet prefilling.
+    ``waiting`` are requests admitted and not yet prefilling, of which the engine has not been
+    given those that are still ``preparing``.
 
     What is counted only grows, too: tokens and finished choices, and the seconds that each decode
     step and each chunk of a prompt took. ``rows`` decode together now; ``kv_bytes`` are what the
@@ -134,6 +135,7 @@ class Beat:
     """Over ``STEP_BOUNDS_S``, as is the next one."""
     prefill_s: Distribution = NOTHING
     refused: dict[str, int] = field(default_factory=dict)
+    preparing: int = 0
 
 
 @dataclass(frozen=True, slots=True)

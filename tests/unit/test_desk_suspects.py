@@ -8,10 +8,12 @@ import pytest
 
 from mayfly_protocol.requests import Ending, Generation, Sampling, TextPrompt
 from mayfly_protocol.serving import Accepted, Cancel, Finish, Handover, Submit
+from mayfly_worker.engine.gauges import Gauges
 from mayfly_worker.engine.sampler import RowSampling
 from mayfly_worker.engine.types import YOUNG_TOKENS, Drawn, Row, Start, Step
 from mayfly_worker.service.desk import Desk
 from mayfly_worker.service.prepare import Choice, Prepared
+from mayfly_worker.service.pulse import beat
 from mayfly_worker.text.choice import Piece
 
 PEER = b"front"
@@ -78,6 +80,26 @@ class Office:
 @pytest.fixture
 def office() -> Office:
     return Office()
+
+
+def test_a_beat_tells_what_is_still_prepared_from_what_waits_for_the_engine() -> None:
+    office, later = Office(), list[tuple[str, Submit]]()
+    office.desk._prepare = lambda key, submit: later.append((key, submit))
+    for rid in ("a", "b", "c"):
+        office.submit(rid, suspect=False)
+
+    def told() -> tuple[int, int]:
+        one = beat(Gauges(), office.desk, leaving=False, footprint=0, kv_budget=0, refused={})
+        return one.waiting, one.preparing
+
+    assert told() == (3, 3)
+    office.prepared(*later[0])
+    assert told() == (3, 2)
+    office.desk.received(PEER, Cancel("b", 1))
+    assert told() == (2, 1)
+    office.prepared(*later[1])
+    office.prepared(*later[2])
+    assert told() == (2, 0)
 
 
 def test_others_are_not_kept_waiting(office: Office) -> None:

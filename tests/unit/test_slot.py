@@ -281,6 +281,16 @@ def test_requests_that_wait_beside_an_idle_engine_are_a_wedge() -> None:
     assert actions[0] == Signal(1, signal.SIGUSR2)
 
 
+def test_requests_that_are_still_prepared_are_not_the_engines() -> None:
+    """A client whose prompt takes a minute to tokenize costs no worker its life."""
+    story = Story().ready()
+    story.say(Beat("idle", 4))
+    assert story.wait(600, beat=Beat("idle", 5, waiting=2, preparing=2)) == []
+    assert story.slot.state == "ready"
+    actions = story.wait(BUDGETS.prefill_s + 1, beat=Beat("idle", 5, waiting=2, preparing=1))
+    assert actions[0] == Signal(1, signal.SIGUSR2)
+
+
 def test_a_load_that_stands_still_is_wedged() -> None:
     story = Story().start()
     story.say(Hello("s", 1, 4711))

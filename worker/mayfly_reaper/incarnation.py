@@ -159,8 +159,9 @@ def limit(life: Incarnation, budgets: Budgets) -> Limit:
 
 
 def _busy(beat: Beat) -> bool:
-    # An idle engine beside requests that are owed something is the phantom of a wedge.
-    return beat.phase != "idle" or beat.running > 0 or beat.waiting > 0
+    # An idle engine beside requests that are owed something is the phantom of a wedge. Those that
+    # are still prepared are not the engine's: to tokenize a long prompt may take a minute.
+    return beat.phase != "idle" or beat.running > 0 or beat.waiting > beat.preparing
 
 
 def _silence(state: SlotState, budgets: Budgets) -> tuple[float, str]:

@@ -92,6 +92,11 @@ class Desk:
         return len(self._sessions) - self.running
 
     @property
+    def preparing(self) -> int:
+        """Requests that the engine knows nothing of yet."""
+        return sum(1 for s in self._sessions.values() if s.prepared is None)
+
+    @property
     def waiting_tokens(self) -> int:
         waiting = (s.prepared for s in self._sessions.values() if not s.started)
         return sum(p.prompt_tokens for p in waiting if p)

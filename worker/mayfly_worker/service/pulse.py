@@ -44,4 +44,5 @@ def beat(
         decode_s=gauges.decode_s.snapshot(),
         prefill_s=gauges.prefill_s.snapshot(),
         refused=dict(refused),
+        preparing=desk.preparing if desk else 0,
     )
