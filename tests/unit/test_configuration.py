@@ -52,6 +52,8 @@ def another(key: Key) -> Any:
         return [{"path": "org/a"}]
     if key.one_of is not None:
         return key.one_of[-1]
+    if key.like is not None:
+        return [key.like.example, "*"]
     if key.exists is not None:
         return "a-folder" if key.exists.folder else "a-file"
     if key.type is bool:
@@ -175,6 +177,12 @@ def test_where_the_file_is_looked_for(nowhere: Path, monkeypatch: pytest.MonkeyP
         ("queue_wait = nan", "queue_wait: Input should be"),
         ("queue_wait = inf", "queue_wait: Input should be a finite number"),
         ("allowed_hosts = [1]", "allowed_hosts 0: Input should be a valid string"),
+        ("allowed_hosts = ['a.example:80']", "'a.example:80' has another form than"),
+        ("allowed_hosts = ['http://a']", "'http://a' has another form than"),
+        ("allowed_hosts = ['[::1]']", "'[::1]' has another form than"),
+        ("cors_origins = ['https://a.example/']", "'https://a.example/' has another form than"),
+        ("cors_origins = ['*', 'a.example']", "'a.example' has another form than https://"),
+        ("cors_origins = ['https://A.example']", "has another form than https://app.example.com"),
         ("adapter = 'none'", "adapter: there is no folder"),
         ("api_keys_file = 'none'", "api_keys_file: there is no file"),
         ("port = 1\nport = 2", "is no TOML: "),
@@ -227,6 +235,15 @@ def test_what_makes_no_sense_as_an_option() -> None:
         assert ("Usage" in result.stderr) == (result.exit_code == 2)
 
 
+def test_forms_that_hosts_and_origins_may_have(nowhere: Path) -> None:
+    hosts = ["*", "*.example.com", "Mac-2.local", "my_host", "10.0.0.1", "fd00::1"]
+    origins = ["*", "null", "http://localhost:3000", "https://a.example", "http://[::1]:80"]
+    origins += ["tauri://localhost", "chrome-extension://abc"]
+    written(nowhere, f"allowed_hosts = {hosts}\ncors_origins = {origins}")
+    keys = load(None, {}).keys
+    assert (list(keys.allowed_hosts), list(keys.cors_origins)) == (hosts, origins)
+
+
 def test_strange_variables_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kubernetes sets some for a service that is called mayfly."""
     monkeypatch.setenv("MAYFLY_PROT", "1")
@@ -277,7 +294,7 @@ def test_one_model_or_several(nowhere: Path) -> None:
 def test_what_is_shown_says_the_same_again(nowhere: Path) -> None:
     written(
         nowhere,
-        'port = 1\nallowed_hosts = ["a", "b\\"c"]\nmetrics = "open"\nworkers = 2\n'
+        'port = 1\nnodes = ["a", "b\\"c"]\nmetrics = "open"\nworkers = 2\n'
         "[[models]]\npath = 'a'\nkv_bits = 4\n[[models]]\npath = 'b'\naliases = ['x']\n",
     )
     before = load(None, {"queue_wait": 7.5})

@@ -17,6 +17,8 @@ from typing_extensions import Doc
 
 KV_WIDTHS = (2, 3, 4, 5, 6, 8)
 """The widths that MLX quantizes to."""
+HOST = r"\*|(\*\.)?[A-Za-z0-9_.-]+|(?=.*:.*:)[0-9A-Fa-f:.]+"
+ORIGIN = r"\*|null|[a-z][a-z0-9+.-]*://[^/?#\sA-Z]+"
 METRICS = ("admin", "open", "off")
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -34,6 +36,15 @@ class OneOf:
     """Marks what takes a few values only."""
 
     values: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Like:
+    """Marks texts that are compared with what clients send, and that match nothing in any other
+    form than ``pattern``'s."""
+
+    pattern: str
+    example: str
 
 
 @dataclass(frozen=True)
@@ -156,10 +167,13 @@ class ServerKeys(ModelKeys):
     insecure: Annotated[bool, Doc("Let others use this server without a key.")] = False
     allowed_hosts: Annotated[
         tuple[str, ...],
+        Like(HOST, "mac.example.com"),
         Doc("Host names that requests may be for, beside this machine's own; * is any."),
     ] = ()
     cors_origins: Annotated[
-        tuple[str, ...], Doc("Origins of web pages that may use this server; * is any.")
+        tuple[str, ...],
+        Like(ORIGIN, "https://app.example.com"),
+        Doc("Origins of web pages that may use this server; * is any."),
     ] = ()
     metrics: Annotated[
         str,
@@ -258,6 +272,7 @@ class Key:
     most: float | None
     one_of: tuple[Any, ...] | None
     exists: Exists | None
+    like: Like | None
     called: str | None
 
     @property
@@ -301,6 +316,7 @@ def _key(name: str, default: Any, hint: Any) -> Key:
         most=mark(Le, "le"),
         one_of=mark(OneOf, "values"),
         exists=next((m for m in marks if isinstance(m, Exists)), None),
+        like=next((m for m in marks if isinstance(m, Like)), None),
         called=mark(Called, "option"),
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -249,6 +250,11 @@ def _check_values(
             continue
         if key.one_of is not None and value not in key.one_of:
             raise _error(at, f"{value} is not one of {', '.join(map(str, key.one_of))}", origins)
+        if key.like is not None:
+            for text in value:
+                if not re.fullmatch(key.like.pattern, text):
+                    problem = f"{text!r} has another form than {key.like.example}"
+                    raise _error(at, problem, origins)
         if key.exists is not None:
             path = Path(value).expanduser()
             if not (path.is_dir() if key.exists.folder else path.is_file()):
