@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 
 import mlx.core as mx
@@ -48,6 +49,19 @@ def test_a_song_of_another_version_is_no_reference(
     monkeypatch.setattr("mayfly_worker.references.versions", lambda: {"mlx": "99"})
     Canary.of(loaded, str(tmp_path)).sing()
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_full_disk_is_left_nothing_more(loaded: Loaded, tmp_path: Path) -> None:
+    """Not even an empty file of each worker that tried."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        with capture_logs() as logs:
+            Canary.of(loaded, str(tmp_path)).sing()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [each["event"] for each in logs] == ["a reference cannot be kept"]
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_reference_cut_short_is_written_anew(loaded: Loaded, tmp_path: Path) -> None:

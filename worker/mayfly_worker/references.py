@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,8 @@ class References:
             scratch.write_text(json.dumps(answer), "utf-8")
             scratch.replace(path)
         except OSError as error:
+            with suppress(OSError):
+                scratch.unlink(missing_ok=True)  # each process would leave another one
             log.warning("a reference cannot be kept", file=str(path), reason=str(error))
 
     def _key(self, question: object) -> str:
