@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from mayfly_protocol.requests import Ending, Generation, Sampling, TextPrompt
-from mayfly_protocol.serving import Accepted, Cancel, Finish, Handover, Submit
+from mayfly_protocol.serving import Accepted, Cancel, Failed, Finish, Handover, Submit, Tokens
 from mayfly_worker.engine.gauges import Gauges
 from mayfly_worker.engine.sampler import RowSampling
-from mayfly_worker.engine.types import YOUNG_TOKENS, Drawn, Row, Start, Step
+from mayfly_worker.engine.types import YOUNG_TOKENS, Drawn, Row, RowFailed, Start, Step
+from mayfly_worker.engine.types import Cancel as EngineCancel
 from mayfly_worker.service.desk import Desk
 from mayfly_worker.service.prepare import Choice, Prepared
 from mayfly_worker.service.pulse import beat
@@ -100,6 +101,18 @@ def test_a_beat_tells_what_is_still_prepared_from_what_waits_for_the_engine() ->
     office.prepared(*later[1])
     office.prepared(*later[2])
     assert told() == (2, 0)
+
+
+def test_nothing_follows_the_end_of_a_request_whose_grammar_gave_up(office: Office) -> None:
+    office.submit("a", suspect=False, n=2)
+    office.submit("b", suspect=False)
+    [first, second], [other] = office.rows["a"], office.rows["b"]
+    step = Step([Drawn(first, 7), Drawn(second, 7), Drawn(other, 7)])
+    office.desk.happened([step, RowFailed(second, "too much"), RowFailed(first, "too much")])
+    told = [type(m) for m in office.sent if not isinstance(m, Accepted)]
+    assert told == [Tokens, Failed]
+    assert office.ordered[-1] == EngineCancel(office.ordered[0].key)
+    assert office.desk.requests() == ("b",)
 
 
 def test_others_are_not_kept_waiting(office: Office) -> None:

@@ -239,6 +239,7 @@ class Desk:
         """What the engine did, in order."""
         deltas: dict[bytes, list[Delta]] = {}
         touched: dict[str, Session] = {}
+        failed: list[engine.RowFailed] = []
         for event in events:
             match event:
                 case engine.Step(drawn):
@@ -249,12 +250,14 @@ class Desk:
                         self._prefilled(key, cached, total)
                 case engine.Prefilled(key, done, total):
                     self._prefilled(key, done, total)
-                case engine.RowFailed(row, why):
-                    if (session := self._by_row.get(row)) is not None:
-                        self._order(engine.Cancel(session.key))
-                        self.failed(session.key, "grammar", why)
+                case engine.RowFailed():
+                    failed.append(event)
         for peer, its in deltas.items():
             self._send(peer, Tokens(tuple(its)))
+        for each in failed:  # nothing may follow the end of a request
+            if (session := self._by_row.get(each.row)) is not None:
+                self._order(engine.Cancel(session.key))
+                self.failed(session.key, "grammar", each.message)
         self._conclude(touched.values())
 
     def _drawn(
