@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 
 from mayfly_protocol.identity import KeyPair, make_pair, read_pair, trusted_file, write_trusted
+from mayfly_reaper.paths import runtime_of
 from namespaces import Machine, Network, enter
 
 DEADLINE_S = 180.0
@@ -320,3 +321,5 @@ def fleet(model: Path, folder: Path) -> Iterator[Fleet]:
     """Everything in it ends with it."""
     with Network() as network:
         yield Fleet(network, model, folder)
+    for state in folder.glob("*/state"):  # reapers that were killed leave their sockets
+        shutil.rmtree(runtime_of(state).folder, ignore_errors=True)

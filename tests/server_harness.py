@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -161,6 +162,7 @@ class Server:
             process.kill()
         self.process.wait()
         self._log.close()
+        shutil.rmtree(runtime_of(self.state_dir).folder, ignore_errors=True)  # a killed reaper's
         assert not left, f"left running: {left}\n{self.log()}"
 
 

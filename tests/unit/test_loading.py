@@ -166,6 +166,13 @@ def test_a_folder_that_is_no_model_is_refused(
         load(settings(copied), quiet)
 
 
+def test_a_memory_limit_has_to_hold_the_weights(tiny_model: Path) -> None:
+    size = (tiny_model / "model.safetensors").stat().st_size
+    with pytest.raises(CannotLoad, match=r"weights of 0\.\d+ GB, and memory_limit is 0\.\d+ GB"):
+        load(settings(tiny_model, memory_limit=size), quiet)
+    load(settings(tiny_model, memory_limit=2 * size), quiet)
+
+
 def test_corrupt_weights_are_a_fault_of_the_model(copied: Path) -> None:
     (copied / "model.safetensors").write_text("not at all")
     with pytest.raises(RuntimeError) as caught:

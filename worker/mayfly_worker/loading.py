@@ -65,6 +65,7 @@ def load(settings: WorkerSettings, report: Report, warming: Warming | None = Non
     """
     folder = Path(settings.model_path)
     _check(folder, settings)
+    _check_limit(folder, settings.memory_limit)
     warming = warming or Warming(weight_files(folder))
     warming.follow(partial(report, "warming"))
     report("loading", 0, 0)
@@ -111,6 +112,15 @@ def assemble(settings: WorkerSettings) -> tuple[Any, Any, dict[str, Any]]:
     except (ValueError, KeyError, TypeError, FileNotFoundError, ImportError) as error:
         raise CannotLoad(f"{folder.name} cannot be loaded: {error}") from error
     return model, tokenizer, config
+
+
+def _check_limit(folder: Path, limit: int) -> None:
+    size = sum(file.stat().st_size for file in weight_files(folder))
+    if limit and limit <= size:
+        raise CannotLoad(
+            f"{folder.name} has weights of {size / 1e9:.3g} GB, and memory_limit is "
+            f"{limit / 1e9:.3g} GB: raise it, or leave it out"
+        )
 
 
 def _check(folder: Path, settings: WorkerSettings) -> None:
