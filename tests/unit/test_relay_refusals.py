@@ -186,3 +186,20 @@ def test_no_node_was_ever_heard() -> None:
         response = front.client.post(CHAT, json=HELLO)
         assert response.status_code == 503
         assert front.client.get("/v1/models").json()["data"] == []
+
+
+def test_a_model_that_another_node_may_serve_is_not_denied(node: FakeNode) -> None:
+    """As to a front end that was started again, and has heard of one of its nodes only."""
+    node.worker()
+    later = FakeNode("big", name="later")
+    with RunningFront(node.control, later.control) as front:
+        asked = HELLO | {"model": "big"}
+        response = front.client.post(CHAT, json=asked)
+        assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+        assert response.json()["error"]["retryable"] is True
+        assert front.client.post(CHAT, json=HELLO | {"model": "tiny"}).status_code == 200
+        with later:
+            later.worker()
+            front.wait_workers(2)
+            assert front.client.post(CHAT, json=asked).status_code == 200
+            assert front.client.post(CHAT, json=asked | {"model": "other"}).status_code == 404

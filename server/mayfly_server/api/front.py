@@ -28,7 +28,7 @@ class Front:
 
         Raises:
             ModelNotFound, InvalidRequest: none, or no single one.
-            Unavailable: nobody has told this front end yet what is served.
+            Unavailable: those who might serve it have not told this front end yet.
         """
         if not await self.fleet.heard(self.settings.queue_wait_s):
             raise Unavailable("No node has been heard of yet.", retry_after_s=1.0)
@@ -45,6 +45,12 @@ class Front:
         exact = [model for model in served if model.name == name]
         short = [model for model in served if model.name.rpartition("/")[2] == name]
         found = exact or short
+        if not found and self.fleet.partly_known:
+            raise Unavailable(
+                f"No node that was heard of serves the model {asked[:200]!r}, and some have not "
+                "been heard of yet.",
+                retry_after_s=1.0,
+            )
         if len(found) != 1:
             raise ModelNotFound(
                 f"The model {asked[:200]!r} is not served here; see /v1/models.", param="model"

@@ -222,6 +222,11 @@ class Fleet:
             async with asyncio.timeout(timeout_s):
                 await event.wait()
 
+    @property
+    def partly_known(self) -> bool:
+        """Whether there are nodes that have not said yet what they serve."""
+        return any(address not in self._rosters for address in self._nodes)
+
     async def heard(self, timeout_s: float) -> bool:
         """Waits for the first roster of a front end that has only just started."""
         deadline = self._loop.time() + timeout_s

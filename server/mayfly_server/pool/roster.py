@@ -90,6 +90,10 @@ class Rosters:
         """Nothing that was said there counts any more."""
         self._heard.pop(address, None)
 
+    def __contains__(self, address: str) -> bool:
+        """Whether anything was ever heard there."""
+        return address in self._heard
+
     def __bool__(self) -> bool:
         return bool(self._heard)
 
