@@ -32,6 +32,7 @@ from mayfly_server.edge.keys import KeysError, from_environment
 from mayfly_server.listening import ListenError, activated, bind
 from mayfly_server.serving import FrontServer
 
+_SAID = ("Exception in ASGI application", "ASGI callable returned without completing response")
 _NAME = "mayfly_server.front"
 """Also where this is ``__main__``."""
 
@@ -107,8 +108,9 @@ def own_listeners(host: str, port: int) -> list[socket.socket]:
 
 
 def _unsaid(record: logging.LogRecord) -> bool:
-    """The application has logged its exceptions itself, with their requests' ids."""
-    return not str(record.msg).startswith("Exception in ASGI application")
+    """The application has logged its exceptions itself, with their requests' ids, and whom it cut
+    in the middle of an answer."""
+    return not str(record.msg).startswith(_SAID)
 
 
 def _settings(options: argparse.Namespace) -> FrontSettings:

@@ -15,7 +15,8 @@ import httpx
 import pytest
 
 from mayfly_protocol.lifecycle import Exit
-from models.fake_engine import WORDS, FakeNode, say, until
+from mayfly_protocol.serving import Submit
+from models.fake_engine import WORDS, Act, FakeNode, accept, say, step, until
 from models.running_front import PATIENCE_S, RunningFront
 
 HELLO = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
@@ -67,6 +68,31 @@ def test_others_need_a_key(node: FakeNode, insecure: bool) -> None:
             return False
 
         RunningFront.wait(answers)
+
+
+def test_a_client_that_is_cut_is_no_error_of_the_server() -> None:
+    """The log says so once, with the request's id."""
+
+    def flood(submit: Submit) -> Iterator[Act]:
+        yield accept(submit)
+        for position in range(8000):
+            yield step(submit, position, "x" * 4000)
+
+    settings = json.dumps({"max_unread_bytes": 65536, "logs": {"form": "json"}, **FEW})
+    body = json.dumps(HELLO)
+    asked = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}"
+    with FakeNode() as node:
+        node.worker(flood)
+        with front_end("--node", node.control, "--port", "0", "--settings", settings) as process:
+            assert process.stderr is not None
+            port = json.loads(process.stderr.readline())["addresses"][0][1]
+            with socket.create_connection(("127.0.0.1", port)) as connection:
+                connection.sendall(f"{asked}\r\n\r\n{body}".encode())
+                said = [json.loads(process.stderr.readline())]
+                process.terminate()
+                said += map(json.loads, process.stderr)
+    assert said[0]["event"] == "cut a client that does not read its answer"
+    assert not [line for line in said if line["level"] == "error"]
 
 
 def test_keys_that_cannot_be_used(node: FakeNode) -> None:
