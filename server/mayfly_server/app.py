@@ -41,6 +41,7 @@ from mayfly_server.edge.hosts import HostPolicy, Hosts, own_names
 from mayfly_server.edge.keyring import Keyring
 from mayfly_server.edge.keys import Key
 from mayfly_server.edge.origins import Origins, with_cors
+from mayfly_server.edge.redirects import Redirects
 from mayfly_server.fleet_metrics import FleetMetrics
 from mayfly_server.metrics import Metrics
 from mayfly_server.pool.dialling import Dialler
@@ -105,6 +106,7 @@ def create_app(settings: FrontSettings, keys: Sequence[Key] = ()) -> FastAPI:
     if settings.metrics != "off":
         app.add_api_route("/metrics", metrics_page, include_in_schema=False)
     # The one that is added last sees a request first: see the drawing in edge.
+    app.add_middleware(Redirects)
     app.add_middleware(BodyLimit, limit=settings.max_body_bytes)
     app.add_middleware(Gate, keyring=keyring, metrics=settings.metrics)
     app.add_middleware(Origins, allowed=settings.cors_origins)

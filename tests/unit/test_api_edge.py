@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from edge_harness import ask
 from front_harness import CHAT, HELLO, TEXT
 from mayfly_server.api.errors import UNDER_V1
 from models.fake_engine import FakeNode, accept, say, step
@@ -177,6 +178,14 @@ def test_R48_the_terminating_chunk(front: RunningFront) -> None:
         while part := connection.recv(65536):
             received += part
     assert received.endswith(b"\r\n0\r\n\r\n")
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/livez", "/mayfly/status"])
+def test_a_redirect_stays_with_its_scheme_and_host(front: RunningFront, path: str) -> None:
+    """The server does not know how its clients reach it."""
+    response = front.client.post(f"{path}/?x=1", headers={"host": "localhost:1"}, json={})
+    assert (response.status_code, response.headers["location"]) == (307, f"{path}?x=1")
+    assert ask(front, f"GET //elsewhere.example{path}/ HTTP/1.1\r\nHost: localhost\r\n\r\n") == 404
 
 
 def test_request_ids(front: RunningFront) -> None:

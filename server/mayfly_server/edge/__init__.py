@@ -10,6 +10,7 @@
     origins      the site that a browser's request comes from
     gate         keys, and what each may do how often
     body limit   (api.body)
+    redirects    of addresses with a slash too many
         v
     the routes
 """
