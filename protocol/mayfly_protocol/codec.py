@@ -43,9 +43,10 @@ def _as_map(value: Any) -> dict[str, Any]:
 
 
 def encode(message: object) -> bytes:
-    """One frame. Raises TypeError for what MessagePack has no type for."""
+    """One frame. Raises TypeError for what MessagePack has no type for. Half a surrogate pair, as
+    Python makes of a file's name that is no UTF-8, becomes an escape."""
     body = [PROTOCOL_VERSION, type(message).__name__, _as_map(message)]
-    packed: bytes = msgpack.packb(body, default=_as_map)
+    packed: bytes = msgpack.packb(body, default=_as_map, unicode_errors="backslashreplace")
     return packed
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -150,3 +151,10 @@ def test_no_text_takes_long_to_redact() -> None:
     redacted("'a " * 30_000)
     assert len(redacted("x" * 100_000)) == LINE
     assert time.monotonic() - began < 1.0
+
+
+def test_a_file_whose_name_is_no_unicode_is_written_down_too(tmp_path: Path) -> None:
+    said = os.fsdecode(b"/models/caf\xe9: no such file")
+    append(tmp_path / "autopsies.jsonl", written() | {"first": said})
+    [record] = records(tmp_path / "autopsies.jsonl")
+    assert record["first"] == said

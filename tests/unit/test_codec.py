@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import types
 from enum import Enum
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from mayfly_protocol import PROTOCOL_VERSION, codec
 from mayfly_protocol.codec import BadFrame, Channel, encode
-from mayfly_protocol.lifecycle import ToReaper, ToSlot
+from mayfly_protocol.lifecycle import Cause, Fault, ToReaper, ToSlot
 from mayfly_protocol.roster import FromNode, Roster, ToNode
 from mayfly_protocol.serving import ToFrontEnd, ToWorker
 
@@ -162,6 +163,14 @@ class TestNonsense:
         for frame in (b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff"):
             with pytest.raises(BadFrame):
                 CHANNELS[channel].decode(frame)
+
+
+def test_the_name_of_a_file_that_is_no_unicode_travels_as_escapes() -> None:
+    cause = Cause("OSError", os.fsdecode(b"/models/caf\xe9: no such file"))
+    frame = encode(Fault("model_load", "model", cause))
+    arrived = codec.to_reaper.decode(frame)
+    assert isinstance(arrived, Fault)
+    assert arrived.first.text == "/models/caf\\udce9: no such file"
 
 
 def test_what_has_no_type_in_messagepack_cannot_be_sent() -> None:

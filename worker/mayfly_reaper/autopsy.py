@@ -91,7 +91,8 @@ def autopsy(
 def append(path: Path, record: dict[str, Any]) -> None:
     """Adds one line, to a new file if the old one is full. Raises OSError (a full disk, say): the
     caller goes on without it."""
-    line = json.dumps(record, ensure_ascii=False).encode() + b"\n"
+    text = json.dumps(record, ensure_ascii=False)
+    line = text.encode(errors="backslashreplace") + b"\n"  # names of files may be no UTF-8
     size = path.stat().st_size if path.exists() else 0
     if size and size + len(line) > MOST_BYTES:
         _rotate(path)
