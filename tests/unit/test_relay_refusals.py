@@ -88,7 +88,7 @@ BUSY = ": its workers are busy, or did not answer in time."
 
 def test_a_worker_that_does_not_answer_is_not_being_connected_to(node: FakeNode) -> None:
     node.worker(lambda submit: iter((60.0,)))
-    with RunningFront(node.control, accept_wait_s=0.2, queue_wait_s=0.4) as front:
+    with RunningFront(node.control, accept_wait_s=0.2, queue_wait_s=0.4, keep_alive_s=0.1) as front:
         response = front.client.post(CHAT, json=HELLO)
         assert response.status_code == 503
         assert response.json()["error"]["message"].endswith(BUSY)
