@@ -18,6 +18,10 @@ class Redirects:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not scope.get("path", "").endswith("/"):  # nearly all, and streams with them
+            await self._app(scope, receive, send)
+            return
+
         async def relative(message: Message) -> None:
             if message["type"] == "http.response.start" and message["status"] == 307:
                 headers = MutableHeaders(scope=message)
