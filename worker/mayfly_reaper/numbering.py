@@ -11,6 +11,7 @@ import logging
 from pathlib import Path
 
 from mayfly_reaper.errors import StartError
+from mayfly_reaper.paths import rewrite
 
 _log = logging.getLogger(__name__)
 
@@ -32,10 +33,8 @@ class Numbers:
     def take(self) -> int:
         """The next number. One that cannot be written down is good for this reaper's life."""
         self._last += 1
-        new = self._path.with_suffix(".new")
         try:
-            new.write_text(f"{self._last}\n")
-            new.replace(self._path)  # what is written in place is gone where the disk is full
+            rewrite(self._path, f"{self._last}\n")
         except OSError as error:
             _log.warning("could not write to %s: %s", self._path, error)
         return self._last

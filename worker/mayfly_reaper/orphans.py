@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 
+from mayfly_reaper.paths import rewrite
 from mayfly_reaper.telling import Once
 
 _log = logging.getLogger(__name__)
@@ -65,10 +66,8 @@ class Ledger:
 
     def _write(self) -> None:
         text = json.dumps([asdict(entry) for entry in self.entries])
-        new = self._path.with_suffix(".new")
         try:
-            new.write_text(text)
-            new.replace(self._path)
+            rewrite(self._path, text)
         except OSError as error:
             self._complain(f"the list of workers cannot be written: {error}")
 

@@ -142,3 +142,10 @@ def _own(folder: Path) -> None:
     else:
         return
     raise StartError(f"{folder} cannot be trusted with sockets: {wrong}; remove it")
+
+
+def rewrite(path: Path, text: str) -> None:
+    """Puts a text in a file's place, whole or, on a full disk, not at all. Raises OSError."""
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    new.replace(path)
