@@ -43,11 +43,17 @@ rows = st.builds(
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(rows, min_size=1, max_size=6), st.integers(0, 1000))
-def test_a_row_draws_the_same_alone_and_in_any_batch(batch: list[RowSampling], seed: int) -> None:
+@given(
+    st.lists(rows, min_size=1, max_size=6),
+    st.integers(0, 1000),
+    st.sampled_from([mx.float32, mx.bfloat16, mx.float16]),
+)
+def test_a_row_draws_the_same_alone_and_in_any_batch(
+    batch: list[RowSampling], seed: int, kind: mx.Dtype
+) -> None:
     together, alone = Sampler(batch, WIDTH), [Sampler([row], WIDTH) for row in batch]
     for position in range(4):
-        x = logits(len(batch), seed + position)
+        x = logits(len(batch), seed + position).astype(kind)
         drawn = together(x, [position] * len(batch)).tolist()
         solo = [s(x[i : i + 1], [position]).item() for i, s in enumerate(alone)]
         assert drawn == solo
@@ -127,5 +133,19 @@ def test_keys_differ_by_seed_choice_and_position() -> None:
 
 
 def test_unhealthy_rows_are_told_apart() -> None:
-    x = mx.array([[1.0, math.nan, 2.0], [1, 1, 1], [0, -math.inf, 1], [1, 2, 3]])
-    assert healthy(x).tolist() == [False, False, True, True]
+    nan, inf = math.nan, math.inf
+    sick = mx.array([[1.0, nan, 2.0], [nan, nan, nan], [1, 1, 1], [-inf, -inf, -inf]])
+    well = mx.array([[0.0, -inf, 1], [1, 2, 3], [-inf, inf, 0]])
+    for kind in (mx.float32, mx.bfloat16, mx.float16):
+        assert not any(healthy(sick.astype(kind)).tolist())
+        assert all(healthy(well.astype(kind)).tolist())
+
+
+def test_of_equals_the_first_is_taken_in_every_type() -> None:
+    greedy, hot = RowSampling.greedy(), RowSampling(Sampling(seed=0, temperature=1.0))
+    for kind in (mx.float32, mx.bfloat16, mx.float16):
+        x = mx.array(np.random.default_rng(0).integers(0, 3, (64, WIDTH))).astype(kind)
+        first = np.array(x.astype(mx.float32)).argmax(axis=-1).tolist()
+        assert Sampler([greedy] * 64, WIDTH)(x, [0] * 64).tolist() == first
+        mixed = Sampler([greedy] * 64 + [hot], WIDTH)
+        assert mixed(mx.concatenate([x, x[:1]]), [0] * 65).tolist()[:64] == first

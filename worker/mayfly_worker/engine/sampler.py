@@ -94,6 +94,8 @@ class Sampler:
             self._build_filters()
         self._build_bias()
         self._banning = [i for i, r in enumerate(rows) if r.banned and r.banned_until > 0]
+        touched = self._penalised or self._bias is not None or self._banning
+        self._as_they_are = self._all_greedy and not touched
 
     def _build_penalties(self, counts: Sequence[mx.array | None]) -> None:
         chosen = [self._rows[i].sampling for i in self._penalised]
@@ -141,6 +143,8 @@ class Sampler:
         ``positions`` are the tokens' places in their answers; ``allowed`` is a boolean mask
         [rows, width] of what grammars permit.
         """
+        if self._as_they_are and allowed is None:
+            return mx.argmax(logits, axis=-1)  # in whatever type: float32 has the same order
         logits = logits.astype(mx.float32)
         if self._penalised:
             logits = self._penalise(logits)
@@ -220,5 +224,4 @@ def _gumbel(keys: mx.array, width: int) -> mx.array:
 def healthy(logits: mx.array) -> mx.array:
     """Which rows' logits can be trusted, shape [rows]: a row that holds NaN, or whose logits are
     all equal (what a kernel that silently did nothing leaves), cannot."""
-    spread = mx.max(logits, axis=-1) - mx.min(logits, axis=-1)
-    return spread > 0
+    return mx.max(logits, axis=-1) > mx.min(logits, axis=-1)  # NaN is greater than nothing
