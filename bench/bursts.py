@@ -15,6 +15,7 @@ import random
 import statistics
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,8 @@ import mlx.core as mx
 from decoding import GREEDY, TOGETHER, Decoder, spread
 
 from mayfly_worker.engine import caches
-from mayfly_worker.engine.admission import Budget
 from mayfly_worker.engine.chunks import ChunkSizer
-from mayfly_worker.engine.loop import Engine
 from mayfly_worker.engine.types import Event, Row, Start, Step
-from mayfly_worker.prefix_cache import PrefixCache
 
 ANSWER = 24
 
@@ -75,17 +73,9 @@ class Burst:
         self._device = None if args.real else Simulated(decoder.model, args)
         self._came: dict[int, float] = {}
         self._rows = 0
-        self._engine = Engine(
-            self._device or decoder.model,
-            self._width,
-            budget=Budget(args.prompts, 1 << 60, decoder.found.cost.per_token),
-            chunks=chunks,
-            prefixes=PrefixCache(0),
-            emit=self._emit,
-            new_cache=caches.factory(decoder.model),
-            bucketed=True,
-            pass_tokens=TOGETHER,
-        )
+        if self._device:
+            decoder = replace(decoder, model=self._device)
+        self._engine = decoder.engine(args.prompts, TOGETHER, chunks, self._emit, bucketed=True)
 
     def _emit(self, events: list[Event]) -> None:
         for event in events:

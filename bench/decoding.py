@@ -19,7 +19,7 @@ from mayfly_worker.engine.chunks import ChunkSizer
 from mayfly_worker.engine.lanes import pass_tokens
 from mayfly_worker.engine.loop import Engine
 from mayfly_worker.engine.sampler import RowSampling
-from mayfly_worker.engine.types import Row, Start
+from mayfly_worker.engine.types import Event, Row, Start
 from mayfly_worker.prefix_cache import PrefixCache
 from mayfly_worker.probing import Probe, probe
 from mayfly_worker.references import References
@@ -28,6 +28,7 @@ TOGETHER, APART = float("inf"), 0.0
 """Prices of a forward pass at which rows always share one, or never do."""
 
 GREEDY = RowSampling.greedy()
+Emit = Callable[[list[Event]], None]
 WARM_UP = 5
 
 
@@ -41,7 +42,10 @@ class Decoder:
 
     @classmethod
     def of(cls, folder: Path) -> Decoder:
-        model = load_model(folder)[0]
+        return cls.with_model(load_model(folder)[0])
+
+    @classmethod
+    def with_model(cls, model: Any) -> Decoder:
         found = probe(model, caches.factory(model), References.of("", ""))
         parameters: list[tuple[str, Any]] = list(tree_flatten(model.parameters()))  # type: ignore[arg-type]
         weights = sum(p.nbytes for _, p in parameters)
@@ -51,6 +55,23 @@ class Decoder:
         """Random ones."""
         rng = random.Random(0)
         return [[rng.randrange(self.found.width) for _ in range(n)] for n in lengths]
+
+    def engine(
+        self, rows: int, price: float, chunks: ChunkSizer, emit: Emit, **more: Any
+    ) -> Engine:
+        """One that keeps no prefixes."""
+        return Engine(
+            self.model,
+            self.found.width,
+            budget=Budget(rows, 1 << 60, self.found.cost.per_token),
+            chunks=chunks,
+            prefixes=PrefixCache(0),
+            emit=emit,
+            new_cache=caches.factory(self.model),
+            padding_safe=self.found.padding_safe,
+            pass_tokens=price,
+            **more,
+        )
 
     def step_ms(
         self,
@@ -62,17 +83,7 @@ class Decoder:
         logprobs: int | None = None,
     ) -> float:
         """The median time of a decode step of rows with so many tokens."""
-        engine = Engine(
-            self.model,
-            self.found.width,
-            budget=Budget(len(lengths), 1 << 60, self.found.cost.per_token),
-            chunks=ChunkSizer(1.0, 1.0),
-            prefixes=PrefixCache(0),
-            emit=lambda events: None,
-            new_cache=caches.factory(self.model),
-            padding_safe=self.found.padding_safe,
-            pass_tokens=price,
-        )
+        engine = self.engine(len(lengths), price, ChunkSizer(1.0, 1.0), lambda events: None)
         for i, tokens in enumerate(self.prompts(lengths)):
             row = Row(i, tokens, sampling, 1 << 20, logprobs=logprobs)
             engine.commands.put(Start(str(i), [row]))

@@ -39,12 +39,14 @@ class Workload:
 
 
 class InProcess:
-    def __init__(self, model: Path) -> None:
+    """``kind`` is what runs: the ``loop``, or the ``engine``."""
+
+    def __init__(self, model: Path, kind: str = "loop") -> None:
+        self.model = model.name
         self._process = subprocess.Popen(
-            [sys.executable, HERE / "inprocess.py", model],
+            [sys.executable, HERE / "inprocess.py", model, kind],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
             text=True,
         )
 
@@ -110,8 +112,7 @@ def measure(args: argparse.Namespace, model: Path) -> list[Workload]:
         for workload in workloads:
             for number in range(-1, args.rounds):  # round -1 warms up and is not counted
                 for key, contender in who.items():
-                    name = model.name if key == "A" else contender.model
-                    work = bodies(workload, args, number + 10, name)
+                    work = bodies(workload, args, number + 10, contender.model)
                     result = contender.round(work, workload.concurrency)
                     if number >= 0:
                         workload.rounds[key].append(result)
