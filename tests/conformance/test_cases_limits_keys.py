@@ -6,6 +6,7 @@ import logging
 import re
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,9 @@ def test_R125_probes_say_no_more_than_they_have_to() -> None:
             response = front.client.get(path)
             assert (response.status_code, response.json()) == (503, {"status": "unavailable"})
             assert "retry-after" not in response.headers
+        node.show(replace(node.view("slot-1"), state="ready", running=1))
+        front.wait(lambda: front.client.get("/health").json() == {"status": "stalled"})
+        assert "tiny" in front.client.get("/health", headers=bearer(SECRET)).json()["reason"]
 
 
 @pytest.mark.parametrize("path", sorted(PROBES))

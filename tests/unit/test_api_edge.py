@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -262,6 +263,27 @@ class TestProbes:
             assert front.client.get("/readyz").json()["reason"] == "its workers cannot start"
             assert front.client.get("/livez").json() == {"status": "ok"}
             assert worker.submits == []
+
+    def test_workers_that_stand_still_are_not_ok(self) -> None:
+        with FakeNode() as node:
+            for _ in range(2):
+                node.worker()
+            with RunningFront(node.control) as front:
+                front.wait_workers(2)
+
+                def said() -> dict[str, str]:
+                    response = front.client.get("/health")
+                    assert response.status_code == 200, "a request would be taken"
+                    return cast(dict[str, str], response.json())
+
+                assert said() == {"status": "ok"}
+                for slot in ("slot-1", "slot-2"):
+                    node.show(replace(node.view(slot), running=1))
+                front.wait(lambda: said()["status"] == "stalled")
+                assert re.search(r"have not moved: tiny for \d+ s", said()["reason"])
+                moved = node.view("slot-2")
+                node.show(replace(moved, progress=moved.progress + 1))
+                front.wait(lambda: said() == {"status": "ok"})
 
     def test_the_reaper_is_asked_once_the_front_end_listens(self) -> None:
         with FakeNode() as node, RunningFront(node.control, ready=False):

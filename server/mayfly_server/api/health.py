@@ -8,13 +8,13 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
 from mayfly_server.api.front import FrontDep
-from mayfly_server.api.schemas.server import Alive, NotReady
+from mayfly_server.api.schemas.server import Alive, NotReady, Ready
 from mayfly_server.errors import Unavailable
 
 router = APIRouter()
 
 _READY: dict[int | str, dict[str, Any]] = {
-    200: {"model": Alive},
+    200: {"model": Ready},
     503: {"model": NotReady, "description": "No request would be taken now."},
 }
 
@@ -32,16 +32,30 @@ async def alive() -> dict[str, Any]:
 @router.get("/health", name="health", response_model=None, responses=_READY)
 @router.get("/readyz", response_model=None, responses=_READY)
 async def ready(request: Request, front: FrontDep) -> JSONResponse:
-    """Whether a request would be taken now: 200, or 503 with the reason, unless the caller lacks a
-    key that others need."""
-    if front.fleet.leaving:
-        reason, ready_in_s = "the server is shutting down", 1.0
-    elif front.fleet.ready_workers():
-        return JSONResponse({"status": "ok"})
-    else:
-        outlook = front.fleet.outlook()
-        reason, ready_in_s = outlook.reason, outlook.ready_in_s
-    if getattr(request.state, "guest", False):
-        return JSONResponse({"status": "unavailable"}, 503)
-    headers = Unavailable(reason, retry_after_s=ready_in_s).headers()
-    return JSONResponse({"status": "unavailable", "reason": reason}, 503, headers)
+    """Whether a request would be taken now: 200, or 503. Where all is not well a word says so, and
+    the reason, unless the caller lacks a key that others need."""
+    fleet = front.fleet
+    if fleet.leaving:
+        return _unavailable(request, "the server is shutting down", 1.0)
+    if not fleet.ready_workers():
+        outlook = fleet.outlook()
+        return _unavailable(request, outlook.reason, outlook.ready_in_s)
+    if still := fleet.standing_still():
+        return JSONResponse(_words(request, "stalled", _standstill(still)))
+    return JSONResponse({"status": "ok"})
+
+
+def _unavailable(request: Request, reason: str, ready_in_s: float) -> JSONResponse:
+    words = _words(request, "unavailable", reason)
+    headers = Unavailable(reason, retry_after_s=ready_in_s).headers() if "reason" in words else None
+    return JSONResponse(words, 503, headers)
+
+
+def _words(request: Request, status: str, reason: str) -> dict[str, str]:
+    guest = getattr(request.state, "guest", False)
+    return {"status": status} if guest else {"status": status, "reason": reason}
+
+
+def _standstill(still: dict[str, float]) -> str:
+    told = (f"{model} for {seconds:.0f} s" for model, seconds in sorted(still.items()))
+    return f"workers have something to do and have not moved: {', '.join(told)}"

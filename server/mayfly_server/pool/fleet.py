@@ -184,6 +184,18 @@ class Fleet:
         """The model of each of them."""
         return [slot.view.model for slot, _ in self._usable()]
 
+    def standing_still(self) -> dict[str, float]:
+        """The models all of whose workers have something to do and do not move, and since how many
+        seconds. They may be lost."""
+        links: dict[str, list[Link]] = {}
+        for slot, link in self._usable():
+            links.setdefault(slot.view.model, []).append(link)
+        return {
+            model: min(link.still_s for link in its)
+            for model, its in links.items()
+            if all(link.stalled for link in its)
+        }
+
     def choose(
         self,
         model: str,

@@ -148,10 +148,14 @@ class Link:
         return max(reported + unseen, len(self._submitted_at))
 
     @property
+    def still_s(self) -> float:
+        """For how long it has had something to do and has not moved, by what its node says."""
+        return self.slot.heard_at - self._busy_since
+
+    @property
     def stalled(self) -> bool:
-        """Whether the worker has something to do and has not moved for a while, by what its node
-        says. It may be lost, and nobody knows yet."""
-        return self.slot.heard_at - self._busy_since > STALLED_S
+        """Whether the worker stands still for so long that it may be lost, and nobody knows yet."""
+        return self.still_s > STALLED_S
 
     @property
     def outstanding(self) -> int:

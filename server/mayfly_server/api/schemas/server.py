@@ -14,11 +14,25 @@ class Alive(Answer):
     status: Literal["ok"]
 
 
+Reason = Annotated[
+    str | None, Field(description="Not for a caller who lacks a key that others need.")
+]
+
+
+class Ready(Answer):
+    status: Annotated[
+        Literal["ok", "stalled"],
+        Field(
+            description="Stalled: the workers of a model have something to do and have not moved "
+            "for seconds. Requests are taken, and answered by the next workers if these are lost."
+        ),
+    ]
+    reason: Reason = None
+
+
 class NotReady(Answer):
     status: Literal["unavailable"]
-    reason: Annotated[
-        str | None, Field(description="Not for a caller who lacks a key that others need.")
-    ] = None
+    reason: Reason = None
 
 
 class ServedModel(Answer):
