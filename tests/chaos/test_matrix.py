@@ -32,8 +32,10 @@ CALM = {
     "stacks_s": 0.3,
     "terminate_s": 0.3,
 }
-# Where a machine is very busy, a worker that is well may be silent for two seconds.
-IMPATIENT = CALM | {"decode_s": 3.0, "prefill_s": 3.0, "first_factor": 1.5, "silent_s": 4.0}
+# Where a machine is very busy, a worker that is well may be silent for two seconds. One that is
+# stopped neither beats nor moves, and its silence has to be noticed first, also where the step that
+# it was stopped in had waited for others.
+IMPATIENT = CALM | {"decode_s": 8.0, "prefill_s": 8.0, "first_factor": 1.0, "silent_s": 4.0}
 
 
 def ask(server: Server, text: str, **body: Any) -> Asking:
