@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,13 @@ def require_other_host() -> None:
         socket.create_server((OTHER_HOST, 0)).close()
     except OSError as error:
         pytest.skip(f"this system has no {OTHER_HOST}: {error}")
+
+
+def say(peer: zmq.Socket[Any], frame: bytes) -> None:
+    """Sends, unless the peer has been turned away by now: it has no connection any more then, and
+    an ordinary send would wait for one for ever."""
+    with contextlib.suppress(zmq.Again):
+        peer.send(frame, zmq.NOBLOCK)
 
 
 class Process:
@@ -130,6 +138,17 @@ class TcpNode(Process):
         """These, and nobody else."""
         trusted = {key: f"peer-{number}" for number, key in enumerate(keys)}
         write_trusted(trusted_file(self.state_dir), trusted)
+
+    @contextlib.contextmanager
+    def trusting(self, *keys: str) -> Iterator[None]:
+        """For a while these, and nobody else."""
+        file = trusted_file(self.state_dir)
+        before = file.read_text()
+        self.trust(*keys)
+        try:
+            yield
+        finally:
+            file.write_text(before)
 
     def address(self, host: str = "127.0.0.1") -> str:
         return f"tcp://{self.pair.public}@{host}:{self.port}"

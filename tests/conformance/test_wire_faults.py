@@ -101,14 +101,13 @@ def test_a_stream_ends_for_a_key_that_is_revoked(site: Site) -> None:
         wait_for(lambda: site.view().running == 2, "both to run")
         assert friend.poll(int(DEADLINE_S * 1000))
         before = site.refused("revoked")
-        site.node.trust(site.own.public)
-        wait_for(lambda: site.refused("revoked") > before, "the worker to have looked")
-        wait_for(lambda: site.roster()["slots"][0]["running"] < 2, "the end of its request")
-        while friend.poll(0):
-            friend.recv()
-        assert not friend.poll(500), "a step takes 20 ms"
-    asking.join()
-    site.node.trust(site.own.public, site.friend.public)
+        with site.node.trusting(site.own.public):
+            wait_for(lambda: site.refused("revoked") > before, "the worker to have looked")
+            wait_for(lambda: site.roster()["slots"][0]["running"] < 2, "the end of its request")
+            while friend.poll(0):
+                friend.recv()
+            assert not friend.poll(500), "a step takes 20 ms"
+            asking.join()
     [answer] = answers
     assert answer.json()["usage"]["completion_tokens"] == 150
     assert site.front.metric("mayfly_continuations_total") == moved

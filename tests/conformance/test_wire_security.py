@@ -18,7 +18,7 @@ from mayfly_protocol.roster import Ask, DrainNode, Recycle
 from mayfly_protocol.serving import Ping
 from mayfly_protocol.sockets import configure, dial_curve
 from server_harness import wait_for
-from wire_harness import Site
+from wire_harness import Site, say
 
 SECRET = "the heron wades at dawn"
 PATIENCE_MS = 20_000
@@ -41,7 +41,7 @@ def sockets(site: Site) -> Iterator[tuple[str, Callable[[KeyPair | None], zmq.So
 
     def control(own: KeyPair | None) -> zmq.Socket[Any]:
         peer = site.peer(zmq.DEALER, site.node.port, own, site.node.pair.public)
-        peer.send(encode(Ask()))
+        say(peer, encode(Ask()))
         return peer
 
     def roster(own: KeyPair | None) -> zmq.Socket[Any]:
@@ -49,7 +49,7 @@ def sockets(site: Site) -> Iterator[tuple[str, Callable[[KeyPair | None], zmq.So
 
     def serving(own: KeyPair | None) -> zmq.Socket[Any]:
         peer = site.peer(zmq.DEALER, worker_port, own, worker_key)
-        peer.send(encode(Ping(1)))
+        say(peer, encode(Ping(1)))
         return peer
 
     yield from (("control", control), ("roster", roster), ("worker", serving))
@@ -92,21 +92,20 @@ def test_a_revoked_key_gets_nothing_over_connections_that_are_open(site: Site) -
     for name, _, peer in peers:
         assert peer.poll(PATIENCE_MS), name
     before = {reason: site.refused(reason) for reason in ("untrusted", "revoked")}
-    site.node.trust(site.own.public)
-    for reason, count in before.items():  # of the sockets that are bound anew, and of the worker
-        wait_for(lambda r=reason, c=count: site.refused(r) > c, f"the doors to shut: {reason}")  # type: ignore[misc]
-    for name, knock, peer in peers:
-        while peer.poll(0):
-            peer.recv_multipart()
-        if name == "worker":  # the others have no connection any more
-            peer.send(encode(Ping(2)))
-        assert not peer.poll(QUIET_MS), f"{name}, open"
-        peer.close()
-        with knock(site.friend) as again:
-            assert not again.poll(QUIET_MS), f"{name}, anew"
-    assert site.refused("revoked") >= before["revoked"] + 2, "the word that was sent after it, too"
-    assert site.front.chat("Still there?").status_code == 200
-    site.node.trust(site.own.public, site.friend.public)
+    with site.node.trusting(site.own.public):
+        for reason in before:  # of the sockets that are bound anew, and of the worker
+            wait_for(lambda r=reason: site.refused(r) > before[r], f"the doors to shut: {reason}")  # type: ignore[misc]
+        for name, knock, peer in peers:
+            while peer.poll(0):
+                peer.recv_multipart()
+            if name == "worker":  # the others have no connection any more
+                say(peer, encode(Ping(2)))
+            assert not peer.poll(QUIET_MS), f"{name}, open"
+            peer.close()
+            with knock(site.friend) as again:
+                assert not again.poll(QUIET_MS), f"{name}, anew"
+        assert site.refused("revoked") >= before["revoked"] + 2, "the word sent after it, too"
+        assert site.front.chat("Still there?").status_code == 200
     assert site.worker()
 
 
@@ -134,8 +133,8 @@ def test_a_friend_over_the_network_is_no_operator_and_no_worker(site: Site) -> N
     with impostor:
         impostor.connect(f"tcp://127.0.0.1:{site.node.port}")
         for said in (Recycle(), DrainNode(0.0), Hello("x", 1, 1)):
-            impostor.send(encode(said))
-        impostor.send(b"\xc1 nonsense")
+            say(impostor, encode(said))
+        say(impostor, b"\xc1 nonsense")
         wait_for(lambda: site.refused("nonsense") >= before + 4, "four refusals")
     assert "127.0.0.1: refused, nonsense" in site.node.log()
     assert site.roster()["slots"][0]["pid"] == pid
@@ -150,7 +149,7 @@ def test_another_version_is_named_and_changes_nothing(site: Site) -> None:
         with knock(site.friend) as peer:
             assert peer.poll(PATIENCE_MS)
             peer.recv()
-            peer.send(msgpack.packb([2, "Ask", {}]))
+            say(peer, msgpack.packb([2, "Ask", {}]))
             wait_for(lambda b=before: site.refused("version") > b, f"a count at {name}")  # type: ignore[misc]
             assert not peer.poll(300), name
     assert "127.0.0.1: refused, version" in site.node.log()

@@ -22,6 +22,7 @@ from mayfly_protocol.doorkeeper import (
 from mayfly_protocol.identity import KeyPair, TrustList, new_pair, trusted_file, write_trusted
 from mayfly_protocol.sockets import configure, dial_curve, over_tcp
 from node_harness import wait_until
+from wire_harness import say
 
 
 class House:
@@ -42,7 +43,7 @@ class House:
         self._router = self._context.socket(zmq.ROUTER)
         configure(self._router)
         over_tcp(self._router, "127.0.0.1")
-        self._router.setsockopt(zmq.HANDSHAKE_IVL, 200)
+        self._router.setsockopt(zmq.HANDSHAKE_IVL, 1000)
         self.keeper.guard(self._router, "house", self.pair)
         self.port = self._router.bind_to_random_port("tcp://127.0.0.1")
         self._poller = zmq.Poller()
@@ -71,7 +72,7 @@ class House:
         if own is not None:
             dial_curve(guest, own, server or self.pair.public)
         guest.connect(f"tcp://127.0.0.1:{self.port}")
-        guest.send(b"hello")
+        say(guest, b"hello")
         self._guests.append(guest)
         return guest
 
@@ -149,7 +150,7 @@ def test_a_revoked_key_shuts_open_connections(house: House) -> None:
     house.live(lambda: house.revoked == {pair.public}, "the revocation")
     for each in (guest, friend):
         each.recv()
-        each.send(b"again")
+        say(each, b"again")
     house.live(lambda: bool(friend.poll(0)), "the friend's answer")
     house.live(lambda: house.refusals.counts["revoked"] == 1, "the refusal")
     assert guest.poll(0) == 0
