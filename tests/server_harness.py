@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -27,10 +28,43 @@ DEADLINE_S = 60.0
 MODELS = Path(__file__).parent / "models"
 
 
+FIRST_PORT = 10_000
+EACH = 10
+"""Ports for whoever asks for some."""
+
+
+def _own_ports() -> Iterator[int]:
+    """The first of ten ports each, of this process's tests alone; from a random one on, so that
+    other suites on this machine rarely come near. They lie below those that the system picks for
+    whoever binds port 0: between the choice of a port and a server's binding it are seconds."""
+    system = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    end = int(system.read_text().split()[0]) if system.exists() else 32_768
+    suites = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    suite = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    if end < FIRST_PORT + 1000 * suites:
+        end = 32_768  # the system keeps nearly all of them to itself
+    own = range(FIRST_PORT, end - EACH, EACH)[suite::suites]
+    start = secrets.randbelow(len(own))
+    return iter([*own[start:], *own[:start]])
+
+
+_ports = _own_ports()
+
+
 def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+    """One that nobody uses, and that was not given to anybody in this process before."""
+    return free_ports(1)
+
+
+def free_ports(count: int) -> int:
+    """The first of so many in a row, ten at most, of which that is true."""
+    assert count <= EACH
+    for first in _ports:
+        with contextlib.suppress(OSError):
+            for port in range(first, first + count):
+                socket.create_server(("127.0.0.1", port)).close()
+            return first
+    raise AssertionError(f"no {count} free ports in a row are left")
 
 
 def wait_for(condition: Callable[[], T], what: str, deadline_s: float = DEADLINE_S) -> T:
@@ -55,7 +89,6 @@ class Server:
         model: Path | None,
         folder: Path,
         *options: str,
-        wait: bool = True,
         environment: Mapping[str, str] | None = None,
         budgets: Mapping[str, float] | None = None,
     ) -> None:
@@ -82,8 +115,6 @@ class Server:
         )
         self.http = httpx.Client(base_url=self.url, timeout=DEADLINE_S)
         self._seen: dict[int, psutil.Process] = {}
-        if wait:
-            self.wait_ready()
 
     def wait_ready(self, deadline_s: float = DEADLINE_S) -> None:
         def ready() -> bool:
@@ -190,8 +221,10 @@ def serving(
     environment: Mapping[str, str] | None = None,
     budgets: Mapping[str, float] | None = None,
 ) -> Iterator[Server]:
-    server = Server(model, folder, *options, wait=wait, environment=environment, budgets=budgets)
+    server = Server(model, folder, *options, environment=environment, budgets=budgets)
     try:
+        if wait:
+            server.wait_ready()
         yield server
     finally:
         server.close()
@@ -217,4 +250,8 @@ def another_front_end(folder: Path, *servers: Server) -> Iterator[str]:
         yield url
     finally:
         front.terminate()
-        front.wait(20)
+        try:
+            front.wait(20)
+        finally:
+            front.kill()  # which is nothing to one that has left
+            front.wait()

@@ -133,7 +133,7 @@ def test_a_taken_port_is_told_before_anything_loads(tiny_model: Path, tmp_path: 
     (tmp_path / "one").mkdir()
     with serving(tiny_model, tmp_path / "one") as server:
         (tmp_path / "two").mkdir()
-        second = Server(tiny_model, tmp_path / "two", "--port", str(server.port), wait=False)
+        second = Server(tiny_model, tmp_path / "two", "--port", str(server.port))
         try:
             assert second.process.wait(30) == 1
             assert str(server.port) in second.log()
