@@ -21,7 +21,7 @@ HELLO: dict[str, Any] = {"messages": MESSAGE}
 SECRET, ADMIN = "unique-key-4711-of-a-client", "unique-key-4712-of-an-admin"
 MIB = 1 << 20
 LIMITS = ConnectionLimits(
-    head_wait_s=1.0, body_wait_s=1.0, body_bytes_per_s=1e6, slow_reader_s=1.0, linger_s=1.0
+    head_wait_s=3.0, body_wait_s=1.0, body_bytes_per_s=1e6, slow_reader_s=1.0, linger_s=1.0
 )
 
 
@@ -29,7 +29,7 @@ def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
-def connect(front: RunningFront, timeout: float = 5.0) -> socket.socket:
+def connect(front: RunningFront, timeout: float = 15.0) -> socket.socket:
     return socket.create_connection(("127.0.0.1", front.port), timeout=timeout)
 
 

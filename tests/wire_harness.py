@@ -309,22 +309,25 @@ class Site:
         front_folder.mkdir()
         self.own = TcpFront.key(front_folder)
         self.friend = new_pair()
-        self.node = TcpNode(
-            model,
-            node_folder,
-            *(self.own.public, self.friend.public),
-            options=options,
-            a_day_off=a_day_off,
-        )
-        self.proxy = TcpProxy(self.node.port, self.node.port + 1, *self.node.worker_ports)
-        self.front = TcpFront(front_folder, self.node.address(OTHER_HOST))
+        with contextlib.ExitStack() as running:  # a test may put others in their places
+            self.node = TcpNode(
+                model,
+                node_folder,
+                *(self.own.public, self.friend.public),
+                options=options,
+                a_day_off=a_day_off,
+            )
+            running.callback(lambda: self.node.close())
+            self.proxy = TcpProxy(self.node.port, self.node.port + 1, *self.node.worker_ports)
+            running.callback(lambda: self.proxy.close())
+            self.front = TcpFront(front_folder, self.node.address(OTHER_HOST))
+            running.callback(lambda: self.front.close())
+            self._running = running.pop_all()
         self.context: zmq.Context[Any] = zmq.Context()
 
     def close(self) -> None:
         self.context.destroy(linger=0)
-        self.front.close()
-        self.proxy.close()
-        self.node.close()
+        self._running.close()
 
     def roster(self) -> Any:
         [node] = self.front.http.get("/mayfly/status").json()["nodes"]

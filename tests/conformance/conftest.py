@@ -93,7 +93,14 @@ def node() -> Iterator[FakeNode]:
 
 @pytest.fixture(scope="module")
 def front(node: FakeNode) -> Iterator[RunningFront]:
-    """Scripted workers behind it; without keys, on the loopback interface, and in a hurry."""
+    """Scripted workers behind it; without keys, and on the loopback interface."""
+    with RunningFront(node.control) as front:
+        yield front
+
+
+@pytest.fixture(scope="module")
+def hurried(node: FakeNode) -> Iterator[RunningFront]:
+    """The same with little patience for slow clients."""
     with RunningFront(node.control, connections=LIMITS) as front:
         yield front
 

@@ -25,7 +25,7 @@ from conformance.plays import CHARACTERS, NEVER_ENDING
 from models.scripted import Fault, Play
 from server_harness import Server, serving, wait_for
 
-SOON_S = 3.0
+SOON_S = 10.0
 """How long the worker may go on with what was given up, and status pages may lag behind."""
 ENDLESS: Json = {"messages": [user("[on and on]")], "max_tokens": 3000}
 
@@ -117,7 +117,7 @@ def test_R71_a_killed_client_is_no_longer_in_flight(slow: Server, streamed: bool
 
 
 def test_R73_retries_do_not_pile_up_in_front_of_a_patient_request(slow: Server) -> None:
-    tokens = 300
+    tokens = 600
 
     def prefill(text: str) -> Json:
         return {"messages": [user(f"{text} {words(tokens)} [text]")]}
@@ -135,7 +135,7 @@ def test_R73_retries_do_not_pile_up_in_front_of_a_patient_request(slow: Server) 
     begin = time.monotonic()
     assert choice(slow, CHAT, **prefill("storm"))["text"] == "Just text."
     chunk_s = 1.0
-    assert time.monotonic() - begin < alone_s + chunk_s + 1.0
+    assert time.monotonic() - begin < alone_s + chunk_s + 4.0
 
 
 @pytest.mark.parametrize("gone", ["long", "short"])
@@ -144,6 +144,10 @@ def test_R74_a_row_that_is_cancelled_in_prefill_leaves(slow: Server, gone: str) 
     long = {"messages": [user(f"{gone} {words(250)} [characters]")], "max_tokens": 200}
     short = {"messages": [user(f"{gone} {words(100)} [characters]")], "max_tokens": 200}
     survivor, cancelled = (short, long) if gone == "long" else (long, short)
+    cancelled = {
+        "messages": [user(cancelled["messages"][0]["content"].replace("characters", "on and on"))],
+        "max_tokens": 3000,  # it would not end by itself
+    }
     found: list[str] = []
 
     def survive() -> None:
@@ -179,7 +183,7 @@ def test_R77_identical_cached_requests_at_the_same_instant(
         assert_idle_soon(server)
         begin = time.monotonic()
         assert server.stop() == 0
-        assert time.monotonic() - begin < 5.0
+        assert time.monotonic() - begin < 15.0
 
 
 def test_R80_what_ends_the_text_ends_the_work(slow: Server) -> None:

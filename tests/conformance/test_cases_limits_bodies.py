@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -30,13 +31,15 @@ from models.running_front import RunningFront
 @pytest.mark.parametrize("count", [129, 10**6, 10**9, 2**63, 10**30])
 @pytest.mark.parametrize("field", ["n", "best_of"])
 def test_R128_no_request_multiplies_itself(front: RunningFront, count: int, field: str) -> None:
+    def refused_s(path: str, asked: dict[str, Any]) -> float:
+        began = time.monotonic()
+        assert front.client.post(path, json=asked | {field: count}).status_code == 400
+        return time.monotonic() - began
+
     def send() -> None:
         for path, asked in ((CHAT, HELLO), (TEXT, {"prompt": "hi"})):
             if (path, field) != (CHAT, "best_of"):
-                began = time.monotonic()
-                response = front.client.post(path, json=asked | {field: count})
-                assert response.status_code == 400
-                assert time.monotonic() - began < 1
+                assert min(refused_s(path, asked) for _ in range(3)) < 1
         assert front.client.post(TEXT, json={"prompt": "a", field: -1}).status_code == 400
 
     with Memory() as memory:
@@ -133,12 +136,12 @@ def test_R133_two_hundred_megabytes(locked: RunningFront, key: str, chunked: boo
     assert memory.peak < (80 if key == SECRET and chunked else 16) * MIB
 
 
-def test_R133_ten_gigabytes_and_silence(front: RunningFront) -> None:
+def test_R133_ten_gigabytes_and_silence(hurried: RunningFront) -> None:
     head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\n"
-    with connect(front) as connection:
+    with connect(hurried) as connection:
         connection.sendall(f"{head}Content-Length: {10 << 30}\r\n\r\n".encode())
         assert status_of(told(connection)) == 413
-    with connect(front) as connection:
+    with connect(hurried) as connection:
         connection.sendall(f"{head}Content-Length: {1 << 20}\r\n\r\n".encode())
         assert status_of(told(connection)) == 408
 

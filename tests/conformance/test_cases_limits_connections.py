@@ -66,12 +66,12 @@ def test_R130_what_never_ends_is_cut_off(front: RunningFront, line: bytes, statu
     assert front.client.get("/livez").status_code == 200
 
 
-def test_R130_slow_lorises(front: RunningFront) -> None:
+def test_R130_slow_lorises(hurried: RunningFront) -> None:
     """Two hundred connections that send a byte now and then are told off, and nobody waits for
     them. So are those that send nothing, or only line ends."""
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
-        lorises = [stack.enter_context(connect(front)) for _ in range(200)]
+        lorises = [stack.enter_context(connect(hurried)) for _ in range(200)]
 
         def drip() -> None:
             for text in ("GET / HT", "TP/1.1\r\n", "Host: "):
@@ -83,31 +83,31 @@ def test_R130_slow_lorises(front: RunningFront) -> None:
                 with contextlib.suppress(ConnectionError):
                     loris.sendall(b"\r\n\r\n")
 
-        answers_meanwhile(front, drip)
+        answers_meanwhile(hurried, drip)
         answers = [told(loris) for loris in lorises]
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 15
     assert {status_of(answer) for answer in answers[:180]} == {408}
     assert {status_of(answer) for answer in answers[180:]} == {0}
 
 
-def test_R130_slow_bodies(front: RunningFront) -> None:
+def test_R130_slow_bodies(hurried: RunningFront) -> None:
     head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     for framing in ("Content-Length: 100\r\n\r\n{", "Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n"):
-        with connect(front) as connection:
+        with connect(hurried) as connection:
             connection.sendall((head + framing).encode())
             answer = told(connection)
         assert status_of(answer) == 408
         assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["retryable"] is True
 
 
-def test_R130_trailers_and_chunk_extensions_have_bounds(front: RunningFront) -> None:
+def test_R130_trailers_and_chunk_extensions_have_bounds(hurried: RunningFront) -> None:
     head = (
         f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         "Transfer-Encoding: chunked\r\n\r\n"
     ).encode()
     endless = (b"1;" + b"x" * 65536, b"1\r\n{\r\n0\r\nX: " + b"x" * 65536)
     for start in endless:
-        with Memory() as memory, connect(front) as connection:
+        with Memory() as memory, connect(hurried) as connection:
             with contextlib.suppress(ConnectionError, TimeoutError):
                 connection.sendall(head + start)
                 for _ in range(400):
@@ -142,7 +142,7 @@ def test_R130_so_many_connections(node: FakeNode) -> None:
         assert ask(front, "GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n") == 200
 
 
-def test_R130_a_client_that_does_not_read_is_cut(front: RunningFront, node: FakeNode) -> None:
+def test_R130_a_client_that_does_not_read_is_cut(hurried: RunningFront, node: FakeNode) -> None:
     """It loses its connection, and the worker learns that nobody waits any more."""
 
     def endless(submit: Any) -> Iterator[Any]:
@@ -157,12 +157,12 @@ def test_R130_a_client_that_does_not_read_is_cut(front: RunningFront, node: Fake
     try:
         with socket.socket() as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            connection.connect(("127.0.0.1", front.port))
+            connection.connect(("127.0.0.1", hurried.port))
             body = json.dumps(HELLO | {"stream": True})
             connection.sendall(
                 f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
                 f"Content-Length: {len(body)}\r\n\r\n{body}".encode()
             )
-            front.wait(lambda: len(worker.cancels) == cancelled + 1)
+            hurried.wait(lambda: len(worker.cancels) == cancelled + 1)
     finally:
         worker.script = before

@@ -128,7 +128,7 @@ def test_R129_nobody_overrides_the_template(
 ) -> None:
     began = time.monotonic()
     refused(post(guarded, CHAT, **fields), param)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15
 
 
 def test_R129_continuing_is_a_field_of_its_own(guarded: Server) -> None:

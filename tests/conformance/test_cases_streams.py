@@ -79,13 +79,18 @@ def test_R32_random_bytes(tiny: Server) -> None:
 
 @both_routes
 def test_R34_text_is_sent_as_soon_as_it_is_certain(slow: Server, path: str) -> None:
-    streamed = whole_stream(slow, path, **scripted(path, "[emoji]"), max_tokens=20)
-    assert streamed.text() == "hi😀 ok"
-    arrived: dict[str, float] = {}
-    for at, part in zip(streamed.times, streamed.of(0), strict=True):
-        for character in part["text"] if path == TEXT else part["delta"].get("content", ""):
-            arrived[character] = at
-    assert arrived["😀"] - arrived["i"] > 2 * SLOW_STEP_S  # it is made of four tokens
+    def distance_s() -> float:
+        streamed = whole_stream(slow, path, **scripted(path, "[emoji]"), max_tokens=20)
+        assert streamed.text() == "hi😀 ok"
+        arrived: dict[str, float] = {}
+        for at, part in zip(streamed.times, streamed.of(0), strict=True):
+            for character in part["text"] if path == TEXT else part["delta"].get("content", ""):
+                arrived[character] = at
+        return arrived["😀"] - arrived["i"]
+
+    # It is made of four tokens. A pause of the machine hides that; text that is kept back never
+    # shows it.
+    assert any(distance_s() > 2 * SLOW_STEP_S for _ in range(5))
 
 
 @both_routes
@@ -141,7 +146,7 @@ def test_R45_each_choice_under_its_own_index(tiny: Server, path: str, n: int) ->
 @both_routes
 def test_R46_one_id_and_one_time_a_stream(slow: Server, path: str) -> None:
     kind = "chat.completion.chunk" if path == CHAT else "text_completion"
-    asked: Json = {**scripted(path, "[on and on]"), "max_tokens": 24}
+    asked: Json = {**scripted(path, "[on and on]"), "max_tokens": 80}
     streams: list[Stream] = together(*[partial(whole_stream, slow, path, **asked)] * 2)
     for streamed in streams:
         assert streamed.times[-1] - streamed.times[0] > 1.0, "it has to see two seconds"
@@ -153,9 +158,9 @@ def test_R46_one_id_and_one_time_a_stream(slow: Server, path: str) -> None:
 
 @both_routes
 def test_R47_signs_of_life_before_the_first_token(slow: Server, path: str) -> None:
-    """A prompt that takes two seconds: comments meanwhile, and the first event is the stream's
+    """A prompt that takes some seconds: comments meanwhile, and the first event is the stream's
     own beginning."""
-    asked = scripted(path, f"{'a b c d ' * 100}[text]")
+    asked = scripted(path, f"{'a b c d ' * 250}[text]")
     streamed = whole_stream(slow, path, **asked, max_tokens=20)
     assert streamed.comments
     assert streamed.text() == "Just text."

@@ -17,8 +17,14 @@ Sample = tuple[str, str]
 
 
 def counters(server: Server) -> dict[Sample, float]:
-    """All that may only grow: counters, and histograms' buckets and counts."""
-    page = server.http.get("/metrics").text
+    """All that may only grow: counters, and histograms' buckets and counts. A page that could not
+    wait for its node's part is left out."""
+
+    def whole() -> str | None:
+        page = server.http.get("/metrics").text
+        return page if "mayfly_worker_starts_total{" in page else None
+
+    page = wait_for(whole, "the counters of the node")
     return {
         (sample.name, str(sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(page)

@@ -143,7 +143,7 @@ def test_R76_killed_clients_of_one_model_leave_nothing_of_it_running(server: Ser
             client.kill()
             client.wait()
         assert server.http.get("/health").status_code == 200
-        wait_for(lambda: busy("org/other") == 0, "its end", 5.0)
+        wait_for(lambda: busy("org/other") == 0, "its end", 15.0)
 
     def busy(model: str) -> int:
         slots = [slot for slot in server.slots() if slot["model"] == model]

@@ -187,8 +187,8 @@ def test_the_rules_are_evaluated(watched: Watched) -> None:
         return len(rules) >= 14 and all(rule["health"] == "ok" for rule in rules)
 
     until(evaluated, lambda: str(prometheus.get("rules")))
-    assert prometheus.value("mayfly:workers_ready:sum") is not None
-    assert prometheus.value("sum(mayfly:worker_losses:increase30m)") is not None
+    for rule in ("mayfly:workers_ready:sum", "sum(mayfly:worker_losses:increase30m)"):
+        until(lambda r=rule: prometheus.value(r) is not None, lambda r=rule: f"no value: {r}")  # type: ignore[misc]
 
 
 def test_no_label_names_a_process(watched: Watched) -> None:
