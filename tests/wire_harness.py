@@ -30,24 +30,13 @@ from mayfly_protocol.identity import (
 )
 from mayfly_protocol.roster import SlotView
 from mayfly_protocol.sockets import configure, dial_curve
-from server_harness import alive, free_port, wait_for
+from server_harness import alive, free_port, free_ports, wait_for
 
 DEADLINE_S = 60.0
 A_DAY_OFF = ("unshare", "--time", "--monotonic", "86400", "--boottime", "86400")
 """Begins a command whose monotonic clocks are a day ahead of all others' (Linux, root)."""
 OTHER_HOST = "127.0.0.2"
 """Where a proxy stands: workers are dialled at the host of their node, with ports of their own."""
-
-
-def free_ports(count: int) -> int:
-    """The first of so many ports in a row that nobody uses."""
-    for _ in range(100):
-        first = free_port()
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError, OverflowError):
-            for port in range(first, first + count):
-                stack.enter_context(socket.create_server(("127.0.0.1", port)))
-            return first
-    raise AssertionError(f"no {count} free ports in a row")
 
 
 def require_other_host() -> None:

@@ -18,7 +18,7 @@ from mayfly_server.pool.node_list import NodeList, nodes_in
 from models.fake_engine import WORDS, FakeNode, say
 from models.running_front import RunningFront
 from relay_harness import ask, content
-from wire_harness import free_ports
+from server_harness import free_ports
 
 
 def named(*nodes: str) -> str:

@@ -20,7 +20,8 @@ from mayfly_server.pool.names import is_numeric, lookup, preferred
 from models.fake_engine import WORDS, Act, FakeNode, Script, finish, say, step, until
 from models.running_front import RunningFront
 from relay_harness import ask, content, pieces, stream
-from wire_harness import OTHER_HOST, TcpProxy, free_ports
+from server_harness import free_ports
+from wire_harness import OTHER_HOST, TcpProxy
 
 SILENCE_S = 1.5
 PONG_S = 2.5

@@ -14,7 +14,7 @@ from mayfly_reaper import gateway
 from mayfly_reaper.gateway import Gateway
 from mayfly_reaper.settings import Network
 from node_harness import wait_until
-from wire_harness import free_ports
+from server_harness import free_ports
 
 
 def test_a_node_that_cannot_listen_again_says_so_until_it_can(

@@ -15,7 +15,7 @@ from mayfly_protocol.addresses import PortRange
 from mayfly_protocol.lifecycle import Exit, Fault
 from mayfly_protocol.settings import WorkerSettings
 from mayfly_worker.service.wire import CannotListen, Wire, bind_one
-from wire_harness import free_ports
+from server_harness import free_ports
 from worker_harness import WorkerProcess
 
 

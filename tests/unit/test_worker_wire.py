@@ -14,7 +14,7 @@ from mayfly_protocol.identity import make_pair, write_trusted
 from mayfly_protocol.serving import Ping, ToWorker
 from mayfly_protocol.settings import WorkerSettings
 from mayfly_worker.service.wire import FRAMES_A_ROUND, Wire
-from wire_harness import free_ports
+from server_harness import free_ports
 
 FLOOD = 3 * FRAMES_A_ROUND + 7
 
