@@ -33,9 +33,17 @@ class Scrapes:
         futures = [loop.create_future() for _ in asked]
         for address, future in zip(asked, futures, strict=True):
             self._waiting[address].append(future)
-        done, late = await asyncio.wait(futures, timeout=PATIENCE_S)
+        try:
+            _, late = await asyncio.wait(futures, timeout=PATIENCE_S)
+        finally:  # whoever asked may give up before the node answers, or before the time is over
+            for address, future in zip(asked, futures, strict=True):
+                self._forget(address, future)
         self._metrics.scrape_failures.inc(len(late))
-        for address, future in zip(asked, futures, strict=True):
-            if future in late and future in self._waiting[address]:
-                self._waiting[address].remove(future)
-        return [future.result() for future in futures if future in done]
+        return [future.result() for future in futures if future not in late]
+
+    def _forget(self, address: str, future: asyncio.Future[bytes]) -> None:
+        waiting = self._waiting.get(address, [])
+        if future in waiting:
+            waiting.remove(future)
+        if not waiting:
+            self._waiting.pop(address, None)
