@@ -81,7 +81,8 @@ class Server:
     the options say is served.
 
     Exactness is promised with the BLAS that MLX bundles, so no other is preloaded. ``environment``
-    is set on top of the test's own. ``budgets`` are the reaper's that differ from its defaults.
+    is set on top of the test's own. ``budgets`` are times of the reaper's and of the
+    front end's that differ from their defaults.
     """
 
     def __init__(

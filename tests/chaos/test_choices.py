@@ -25,11 +25,11 @@ BUDGETS = {
     "steady_s": 0.0,
     "trial_losses": 1000,
     "drain_s": 0.3,
-    "silent_s": 2.0,
 }
 BEGUN = 20
 """Chunks that each stream has when its worker is struck."""
 TOKENS = 250
+TRIES = 3
 PENALTIES: Json = {
     "presence_penalty": 0.7,
     "frequency_penalty": 0.4,
@@ -136,6 +136,12 @@ BLOWS = {
 def test_every_choice_says_what_it_says_undisturbed(
     server: Server, undisturbed: dict[str, Answer], blow: signal.Signals
 ) -> None:
+    tries = (fell_into_all(server, undisturbed, blow) for _ in range(TRIES))
+    assert any(tries), "a stream was over each time when the blow fell"
+
+
+def fell_into_all(server: Server, undisturbed: dict[str, Answer], blow: signal.Signals) -> bool:
+    """Asks and strikes; whether all that is streamed was running then."""
     before = wait_for(lambda: (s := server.slot())["state"] == "ready" and s, "a worker")
     losses, moved = len(server.autopsies()), continued(server)
     answers = {name: Answer() for name in ASKED}
@@ -150,8 +156,8 @@ def test_every_choice_says_what_it_says_undisturbed(
         for index, found in answer.logprobs.items():
             assert found == pytest.approx(undisturbed[name].logprobs[index], abs=1e-4), name
 
-    # It fell where it was meant to: while all that is streamed was running.
-    assert continued(server) - moved >= sum(answer.streamed for answer in answers.values())
-    for autopsy in server.autopsies()[losses:]:
-        struck = " ".join(autopsy["breadcrumb"]["requests"])
-        assert all(answer.rid in struck for answer in answers.values() if answer.streamed)
+    streamed = [answer.rid for answer in answers.values() if answer.streamed]
+    if continued(server) - moved < len(streamed):
+        return False
+    crumbs = [autopsy["breadcrumb"]["requests"] for autopsy in server.autopsies()[losses:]]
+    return all(rid in " ".join(crumb) for crumb in crumbs for rid in streamed)

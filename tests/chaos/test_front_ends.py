@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import openai
 import psutil
 
@@ -14,10 +15,12 @@ from mayfly_server.cli.control import ask
 from models.scripted import Play
 from server_harness import Server, another_front_end, serving, wait_for
 
-TALE = " ".join(f"word{number}" for number in range(30))
+TALE = " ".join(f"word{number}" for number in range(60))
 ENDLESS = "and on " * 1500
 EACH = 3
+TRIES = 3
 SOON_S = 10.0
+CONTINUATIONS = "mayfly_continuations_total"
 
 
 def front_end(server: Server) -> psutil.Process:
@@ -29,6 +32,13 @@ def front_end(server: Server) -> psutil.Process:
 def running(server: Server) -> int:
     """Requests that a node's workers have; asked of the node, and of no front end."""
     return sum(slot.running + slot.waiting for slot in ask(server.state_dir).slots)
+
+
+def continued(url: str) -> float:
+    """How often requests of a front end had to go on elsewhere."""
+    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    assert f"# TYPE {CONTINUATIONS} counter" in lines
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(CONTINUATIONS))
 
 
 def test_a_killed_front_end_leaves_all_others_untouched(
@@ -44,25 +54,34 @@ def test_a_killed_front_end_leaves_all_others_untouched(
         serving(model, folders[1], "--trust-remote-code") as two,
         another_front_end(tmp_path, one, two) as both,
     ):
-
-        def stream(url: str, text: str = "[tale]") -> list[Asking]:
-            return [Asking(one, text, url=url, seed=number) for number in range(EACH)]
-
-        losing, spared, shared = stream(one.url, "[endless]"), stream(two.url), stream(both)
-        everyone = [*losing, *spared, *shared]
-        wait_for(lambda: all(len(each.answer.at) > 5 for each in everyone), "every stream")
-        front_end(one).send_signal(signal.SIGKILL)
-
-        for asking in losing:
-            assert isinstance(asking.error, openai.APIConnectionError | openai.APIError)
-            assert ENDLESS.startswith(asking.answer.text)
-            assert asking.answer.finish is None
-        answers = [asking.result() for asking in (*spared, *shared)]
-        assert [answer.text for answer in answers] == [TALE] * (2 * EACH)
-        assert all(answer.gap_s < 1.0 for answer in answers)
-
+        # A busy machine may stop any stream for a moment, but not each time.
+        tries = (unnoticed(one, two.url, both) for _ in range(TRIES))
+        assert any(tries), "streams of other front ends stood still"
         wait_for(lambda: running(one) + running(two) == 0, "workers that nobody waits for", SOON_S)
 
         # Another one listens in its place, and no worker was lost.
         assert one.chat("[tale]", max_tokens=None).choices[0].message.content == TALE
         assert one.autopsies() == two.autopsies() == []
+
+
+def unnoticed(one: Server, *others: str) -> bool:
+    """Kills a server's front end while all have streams: whether those of the others went on."""
+    one.wait_ready()
+
+    def stream(url: str, text: str = "[tale]") -> list[Asking]:
+        return [Asking(one, text, url=url, seed=number) for number in range(EACH)]
+
+    losing = stream(one.url, "[endless]")
+    spared = [asking for url in others for asking in stream(url)]
+    wait_for(lambda: all(len(each.answer.at) > 5 for each in (*losing, *spared)), "every stream")
+    front_end(one).send_signal(signal.SIGKILL)
+    midway = all(asking.answer.finish is None for asking in spared)
+
+    for asking in losing:
+        assert isinstance(asking.error, openai.APIConnectionError | openai.APIError)
+        assert ENDLESS.startswith(asking.answer.text)
+        assert asking.answer.finish is None
+    answers = [asking.result() for asking in spared]
+    assert [answer.text for answer in answers] == [TALE] * len(spared)
+    assert [continued(url) for url in others] == [0.0] * len(others)
+    return midway and all(answer.gap_s < 1.0 for answer in answers)

@@ -101,7 +101,7 @@ def test_R100_R101_stopping_leaves_nothing(
         if reader:
             reader.join(10)
             assert [str(failure) for failure in failures] == ["The server is shutting down."]
-        wait_for(lambda: not server.processes(), "every process to end", 5)
+        wait_for(lambda: not server.processes(), "every process to end", 15)
         assert "Traceback" not in server.log()
         left = [p for p in Path(f"/tmp/mayfly-{os.getuid()}").glob("*/*.ipc") if _ours(p, server)]
         assert left == []
@@ -126,7 +126,7 @@ def test_a_killed_server_leaves_nothing_running(tiny_model: Path, tmp_path: Path
         assert len(started) >= 3  # reaper, front end, worker
         os.kill(server.process.pid, signal.SIGKILL)
         server.process.wait()
-        wait_for(lambda: not any(alive(p) for p in started), "every process to end", 5)
+        wait_for(lambda: not any(alive(p) for p in started), "every process to end", 15)
 
 
 def test_a_taken_port_is_told_before_anything_loads(tiny_model: Path, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 
 from chaos_cells import CELLS, CROSS, FILLER, QUEUED, STEP_S, Blow, Cell
 from chaos_client import Answer, Asking
-from mayfly_protocol.roster import ROSTER_INTERVAL_S, Recycle
+from mayfly_protocol.roster import Recycle
 from mayfly_server.cli.control import tell
 from mayfly_server.pool.link import REPORT_LAG_S
 from server_harness import Server, serving, wait_for
@@ -101,9 +100,17 @@ def occupied(server: Server) -> Iterator[None]:
         extra_body={"prompt_cache_key": "together"},
     ) as stream:
         next(iter(stream))
-        # Until rosters count what runs, the front end counts it too.
-        time.sleep(REPORT_LAG_S + ROSTER_INTERVAL_S)
+        # Until a roster came so long after a request, the front end counts it once more.
+        began_s = wait_for(lambda: both_busy_s(server), "a roster with both")
+        wait_for(lambda: both_busy_s(server) > began_s + REPORT_LAG_S, "a later one")
         yield
+
+
+def both_busy_s(server: Server) -> float:
+    """The age of the elder of two workers that have something to do, when the last roster came; 0
+    where it shows no two."""
+    busy = [slot["age_s"] for slot in server.slots() if slot["running"]]
+    return max(busy) if len(busy) == 2 else 0.0
 
 
 def strike(server: Server, cell: Cell, slot: dict[str, Any]) -> None:

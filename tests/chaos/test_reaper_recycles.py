@@ -114,6 +114,6 @@ def test_forced_recycles_fail_no_request_and_leave_nothing(
             assert files <= files_before + 8  # those of the workers that come and go just now
             assert memory <= memory_before + 8
         assert server.stop() == 0
-        wait_for(lambda: not server.processes(), "every process to end", 5)
+        wait_for(lambda: not server.processes(), "every process to end", 15)
         assert not runtime_of(server.state_dir).folder.exists()
         assert not list((server.state_dir / "stderr").iterdir())

@@ -17,11 +17,13 @@ from server_harness import Server, serving, wait_for
 REPLY = " ".join(f"word{number}" for number in range(12))
 DECODE_S = 12.0
 PREFILL_S = 4.0
+STACKS_S = 3.0
+"""Longer than a machine that is very busy stops the worker that has to write them."""
 BUDGETS = {
     "decode_s": DECODE_S,
     "prefill_s": PREFILL_S,
     "first_factor": 1.0,
-    "stacks_s": 0.3,
+    "stacks_s": STACKS_S,
     "terminate_s": 0.3,
     "spacing_s": 0.1,
 }
@@ -70,7 +72,7 @@ def test_a_wedged_worker_is_replaced_and_everything_on_it_ends(server: Server) -
         ),
         "a successor",
     )
-    assert time.monotonic() - began < 2 * DECODE_S
+    assert time.monotonic() - began < 2 * DECODE_S + STACKS_S
     assert successor["pid"] != before["pid"]
     for thread in (running, waiting):
         thread.join(30)

@@ -1,26 +1,38 @@
-"""The ``mayfly`` command with a reaper of another patience: its budgets are the first argument, as
-JSON. For tests."""
+"""The ``mayfly`` command with a reaper and a front end of another patience: what differs from their
+defaults is the first argument, as JSON. For tests."""
 
 from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import fields, replace
 from typing import Any
 
 from mayfly_reaper.settings import Budgets, NodeSettings
 from mayfly_server.cli import main, serve
 
+BUDGETS = {field.name for field in fields(Budgets)}
 
-def main_with(budgets: Budgets) -> None:
+
+def main_with(patience: Mapping[str, float]) -> None:
+    """What is no budget of the reaper is a field of the front end's settings."""
     configured = serve._settings
+    budgets = Budgets(**{name: patience[name] for name in patience.keys() & BUDGETS})
+    front = {name: patience[name] for name in patience.keys() - BUDGETS}
 
-    def impatient(*arguments: Any, **options: Any) -> NodeSettings:
-        return replace(configured(*arguments, **options), budgets=budgets)
+    def patient(*arguments: Any, **options: Any) -> NodeSettings:
+        settings = configured(*arguments, **options)
+        assert settings.front_end is not None
+        *command, given = settings.front_end.command
+        assert command[-1] == "--settings"
+        command.append(json.dumps({**json.loads(given), **front}))
+        front_end = replace(settings.front_end, command=tuple(command))
+        return replace(settings, budgets=budgets, front_end=front_end)
 
-    serve._settings = impatient
+    serve._settings = patient
     main()
 
 
 if __name__ == "__main__":
-    main_with(Budgets(**json.loads(sys.argv.pop(1))))
+    main_with(json.loads(sys.argv.pop(1)))
