@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 
 import pytest
 
@@ -298,6 +299,15 @@ def test_a_load_that_stands_still_is_wedged() -> None:
     actions = story.wait(BUDGETS.load_still_s + 1, beat=Beat("loading", 0))
     assert actions[0] == Signal(1, signal.SIGUSR2)
     assert losses(story.exit(-signal.SIGKILL))[0][2] == "no progress while warming for 120 s"
+
+
+def test_the_time_to_hello_is_none_of_a_load_that_stands_still() -> None:
+    """Each has a budget of its own, and either may be the longer one."""
+    story = Story(replace(BUDGETS, hello_s=60.0, load_still_s=10.0)).start()
+    assert story.wait(59.5) == []
+    story.say(Hello("s", 1, 4711))
+    assert story.wait(9.5) == []
+    assert story.wait(1.0)[0] == Signal(1, signal.SIGUSR2)
 
 
 @pytest.mark.parametrize("gap", [4.0, 3600.0])

@@ -138,7 +138,7 @@ class LifeRules:
             case Fault() | Bye():
                 return self._last_words(life, message, now)
             case Hello() if life.state == "spawning":
-                return replace(life, state="loading"), []
+                return replace(life, state="loading", moved_at=now), []
             case Loading() if life.state in STARTING:
                 state: SlotState = "canary" if message.phase == "canary" else "loading"
                 return with_.with_loading(replace(life, state=state), message, now), []
