@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +22,21 @@ from models.fake_engine import (
     Script,
 )
 from models.running_front import RunningFront
+
+
+@contextlib.contextmanager
+def unread(front: RunningFront, path: str, body: Any) -> Iterator[socket.socket]:
+    """A connection whose client has asked and does not read."""
+    content = json.dumps(body).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(content)}\r\n\r\n"
+    )
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", front.port))
+        client.sendall(head.encode() + content)
+        yield client
 
 
 def ask(front: RunningFront, text: str = "hi", **body: Any) -> httpx.Response:

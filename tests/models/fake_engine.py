@@ -152,6 +152,7 @@ class FakeWorker:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.SNDHWM, 0)  # a full queue would drop without a word
         _lock(self._socket, self.pair)
         self._socket.bind(self.endpoint)
         self._bound.set()

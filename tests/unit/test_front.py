@@ -232,7 +232,7 @@ def refuses(client: httpx.Client) -> bool:
 
 def test_streams_that_do_not_finish_end_with_an_error(node: FakeNode) -> None:
     node.workers[0].script = until(1, lambda submit: iter((60.0,)))
-    with inheriting(node, "--grace", "0.3") as (process, client):
+    with inheriting(node, "--grace", "1") as (process, client):
         answers: list[str] = []
         thread = streaming(client, answers)
         RunningFront.wait(lambda: FIRST_TOKEN in client.get("/metrics").text)

@@ -23,7 +23,7 @@ from relay_harness import ask, content, pieces, stream
 from server_harness import free_ports
 from wire_harness import OTHER_HOST, TcpProxy
 
-SILENCE_S = 1.5
+SILENCE_S = 2.5
 PONG_S = 2.5
 
 

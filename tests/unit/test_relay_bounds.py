@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -18,6 +19,7 @@ from front_harness import CHAT, HELLO, TEXT
 from mayfly_protocol.serving import Delta, Submit, Tokens
 from models.fake_engine import WORDS, Act, FakeNode, accept, finish, say, step, until
 from models.running_front import RunningFront
+from relay_harness import ask, unread
 
 
 @pytest.fixture
@@ -30,18 +32,27 @@ def forever(submit: Submit) -> Iterator[Act]:
     yield 60.0
 
 
-@pytest.mark.parametrize("said", [0, 2])
-def test_a_request_that_takes_too_long(node: FakeNode, said: int) -> None:
-    worker = node.worker(until(said, forever))
-    with RunningFront(node.control, request_timeout_s=0.5, keep_alive_s=0.1) as front:
-        response = front.client.post(CHAT, json=HELLO)
-        assert (response.status_code, response.headers["x-should-retry"]) == (504, "false")
-        assert response.json()["error"]["code"] == "deadline_exceeded"
-        streamed = front.client.post(CHAT, json=HELLO | {"stream": True}).text
-        last = json.loads(streamed.rstrip().rpartition("data: ")[2])
-        assert last["error"]["code"] == "deadline_exceeded"
-        assert streamed.count('"content":"') == said + (said > 0)
-        front.wait(lambda: len(worker.cancels) == 2)
+def test_a_request_that_takes_too_long(node: FakeNode) -> None:
+    """Whole and streamed, before a first word and after some."""
+
+    def stuck(submit: Submit) -> Iterator[Act]:
+        return until(2 if "two" in str(submit.generation.prompt) else 0, forever)(submit)
+
+    worker = node.worker(stuck)
+    with (
+        RunningFront(node.control, request_timeout_s=2.5, keep_alive_s=0.1) as front,
+        ThreadPoolExecutor(4) as pool,
+    ):
+        whole = [pool.submit(ask, front, text) for text in ("none", "two")]
+        streamed = [pool.submit(ask, front, text, stream=True) for text in ("none", "two")]
+        for response in (each.result() for each in whole):
+            assert (response.status_code, response.headers["x-should-retry"]) == (504, "false")
+            assert response.json()["error"]["code"] == "deadline_exceeded"
+        for said, text in zip((0, 2), (each.result().text for each in streamed), strict=True):
+            last = json.loads(text.rstrip().rpartition("data: ")[2])
+            assert last["error"]["code"] == "deadline_exceeded"
+            assert text.count('"content":"') == said + (said > 0)
+        front.wait(lambda: len(worker.cancels) == 4)
 
 
 def test_it_takes_too_long_while_it_is_held(node: FakeNode) -> None:
@@ -49,7 +60,7 @@ def test_it_takes_too_long_while_it_is_held(node: FakeNode) -> None:
     with RunningFront(node.control, ready=False, request_timeout_s=0.3) as front:
         began = time.monotonic()
         assert front.client.post(CHAT, json=HELLO).status_code == 504
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 20
 
 
 def babbling(size: int, tokens: int, said: threading.Event | None = None) -> Any:
@@ -65,21 +76,6 @@ def babbling(size: int, tokens: int, said: threading.Event | None = None) -> Any
             said.set()
 
     return script
-
-
-@contextlib.contextmanager
-def unread(front: RunningFront, path: str, body: Any) -> Iterator[socket.socket]:
-    """A connection whose client has asked and does not read."""
-    content = json.dumps(body).encode()
-    head = (
-        f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
-        f"content-length: {len(content)}\r\n\r\n"
-    )
-    with socket.socket() as client:
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        client.connect(("127.0.0.1", front.port))
-        client.sendall(head.encode() + content)
-        yield client
 
 
 def read(client: socket.socket, deadline_s: float = 10.0, until: bytes | None = None) -> bytes:
@@ -123,7 +119,7 @@ def test_a_client_that_catches_up_in_time_misses_nothing(node: FakeNode) -> None
 
 def test_a_leaving_front_end_says_so_before_it_takes_no_more(node: FakeNode) -> None:
     worker = node.worker(say(pause_s=0.2))
-    with RunningFront(node.control, notice_s=1.0, grace_s=5.0) as front:
+    with RunningFront(node.control, notice_s=3.0, grace_s=5.0) as front:
         answers: list[httpx.Response] = []
         ask = lambda: answers.append(httpx.post(front.url + CHAT, json=HELLO))  # noqa: E731
         before = threading.Thread(target=ask)
@@ -140,7 +136,14 @@ def test_a_leaving_front_end_says_so_before_it_takes_no_more(node: FakeNode) -> 
         assert [a.json()["choices"][0]["message"]["content"] for a in answers] == [
             "".join(WORDS)
         ] * 2
-        with pytest.raises(httpx.ConnectError):
-            while True:
-                httpx.get(front.url + "/livez")
-                time.sleep(0.05)
+        front.wait(lambda: refused(front))
+
+
+def refused(front: RunningFront) -> bool:
+    """Whether nobody listens. What was still in the queue of who listened is cut off instead."""
+    with contextlib.suppress(httpx.TransportError):
+        try:
+            httpx.get(front.url + "/livez")
+        except httpx.ConnectError:
+            return True
+    return False

@@ -145,7 +145,7 @@ def test_the_reapers_verdict_is_waited_for(node: FakeNode) -> None:
     """A worker that is just gone cannot say what it died of."""
     for _ in range(4):
         node.worker(dying(node, "crashed"))
-    with RunningFront(node.control) as front:
+    with RunningFront(node.control, verdict_wait_s=20.0) as front:
         front.wait_workers(4)
         response = ask(front, "poison")
         assert response.json()["error"]["code"] == "crashed"
@@ -160,7 +160,7 @@ def test_nobodys_fault_is_nobodys_fault(node: FakeNode) -> None:
     for _ in range(3):
         node.worker(dying(node, "killed", suspects=()))
     node.worker(say())
-    with RunningFront(node.control, max_attempts=10) as front:
+    with RunningFront(node.control, max_attempts=10, verdict_wait_s=20.0) as front:
         front.wait_workers(4)
         assert content(ask(front, "poison")) == WHOLE
     assert not any(submit.suspect for submit in submits(node))
@@ -176,7 +176,7 @@ def test_without_a_reaper_nobody_waits_for_its_verdict(node: FakeNode) -> None:
 
     for _ in range(2):
         node.worker(script)
-    with RunningFront(node.control, roster_silence_s=0.2, verdict_wait_s=60.0) as front:
+    with RunningFront(node.control, roster_silence_s=2.5, verdict_wait_s=60.0) as front:
         front.wait_workers(2)
         answers: list[httpx.Response] = []
         thread = threading.Thread(target=lambda: answers.append(ask(front)))
