@@ -39,7 +39,9 @@ def fake_front_end() -> list[str]:
 
 class RunningNode:
     """To be entered; at the end nothing of it runs any more, whatever the test did. Without an
-    ``audience`` the pipe that it prints to is closed at once."""
+    ``audience`` the pipe that it prints to is closed at once. A test that is about what a worker
+    says before it leaves gives that more time, ``last_words_s``, than a server does: here a message
+    may take longer than its sender's end to be noticed."""
 
     def __init__(
         self,
@@ -54,6 +56,7 @@ class RunningNode:
         preload_blas: bool = False,
         audience: bool = True,
         metrics: int | None = None,
+        last_words_s: float | None = None,
     ) -> None:
         self.state_dir = state_dir
         self.runtime = runtime_of(state_dir)
@@ -68,6 +71,7 @@ class RunningNode:
             "worker_command": list(worker or fake_worker()),
             "preload_blas": preload_blas,
             "metrics": metrics,
+            "last_words_s": last_words_s,
         }
         self._command = [sys.executable, str(MODELS / "run_node.py"), json.dumps(told)]
         self._audience = audience
@@ -167,6 +171,17 @@ class RunningNode:
                 self.heard.append(self._lines.get_nowait())
             except Empty:
                 return self.heard
+
+    def refusal(self) -> str:
+        """What one that could not start said of it."""
+        assert self.process.stderr is not None
+        assert self.process.wait(PATIENCE_S) == REFUSED
+        return self.process.stderr.read()
+
+    def heard_to_the_end(self) -> list[list[Any]]:
+        """All that its observer was told by one that has ended."""
+        self._reader.join(PATIENCE_S)
+        return self.hear()
 
     def wait_for(self, *beginning: object) -> list[Any]:
         """The first thing its observer is told that begins so."""

@@ -1,8 +1,8 @@
 """A worker without MLX: it speaks the worker's side of the protocol and misbehaves when asked to.
 
 Run as a worker's command; the reaper appends ``--settings JSON``. Misbehaviour starts ``--after``
-seconds after Ready (or, for those that never get there, instead of it) and is that of the first
-``--times`` incarnations only.
+seconds after Ready, and not before there is the file ``--once`` (or, for those that never get
+there, instead of it); it is that of the first ``--times`` incarnations only.
 
 It packs its frames itself: many of these are started, and the codec is most of what they would
 import.
@@ -40,7 +40,7 @@ from mayfly_protocol.lifecycle import (
 )
 from mayfly_protocol.sockets import configure
 
-SLOW_STEPS, SLOW_STEP_S = 20, 0.25
+SLOW_STEPS, SLOW_STEP_S = 24, 0.25
 ABORT_TEXT = "[METAL] Command buffer execution failed: Caused GPU Timeout Error (0000000e)"
 
 
@@ -51,14 +51,15 @@ class FakeWorker:
         self.settings = settings
         self.behaviour = arguments.behave if settings["incarnation"] <= arguments.times else "serve"
         self.after = arguments.after
+        self.once = arguments.once
         self.weight_bytes = arguments.weight_bytes
         self.footprint = arguments.footprint
         self.busy = arguments.busy
-        self.progress = 0
+        self.progress = self.inferences = 0
         self.context = zmq.Context()
         self.control: zmq.Socket[Any] = self.context.socket(zmq.DEALER)
         configure(self.control)
-        self.control.setsockopt(zmq.LINGER, 1000)
+        self.control.setsockopt(zmq.LINGER, 20_000)
         self.control.setsockopt(
             zmq.ROUTING_ID, f"{settings['slot']}#{settings['incarnation']}".encode()
         )
@@ -91,6 +92,7 @@ class FakeWorker:
                 for done in range(SLOW_STEPS):
                     time.sleep(SLOW_STEP_S)
                     self.say(Loading("warming", done, SLOW_STEPS))
+                self.behaviour = "serve"
             case "load-for-ever":
                 self.serve_until(float("inf"), Beat(phase="loading", progress=0))
         self.say(Loading("canary", 2, 2))
@@ -102,6 +104,8 @@ class FakeWorker:
         )
         deadline = time.monotonic() + self.after if self.behaviour != "serve" else float("inf")
         self.serve_until(deadline, None)
+        while self.once is not None and not self.once.exists():
+            self.serve_until(time.monotonic() + 0.02, None)
         self.misbehave()
 
     def misbehave(self) -> None:
@@ -152,7 +156,7 @@ class FakeWorker:
             left = min(deadline - time.monotonic(), self.settings["beat_interval_s"])
             ready = dict(poller.poll(max(0, int(left * 1000))))
             if 0 in ready and not os.read(0, 1):
-                while self.busy is not None and self.busy.exists():
+                while self.has_work():
                     time.sleep(0.02)
                 os._exit(Exit.ORPHANED)
             if self.control in ready:
@@ -162,22 +166,29 @@ class FakeWorker:
 
     def beat(self) -> Beat:
         self.progress += 1
+        self.inferences += not self.has_work()
+        # The first beat says what the next worker needs, which the machine must be able to give.
+        footprint = self.footprint if self.progress > 1 else min(self.footprint, 1 << 20)
         return Beat(
             phase="idle",
             progress=self.progress,
-            inferences=self.progress,
-            memory=Memory(footprint=self.footprint),
+            inferences=self.inferences,
+            memory=Memory(footprint=footprint),
         )
+
+    def has_work(self) -> bool:
+        return self.busy is not None and self.busy.exists()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--behave", default="serve")
     parser.add_argument("--after", type=float, default=0.0)
+    parser.add_argument("--once", type=Path)
     parser.add_argument("--times", type=int, default=1)
     parser.add_argument("--weight-bytes", type=int, default=0)
     parser.add_argument("--footprint", type=int, default=1 << 20)
-    parser.add_argument("--busy", type=Path, help="while this file is there, it has work to do")
+    parser.add_argument("--busy", type=Path, help="while this file is there, its work does not end")
     parser.add_argument("--settings", required=True)
     arguments = parser.parse_args()
     faulthandler.register(signal.SIGUSR2, all_threads=True)

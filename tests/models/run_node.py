@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from mayfly_protocol.roster import SlotView
+from mayfly_reaper import life
 from mayfly_reaper.node import Node, StartError
 from mayfly_reaper.settings import (
     NOBODY,
@@ -37,6 +38,7 @@ class Printer:
 
 def main() -> None:
     told = json.loads(sys.argv[1])
+    life.LAST_WORDS_S = told["last_words_s"] or life.LAST_WORDS_S
     settings = NodeSettings(
         node="test",
         state_dir=Path(told["state_dir"]),

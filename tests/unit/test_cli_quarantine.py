@@ -23,11 +23,11 @@ def test_what_is_refused_is_shown_and_released(tmp_path: Path) -> None:
         shown = run("quarantine", "list", "--state-dir", tmp_path)
         assert shown.stdout == "nothing is in quarantine\n"
         for name in ("aa01", "aa02", "b"):
-            assert node.ask(Quarantine(name, "crashed", 90.5)).ok
+            assert node.ask(Quarantine(name, "crashed", 119.5)).ok
         node.roster(lambda roster: len(roster.quarantined) == 3)
         shown = run("quarantine", "list", "--state-dir", tmp_path)
-        # A second may pass between the command and the list.
-        assert re.fullmatch(r"aa01  crashed  1 min (30|29|28) s left", shown.stdout.splitlines()[0])
+        # Some time passes between the command and the list.
+        assert re.fullmatch(r"aa01  crashed  1 min [345]\d s left", shown.stdout.splitlines()[0])
         assert len(shown.stdout.splitlines()) == 3
         listed = json.loads(run("quarantine", "list", "--json", "--state-dir", tmp_path).stdout)
         assert [entry["fingerprint"] for entry in listed] == ["aa01", "aa02", "b"]
