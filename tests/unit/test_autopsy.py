@@ -147,10 +147,10 @@ def test_long_quotations_are_cut_out(text: str, kept: str | None) -> None:
 
 
 def test_no_text_takes_long_to_redact() -> None:
-    began = time.monotonic()
+    began = time.thread_time()
     redacted("'a " * 30_000)
     assert len(redacted("x" * 100_000)) == LINE
-    assert time.monotonic() - began < 1.0
+    assert time.thread_time() - began < 1.0
 
 
 def test_a_file_whose_name_is_no_unicode_is_written_down_too(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,10 @@ from wire_harness import say
 
 
 class House:
-    """A guarded ROUTER that answers every message with itself."""
+    """A guarded ROUTER that answers every message with itself. Whoever has not shown a key after
+    ``handshake_s`` is cut."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, handshake_s: float = 10.0) -> None:
         self.file = trusted_file(folder)
         self.pair = new_pair()
         self.said: list[str] = []
@@ -43,7 +45,7 @@ class House:
         self._router = self._context.socket(zmq.ROUTER)
         configure(self._router)
         over_tcp(self._router, "127.0.0.1")
-        self._router.setsockopt(zmq.HANDSHAKE_IVL, 1000)
+        self._router.setsockopt(zmq.HANDSHAKE_IVL, int(handshake_s * 1000))
         self.keeper.guard(self._router, "house", self.pair)
         self.port = self._router.bind_to_random_port("tcp://127.0.0.1")
         self._poller = zmq.Poller()
@@ -129,8 +131,18 @@ def test_neither_does_none_nor_one_for_somebody_else(house: House) -> None:
     assert house.received == []
 
 
-@pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, b""])
+@pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64])
 def test_nor_does_what_is_no_zeromq_at_all(house: House, said: bytes) -> None:
+    refused(house, said)
+
+
+def test_nor_does_silence(tmp_path: Path) -> None:
+    with closing(House(tmp_path, handshake_s=1.0)) as house:
+        refused(house, b"")
+
+
+def refused(house: House, said: bytes) -> None:
+    """Somebody says this, and no more."""
     with socket.create_connection(("127.0.0.1", house.port)) as stranger:
         stranger.sendall(said)
         house.live(lambda: house.refusals.counts["handshake"] == 1, "a refusal")
