@@ -96,6 +96,7 @@ def ask(server: Server, name: str, answer: Answer) -> Answer:
             if number >= BEGUN:
                 answer.begun.set()
             answer.take(json.loads(line.removeprefix("data: ")))
+    answer.begun.set()  # what a client was late for comes to it in fewer chunks
     return answer
 
 
