@@ -24,7 +24,7 @@ from mayfly_reaper.settings import (
 
 class Printer:
     def slot_changed(self, view: SlotView) -> None:
-        self._print("slot", view.slot, view.state, view.incarnation, view.detail)
+        self._print("slot", view.slot, view.state, view.incarnation, view.detail, view.retry_in_s)
 
     def front_end_ready(self, host: str, port: int) -> None:
         self._print("front", host, port)

@@ -97,7 +97,7 @@ def test_streams_pass_as_they_come_and_nobody_is_refused(name: str, tmp_path: Pa
         worker = node.worker()
         # More notice than a real front end gives: the machine may keep anyone waiting meanwhile.
         fronts = [
-            stack.enter_context(RunningFront(node.control, notice_s=3.0, grace_s=PATIENCE_S))
+            stack.enter_context(RunningFront(node.control, notice_s=2.5, grace_s=PATIENCE_S))
             for _ in range(3)
         ]
         ports = [front.port for front in fronts]

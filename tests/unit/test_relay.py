@@ -224,13 +224,13 @@ def test_a_queued_request_may_wait_while_the_engine_moves(node: FakeNode) -> Non
         yield from list(say()(submit))[1:]
 
     worker = node.worker(queued)
-    stall_s = 3.0
+    stall_s = 2.5
     with RunningFront(node.control, keep_alive_s=0.1, stall_s=stall_s) as front:
         answers: list[httpx.Response] = []
         thread = threading.Thread(target=lambda: answers.append(stream(front)))
         thread.start()
         front.wait(lambda: worker.submits)
-        until_then = time.monotonic() + stall_s + 1.0
+        until_then = time.monotonic() + stall_s + 0.7
         while time.monotonic() < until_then:
             view = node.view("slot-1")
             node.show(replace(view, progress=view.progress + 1))
