@@ -36,7 +36,6 @@ TAKEN: Mapping[str, str] = {
 """Files of the repository, and what they are called in the manual."""
 ELSEWHERE: Mapping[str, str] = {
     "README.md": "index.md",
-    "README.md#configuration": "configuration.md",
 }
 """Where links to what has no page of its own lead."""
 

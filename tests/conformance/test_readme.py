@@ -1,12 +1,13 @@
-"""The README's commands, as they stand.
+"""The commands of the README and of docs/getting-started.md, run as they stand.
 
 A scripted model takes the place of the demo model, by the environment alone: the same name, on the
-port that the README names. Words in capitals, which stand for the reader's own, are filled in.
+port that both pages name. Words in capitals, which stand for the reader's own, are filled in.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -26,16 +27,20 @@ from server_harness import free_port, wait_for
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+GUIDE = (ROOT / "docs" / "getting-started.md").read_text(encoding="utf-8")
 PORT = 8000
 URL = f"http://127.0.0.1:{PORT}"
 PATIENCE_S = 60.0
+ASK = "curl http://127.0.0.1:8000/v1/chat/completions"
 ANSWER = "The capital of France is Paris."
 LOG = "RuntimeError: [METAL] Command buffer execution failed: Caused GPU Timeout Error"
 
 BLOCKS = [
-    (match[1], match[2]) for match in re.finditer(r"^```(\w*)\n(.*?)^```$", README, re.M | re.S)
+    (match[1], match[2])
+    for page in (README, GUIDE)
+    for match in re.finditer(r"^```(\w*)\n(.*?)^```$", page, re.M | re.S)
 ]
-COMMANDS = re.findall(r"^\| `(mayfly [^`]+)`", README, re.M)
+COMMANDS = re.findall(r"^\| `(mayfly [^`]+)`", GUIDE, re.M)
 
 OWN = {
     name: value
@@ -53,19 +58,20 @@ NOT_RUN = {
 
 
 def block(beginning: str, language: str = "sh") -> str:
-    """The one that begins so."""
-    [found] = [text for kind, text in BLOCKS if kind == language and text.startswith(beginning)]
+    """Returns the block of code that begins so. Both pages may show it, in the same words."""
+    [found] = {text for kind, text in BLOCKS if kind == language and text.startswith(beginning)}
     return found
 
 
 class Reader:
-    """Somebody who follows the README in a folder of their own, with a home of their own."""
+    """Somebody who follows both pages in a folder of their own, with a home of their own."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
         self.folder = folder
         plays = [Play("capital of France", ANSWER)]
-        self.model = scripted.build(folder / "model", plays)
+        # Slow enough for a worker to be killed in the middle of the README's 300 tokens.
+        self.model = scripted.build(folder / "model", plays, step_s=0.02)
         self.environment = {
             **OWN,
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -140,7 +146,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Reader:
 
 @pytest.fixture(scope="module")
 def server(reader: Reader) -> Iterator[subprocess.Popen[bytes]]:
-    """What the last line of the section without make starts."""
+    """The server that the last line of the section without make starts."""
     needs_port(PORT)
     command = block("pip install .").splitlines()[-1]
     assert command == "mayfly serve"
@@ -152,7 +158,7 @@ def needs_port(port: int) -> None:
     try:
         socket.create_server(("0.0.0.0", port)).close()
     except OSError:
-        pytest.skip(f"port {port}, which the README means, is taken on this machine")
+        pytest.skip(f"port {port}, which the pages name, is taken on this machine")
 
 
 def test_every_block_is_looked_after() -> None:
@@ -160,24 +166,27 @@ def test_every_block_is_looked_after() -> None:
     beginnings = [text.splitlines()[0].split("  ")[0] for _, text in BLOCKS]
     assert beginnings == [
         "make serve",
+        "curl http://127.0.0.1:8000/v1/chat/completions \\",
+        "curl -sN http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' "
+        """-d '{"prompt": "Once upon a time",""",
+        "ID",
         'make serve ARGS="mlx-community/Qwen3-4B-4bit --port 9000"',
         ". .venv/bin/activate",
         "pip install .",
         "curl http://127.0.0.1:8000/v1/chat/completions \\",
         "from openai import OpenAI",
-        "mayfly keys new keys.toml alice",
         "from anthropic import Anthropic",
+        "mayfly keys new keys.toml alice",
         "mayfly config init",
         "port = 9000",
         "mac-2$",
-        "protocol/mayfly_protocol/",
     ]
 
 
 def test_curl(reader: Reader, server: object) -> None:
     if shutil.which("curl") is None:
         pytest.skip("there is no curl here")
-    assert ANSWER in reader.run(block("curl"))
+    assert ANSWER in reader.run(block(ASK))
 
 
 @pytest.mark.parametrize("package", ["openai", "anthropic"])
@@ -188,7 +197,7 @@ def test_python(reader: Reader, server: object, package: str) -> None:
 
 
 def test_keys(reader: Reader) -> None:
-    """On a port of its own, for the other server has the README's."""
+    """On a port of its own, since the other server has the pages' port."""
     port = free_port()
     make, serve = (line.split("#")[0] for line in block("mayfly keys").splitlines())
     key = reader.run(make).split()[-1]
@@ -218,10 +227,33 @@ def test_configuration(reader: Reader) -> None:
 
 def test_two_servers_side_by_side(reader: Reader, server: object) -> None:
     needs_port(8001)
-    [command] = re.findall(r"`(mayfly serve --port 8001 [^`]+)`", README)
+    [command] = re.findall(r"`(mayfly serve --port 8001 [^`]+)`", GUIDE)
     with reader.serving(command, 8001):
         assert httpx.get("http://127.0.0.1:8001/v1/models").status_code == 200
         assert httpx.get(f"{URL}/readyz").status_code == 200
+
+
+def test_an_answer_outlives_its_worker(reader: Reader, server: object) -> None:
+    """The README's demonstration: the answer is that of an undisturbed run."""
+    if shutil.which("curl") is None:
+        pytest.skip("there is no curl here")
+    demonstration = block("curl -sN")
+    undisturbed = text_of(reader.run(demonstration.partition(" > story.txt")[0]))
+    assert undisturbed
+    printed = reader.run(demonstration)
+    story = (reader.folder / "story.txt").read_text()
+    assert story.rstrip().endswith("data: [DONE]")
+    assert text_of(story) == undisturbed
+    assert "killed" in printed
+    shown, _, _ = block("ID", "text").partition("\n")
+    assert printed.split("\n")[0].split() == shown.split()
+
+
+def text_of(stream: str) -> str:
+    """The text of a stream of completions."""
+    events = re.findall(r"^data: (\{.*)$", stream, re.M)
+    choices = [choice for event in events for choice in json.loads(event)["choices"]]
+    return "".join(choice["text"] for choice in choices)
 
 
 def test_the_environment_is_activated() -> None:
@@ -241,7 +273,7 @@ def test_make_serves_another_model() -> None:
 
 
 def test_a_killed_worker_has_a_successor(reader: Reader, server: object) -> None:
-    assert "`kill -9 PID`" in README
+    assert "`kill -9 PID`" in GUIDE
     [before] = httpx.get(f"{URL}/mayfly/status").json()["nodes"][0]["slots"]
     reader.run(f"kill -9 {before['pid']}")
 
@@ -251,7 +283,7 @@ def test_a_killed_worker_has_a_successor(reader: Reader, server: object) -> None
 
     wait_for(replaced, "the successor")
     if shutil.which("curl"):
-        assert ANSWER in reader.run(block("curl"))
+        assert ANSWER in reader.run(block(ASK))
 
 
 EXPECTED = {

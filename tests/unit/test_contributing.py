@@ -60,3 +60,12 @@ def test_every_folder_of_tests_is_told_of() -> None:
     told = {row[0].strip(" `") for row in cells("CONTRIBUTING.md", "Tests")}
     there = {path.parent for path in (ROOT / "tests").rglob("*.py")} - {ROOT / "tests"}
     assert told == {str(path.relative_to(ROOT)) for path in there}
+
+
+def test_the_example_of_selecting_tests_selects_some() -> None:
+    [word] = re.findall(r"`ARGS=\"-k (\w+)\"`", (ROOT / "CONTRIBUTING.md").read_text("utf-8"))
+    files = list((ROOT / "tests").rglob("test_*.py"))
+    functions = [
+        name for file in files for name in re.findall(r"def (test_\w+)", file.read_text("utf-8"))
+    ]
+    assert any(word in name for name in (*functions, *(file.stem for file in files)))
