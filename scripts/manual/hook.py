@@ -29,6 +29,7 @@ TAKEN: Mapping[str, str] = {
     "ARCHITECTURE.md": "architecture.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
     "bench/RESULTS.md": "results.md",
     "deploy/README.md": "deploy.md",
     "grafana/README.md": "grafana.md",
