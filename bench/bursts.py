@@ -24,7 +24,7 @@ from decoding import GREEDY, TOGETHER, Decoder, spread
 
 from mayfly_worker.engine import caches
 from mayfly_worker.engine.chunks import ChunkSizer
-from mayfly_worker.engine.types import Event, Row, Start, Step
+from mayfly_worker.engine.sequence import Event, Row, Start, Step
 
 ANSWER = 24
 

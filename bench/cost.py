@@ -27,7 +27,7 @@ from servers import Mayfly
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from models import tiny
+from support.models import tiny
 
 MODEL = "tiny"
 WARM_UP_S = 3.0

@@ -16,13 +16,13 @@ from mlx_lm.utils import load_model
 from mayfly_worker.engine import caches
 from mayfly_worker.engine.admission import Budget
 from mayfly_worker.engine.chunks import ChunkSizer
-from mayfly_worker.engine.lanes import pass_tokens
-from mayfly_worker.engine.loop import Engine
 from mayfly_worker.engine.sampler import RowSampling
-from mayfly_worker.engine.types import Event, Row, Start
+from mayfly_worker.engine.scheduler import Engine
+from mayfly_worker.engine.sequence import Event, Row, Start
+from mayfly_worker.engine.sub_batches import pass_tokens
+from mayfly_worker.model.probe import Probe, probe
+from mayfly_worker.model.reference_store import References
 from mayfly_worker.prefix_cache import PrefixCache
-from mayfly_worker.probing import Probe, probe
-from mayfly_worker.references import References
 
 TOGETHER, APART = float("inf"), 0.0
 """Prices of a forward pass at which rows always share one, or never do."""

@@ -26,7 +26,7 @@ from mayfly_protocol.codec import encode, to_worker
 from mayfly_protocol.lifecycle import ModelCard
 from mayfly_protocol.roster import ROSTER_INTERVAL_S, ROSTER_TOPIC, Roster, SlotView
 from mayfly_protocol.serving import Accepted, Cancel, Finish, Ping, Pong, Submit, Usage
-from mayfly_protocol.sockets import configure
+from mayfly_protocol.transport.sockets import configure
 
 MODEL = "fake"
 TOKEN = " tok"

@@ -26,7 +26,7 @@ from mlx_lm.sample_utils import make_sampler
 from mayfly_protocol.requests import Sampling
 from mayfly_worker.engine.chunks import ChunkSizer
 from mayfly_worker.engine.sampler import RowSampling
-from mayfly_worker.engine.types import Event, Row, Start, Step
+from mayfly_worker.engine.sequence import Event, Row, Start, Step
 
 MAX_ROWS = 64
 Run = Callable[[Any, list[dict[str, Any]], int], dict[str, Any]]

@@ -49,7 +49,7 @@ from mayfly_reaper.paths import runtime_of
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from models import tiny
+from support.models import tiny
 
 SHAPES = {10: (256, 3), 100: (1024, 2), 400: (1024, 10), 1000: (2048, 6)}
 """Hidden size and layers of a model of about so many MB."""

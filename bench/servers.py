@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 from client import Round, load
 
-from mayfly_server.cli.drilling.workers import Worker, workers
+from mayfly_cli.drill.workers import Worker, workers
 
 START_S = 300.0
 RESTART_S = 0.1
@@ -166,7 +166,7 @@ class Mayfly(Server):
     def __init__(self, model: Path, folder: Path, *options: object) -> None:
         port = free_port()
         self.state = folder / "state"
-        command = [sys.executable, "-m", "mayfly_server.cli", "serve", model, "--port", port,
+        command = [sys.executable, "-m", "mayfly_cli", "serve", model, "--port", port,
                    "--state-dir", self.state, *options]  # fmt: skip
         super().__init__(command, port, folder / "mayfly.log", model.name)
 

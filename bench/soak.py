@@ -23,17 +23,17 @@ from typing import Any
 
 import httpx
 
+from mayfly_cli.commands.control import tell
+from mayfly_cli.drill.load import Load, Stream
+from mayfly_cli.drill.report import Strike, interruptions
+from mayfly_cli.drill.workers import Worker, full_capacity, strike, workers
 from mayfly_protocol.roster import Recycle
-from mayfly_server.cli.control import tell
-from mayfly_server.cli.drilling.load import Load, Stream
-from mayfly_server.cli.drilling.report import Strike, interruptions
-from mayfly_server.cli.drilling.workers import Worker, full_capacity, strike, workers
 
 TESTS = Path(__file__).parent.parent / "tests"
 sys.path.insert(0, str(TESTS))
 
-from models import tiny  # noqa: E402
-from server_harness import free_port, wait_for  # noqa: E402
+from support.models import tiny  # noqa: E402
+from support.server import free_port, wait_for  # noqa: E402
 
 BUDGETS = {"silent_s": 3.0, "retry_s": 0.2, "retry_max_s": 1.0, "steady_s": 1.0, "drain_s": 1.0}
 """Faults come as fast as workers do: with its usual patience the reaper would wait for minutes."""
@@ -69,7 +69,11 @@ class Soak:
 
     def __enter__(self) -> Soak:
         model = tiny.build(self._folder / "tiny")
-        command = [sys.executable, str(TESTS / "models" / "run_mayfly.py"), json.dumps(BUDGETS)]
+        command = [
+            sys.executable,
+            str(TESTS / "support" / "doubles" / "run_mayfly.py"),
+            json.dumps(BUDGETS),
+        ]
         command += ["serve", str(model), "--workers", str(self._count), "--no-preload-blas"]
         command += ["--port", self._url.rpartition(":")[2], "--state-dir", str(self._state)]
         with (self._folder / "serve.log").open("w") as log:

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from mayfly_cli.services import launchd, systemd
+from mayfly_cli.services.description import Role, Scope, Service, front_stop_s, node_stop_s
 from mayfly_reaper.settings import Budgets
-from mayfly_server.cli.services import launchd, systemd
-from mayfly_server.cli.services.description import Role, Scope, Service, front_stop_s, node_stop_s
-from mayfly_server.config import FrontSettings
+from mayfly_server.settings import FrontSettings
 
 HERE = Path(__file__).parent
 MEMORY = 64 * 10**9

@@ -13,9 +13,9 @@ import hypothesis
 import platformdirs
 import pytest
 
-import mlx_lm_alone  # noqa: F401 - before anything else that imports mlx-lm
-from cgroup_harness import SmallCgroup
-from models import scripted, tiny
+from support import mlx_lm_alone  # noqa: F401 - before anything else that imports mlx-lm
+from support.cgroups import SmallCgroup
+from support.models import scripted, tiny
 
 LONG_S = 3600
 

@@ -12,7 +12,8 @@ reaper to all         XPUB -> SUB                 :mod:`mayfly_protocol.roster`
 
 What a client asks of a model (:mod:`mayfly_protocol.requests`) is part of ``Submit``.
 :mod:`mayfly_protocol.codec` turns messages into frames and back;
-:mod:`mayfly_protocol.sockets` makes the sockets with the options that were found to matter.
+:mod:`mayfly_protocol.transport.sockets` makes the sockets with the options that were found to
+matter.
 """
 
 PROTOCOL_VERSION = 1

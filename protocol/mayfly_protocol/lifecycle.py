@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Literal
 
-from mayfly_protocol.distribution import NOTHING, Distribution
+from mayfly_protocol.common.histogram import NOTHING, Distribution
 
 LoadPhase = Literal["starting", "warming", "loading", "canary"]
 WorkPhase = Literal["loading", "idle", "prefill", "decode", "stopping"]

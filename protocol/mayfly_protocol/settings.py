@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from pydantic import TypeAdapter
 
-from mayfly_protocol.logs import LogSettings
+from mayfly_protocol.common.logs import LogSettings
 
 
 @dataclass(frozen=True, slots=True)

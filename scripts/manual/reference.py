@@ -8,16 +8,16 @@ from typing import Any
 
 import typer.main
 
+from mayfly_cli.app import app
+from mayfly_cli.commands.config import template, toml
+from mayfly_cli.config.keys import SERVER, SHARED, Key
+from mayfly_cli.config.keys import TABLE as MODEL_TABLE
 from mayfly_protocol.faults import KINDS, TABLE, Kind
 from mayfly_protocol.faults.cuda import CUDA
-from mayfly_protocol.faults.ends import ENDS, LEAVINGS
 from mayfly_protocol.faults.engine import ENGINE, STREAM_THREAD
 from mayfly_protocol.faults.examples import EXAMPLES
+from mayfly_protocol.faults.exits import ENDS, LEAVINGS
 from mayfly_protocol.faults.metal import METAL
-from mayfly_server.cli import app
-from mayfly_server.cli.configuration.keys import SERVER, SHARED, Key
-from mayfly_server.cli.configuration.keys import TABLE as MODEL_TABLE
-from mayfly_server.cli.configuration.writing import template, toml
 
 Command = Any
 """Typer's; whether that is also click's depends on its version."""

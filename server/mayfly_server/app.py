@@ -1,52 +1,74 @@
-"""The ASGI application of a front end."""
+"""The ASGI application of a front end.
+
+What a front end knows of its nodes, as metrics: made when somebody asks.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import structlog
 from fastapi import FastAPI, Response
 from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
-from mayfly_protocol.addresses import node_address
-from mayfly_protocol.identity import read_pair
-from mayfly_server.api import (
-    chat,
-    completions,
-    document,
-    errors,
-    events,
-    health,
-    models,
-    page,
-    status,
-    tokenize,
-    unserved,
-)
+from mayfly_protocol.transport.addresses import node_address
+from mayfly_protocol.transport.keys import read_pair
+from mayfly_server.api.admin import health, openapi, page, status
 from mayfly_server.api.anthropic import routes as anthropic
-from mayfly_server.api.body import BodyLimit
-from mayfly_server.api.front import Front, FrontDep
-from mayfly_server.api.request_id import RequestId
+from mayfly_server.api.dependencies import Front, FrontDep
+from mayfly_server.api.openai import chat, completions, models, tokenize
 from mayfly_server.api.responses import routes as responses
 from mayfly_server.api.schemas.errors import ANTHROPIC_FAILURES, FAILURES
-from mayfly_server.config import FrontSettings
-from mayfly_server.edge.counting import Counting
-from mayfly_server.edge.expectations import Expectations
-from mayfly_server.edge.gate import Gate
-from mayfly_server.edge.hosts import HostPolicy, Hosts, own_names
-from mayfly_server.edge.keyring import Keyring
-from mayfly_server.edge.keys import Key
-from mayfly_server.edge.origins import Origins, with_cors
-from mayfly_server.edge.redirects import Redirects
-from mayfly_server.fleet_metrics import FleetMetrics
+from mayfly_server.dispatch.connector import Dialler
+from mayfly_server.dispatch.fleet import Fleet
+from mayfly_server.dispatch.node_list import NodeList
+from mayfly_server.http import errors
+from mayfly_server.http.auth import Key, Keyring
+from mayfly_server.http.body import BodyLimit
+from mayfly_server.http.errors import RequestId
+from mayfly_server.http.hosts import HostPolicy, Hosts, own_names
+from mayfly_server.http.middleware import Counting, Expectations, Gate, Redirects
+from mayfly_server.http.origins import Origins, with_cors
 from mayfly_server.metrics import Metrics
-from mayfly_server.pool.dialling import Dialler
-from mayfly_server.pool.fleet import Fleet
-from mayfly_server.pool.node_list import NodeList
+from mayfly_server.settings import FrontSettings
+
+
+class FleetMetrics(Collector):
+    """To be registered once the fleet listens; for its event loop's thread."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    def collect(self) -> Iterator[Metric]:
+        up = GaugeMetricFamily(
+            "mayfly_node_up", "Whether a node's rosters keep coming.", labels=["node"]
+        )
+        heard: dict[str, bool] = {}
+        for roster, silent in self._fleet.nodes():  # several may have one name: all of them
+            heard[roster.node] = heard.get(roster.node, True) and not silent
+        for node, is_up in heard.items():
+            up.add_metric([node], int(is_up))
+        ready = GaugeMetricFamily(
+            "mayfly_workers_ready",
+            "Workers that this front end can give a request to now.",
+            labels=["model"],
+        )
+        counts = Counter(self._fleet.ready_models())
+        for model in self._fleet.models():
+            ready.add_metric([model.name], counts[model.name])
+        refused = GaugeMetricFamily(
+            "mayfly_quarantine_entries", "Requests that are refused because workers died of them."
+        )
+        refused.add_metric([], len(self._fleet.quarantine))
+        yield from (up, ready, refused)
+
 
 _log = structlog.get_logger(__name__)
 
@@ -86,8 +108,8 @@ def create_app(settings: FrontSettings, keys: Sequence[Key] = ()) -> FastAPI:
 
     app = FastAPI(
         title="Mayfly",
-        description=document.DESCRIPTION,
-        version=document.package_version(),
+        description=openapi.DESCRIPTION,
+        version=openapi.package_version(),
         generate_unique_id_function=lambda route: route.name,
         lifespan=lifespan,
         docs_url=None,  # they would load their scripts from elsewhere
@@ -96,13 +118,13 @@ def create_app(settings: FrontSettings, keys: Sequence[Key] = ()) -> FastAPI:
         strict_content_type=False,  # bodies are checked by StrictRoute
     )
     errors.install(app)
-    for routes in (chat, completions, responses, tokenize, models, unserved, status):
+    for routes in (chat, completions, responses, tokenize, models, openapi, status):
         app.include_router(routes.router, responses=FAILURES)
     app.include_router(anthropic.router, responses=ANTHROPIC_FAILURES)
     app.include_router(health.router, responses={"4XX": FAILURES["4XX"]})
-    document.install(app, locked=keyring.locked)
-    for untold in (events, page):
-        app.include_router(untold.router)
+    openapi.install(app, locked=keyring.locked)
+    for undocumented in (status.live_router, page.router):
+        app.include_router(undocumented)
     if settings.metrics != "off":
         app.add_api_route("/metrics", metrics_page, include_in_schema=False)
     # The one that is added last sees a request first: see the drawing in edge.

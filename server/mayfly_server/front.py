@@ -21,16 +21,14 @@ from dataclasses import replace
 import structlog
 from pydantic_core import from_json
 
-from mayfly_protocol import logs, open_files
-from mayfly_protocol.addresses import AddressError
-from mayfly_protocol.identity import IdentityError
+from mayfly_protocol.common import limits, logs
 from mayfly_protocol.lifecycle import Exit
+from mayfly_protocol.transport.addresses import AddressError
+from mayfly_protocol.transport.keys import IdentityError
 from mayfly_server.app import create_app
-from mayfly_server.config import FrontSettings, front_settings
-from mayfly_server.edge.exposure import exposed, refusal
-from mayfly_server.edge.keys import KeysError, from_environment
-from mayfly_server.listening import ListenError, activated, bind
-from mayfly_server.serving import FrontServer
+from mayfly_server.http.auth import KeysError, exposed, from_environment, refusal
+from mayfly_server.settings import FrontSettings, front_settings
+from mayfly_server.uvicorn_server import FrontServer, ListenError, activated, bind
 
 _SAID = ("Exception in ASGI application", "ASGI callable returned without completing response")
 _NAME = "mayfly_server.front"
@@ -89,17 +87,17 @@ def serve(
 
 def _affordable(settings: FrontSettings) -> FrontSettings:
     """With no more connections than the system lets this process have."""
-    wanted, files = settings.connections, open_files.raise_limit()
-    limits = wanted.within(files)
-    if limits != wanted:
+    wanted, files = settings.connections, limits.raise_limit()
+    affordable = wanted.within(files)
+    if affordable != wanted:
         structlog.get_logger(_NAME).warning(
             "takes fewer connections than it is set to, for want of open files: raise the hard "
             "limit (ulimit -Hn, LimitNOFILE of a unit)",
-            connections=limits.max_connections,
+            connections=affordable.max_connections,
             wanted=wanted.max_connections,
             open_files=files,
         )
-    return replace(settings, connections=limits)
+    return replace(settings, connections=affordable)
 
 
 def own_listeners(host: str, port: int) -> list[socket.socket]:

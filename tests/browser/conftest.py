@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from mayfly_protocol.codec import rosters
 from mayfly_protocol.roster import ROSTER_TOPIC, Roster
 from mayfly_reaper.paths import runtime_of
-from server_harness import wait_for
+from support.server import wait_for
 
 FLAGS = (
     "--no-sandbox",  # tests may run as root

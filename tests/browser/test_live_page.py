@@ -17,12 +17,12 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
 from browser.conftest import RosterClock, Watched
-from mayfly_server.edge.keys import Key, digest_of
-from models import scripted
-from models.fake_engine import FakeNode, say
-from models.running_front import RunningFront
-from models.scripted import Play
-from server_harness import Server, serving, wait_for
+from mayfly_server.http.auth import Key, digest_of
+from support.doubles.fake_engine import FakeNode, say
+from support.doubles.running_front import RunningFront
+from support.models import scripted
+from support.models.scripted import Play
+from support.server import Server, serving, wait_for
 
 SOON_S = 2.0
 """From what a roster says to what a reader sees."""

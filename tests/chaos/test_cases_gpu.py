@@ -12,11 +12,11 @@ from typing import Any
 import openai
 import pytest
 
-from chaos_client import Asking
 from mayfly_protocol.serving import Ping
-from models.scripted import Fault, Play
-from server_harness import Server, serving, wait_for
-from worker_harness import WorkerProcess, generation
+from support.chaos_client import Asking
+from support.models.scripted import Fault, Play
+from support.server import Server, serving, wait_for
+from support.worker import WorkerProcess, generation
 
 BUDGETS = {
     "retry_s": 0.1,

@@ -13,9 +13,9 @@ from typing import Any
 import openai
 import pytest
 
-from chaos_client import Asking
-from models.scripted import Fault, Play
-from server_harness import Server, serving, wait_for
+from support.chaos_client import Asking
+from support.models.scripted import Fault, Play
+from support.server import Server, serving, wait_for
 
 BUDGETS = {"retry_s": 0.1, "retry_max_s": 0.5, "spacing_s": 0.1}
 TALE = " ".join(f"word{number}" for number in range(60))

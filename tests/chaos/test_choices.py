@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from api_harness import CHAT, TEXT, Json, user
-from server_harness import Server, serving, wait_for
+from support.api import CHAT, TEXT, Json, user
+from support.server import Server, serving, wait_for
 
 BUDGETS = {
     "retry_s": 0.1,

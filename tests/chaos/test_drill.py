@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from server_harness import serving, wait_for
+from support.server import serving, wait_for
 
 BUDGETS = {"retry_s": 0.1, "retry_max_s": 0.5, "spacing_s": 0.1}
 
@@ -33,7 +33,7 @@ def test_a_deployment_passes_its_drill(
     options = ("--trust-remote-code", "--workers", "2")
     with serving(model, tmp_path, *options, budgets=BUDGETS) as server:
         wait_for(lambda: all(s["state"] == "ready" for s in server.slots()), "every worker")
-        command = [sys.executable, "-m", "mayfly_server.cli", "drill", "--url", server.url]
+        command = [sys.executable, "-m", "mayfly_cli", "drill", "--url", server.url]
         command += ["--clients", "4", "--tokens", "150", "--signals", signals, "--json"]
         drill = subprocess.run(command, capture_output=True, text=True, timeout=200)
         assert drill.returncode == 0, drill.stdout + drill.stderr

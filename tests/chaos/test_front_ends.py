@@ -10,10 +10,10 @@ import httpx
 import openai
 import psutil
 
-from chaos_client import Asking
-from mayfly_server.cli.control import ask
-from models.scripted import Play
-from server_harness import Server, another_front_end, serving, wait_for
+from mayfly_cli.commands.control import ask
+from support.chaos_client import Asking
+from support.models.scripted import Play
+from support.server import Server, another_front_end, serving, wait_for
 
 TALE = " ".join(f"word{number}" for number in range(60))
 ENDLESS = "and on " * 1500

@@ -11,9 +11,9 @@ from statistics import median
 
 import pytest
 
-from chaos_client import Asking
-from models.scripted import Play
-from server_harness import Server, serving, wait_for
+from support.chaos_client import Asking
+from support.models.scripted import Play
+from support.server import Server, serving, wait_for
 
 KILLS = 7
 STEP_S = 0.02

@@ -12,8 +12,8 @@ from pathlib import Path
 import openai
 import pytest
 
-from models.scripted import Play
-from server_harness import Server, alive, serving, wait_for
+from support.models.scripted import Play
+from support.server import Server, alive, serving, wait_for
 
 
 def next_incarnation(server: Server, before: int) -> dict[str, object]:

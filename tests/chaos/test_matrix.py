@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from chaos_cells import CELLS, CROSS, FILLER, QUEUED, STEP_S, Blow, Cell
-from chaos_client import Answer, Asking
+from mayfly_cli.commands.control import tell
 from mayfly_protocol.roster import Recycle
-from mayfly_server.cli.control import tell
-from mayfly_server.pool.link import REPORT_LAG_S
-from server_harness import Server, serving, wait_for
+from mayfly_server.dispatch.link import REPORT_LAG_S
+from support.chaos_cells import CELLS, CROSS, FILLER, QUEUED, STEP_S, Blow, Cell
+from support.chaos_client import Answer, Asking
+from support.server import Server, serving, wait_for
 
 CALM = {
     "retry_s": 0.1,

@@ -11,10 +11,10 @@ from pathlib import Path
 import openai
 import pytest
 
-from chaos_cells import METAL_HANG, SHAPES
-from chaos_client import Asking
-from models.scripted import Action, Fault, Play
-from server_harness import another_front_end, serving, wait_for
+from support.chaos_cells import METAL_HANG, SHAPES
+from support.chaos_client import Asking
+from support.models.scripted import Action, Fault, Play
+from support.server import another_front_end, serving, wait_for
 
 INNOCENTS = 100
 AT_ONCE = 16

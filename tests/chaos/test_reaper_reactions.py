@@ -18,9 +18,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from models.scripted import Action, Fault, Play
-from server_harness import Server, serving, wait_for
-from watching import Watch
+from support.models.scripted import Action, Fault, Play
+from support.server import Server, serving, wait_for
+from support.watching import Watch
 
 METAL = "[METAL] Command buffer execution failed: "
 TIMEOUT = METAL + "Caused GPU Timeout Error (00000002:kIOGPUCommandBufferCallbackErrorTimeout)"

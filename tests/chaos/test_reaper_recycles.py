@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from mayfly_reaper.paths import runtime_of
-from models.scripted import Fault, Play
-from server_harness import Server, serving, wait_for
+from support.models.scripted import Fault, Play
+from support.server import Server, serving, wait_for
 
 REPLY = " ".join(f"word{number}" for number in range(8))
 CLIENTS = 3

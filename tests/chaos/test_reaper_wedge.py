@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from models.scripted import Fault, Play
-from server_harness import Server, serving, wait_for
+from support.models.scripted import Fault, Play
+from support.server import Server, serving, wait_for
 
 REPLY = " ".join(f"word{number}" for number in range(12))
 DECODE_S = 12.0

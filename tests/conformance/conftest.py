@@ -9,14 +9,14 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
-from conformance.plays import plays
-from edge_harness import ADMIN, LIMITS, SECRET
-from mayfly_server.edge.keys import from_environment
-from models import scripted
-from models.fake_engine import FakeNode
-from models.running_front import RunningFront
-from models.tokenizer import START
-from server_harness import Server, serving
+from mayfly_server.http.auth import from_environment
+from support.doubles.fake_engine import FakeNode
+from support.doubles.running_front import RunningFront
+from support.edge import ADMIN, LIMITS, SECRET
+from support.models import scripted
+from support.models.tokenizer import START
+from support.scripted_answers import plays
+from support.server import Server, serving
 
 SLOW_STEP_S = 0.05
 SLOW_PREFILL_TOKEN_S = 0.004

@@ -8,7 +8,7 @@ from typing import Any
 import anthropic
 import pytest
 
-from server_harness import DEADLINE_S, Server
+from support.server import DEADLINE_S, Server
 
 SUM: Any = {
     "name": "sum",

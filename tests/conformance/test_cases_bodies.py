@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from api_harness import CHAT, PATHS, TEXT, Json, answer, body, choice, post, refused, user
-from server_harness import Server, serving
+from support.api import CHAT, PATHS, TEXT, Json, answer, body, choice, post, refused, user
+from support.server import Server, serving
 
 JSON = {"content-type": "application/json"}
 HALF, PAIR = "\\ud83d", "\\ud83d\\ude00"

@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 from mlx_lm.utils import load_model, load_tokenizer
 
-from api_harness import CHAT, TEXT, Json, answer, choice, together, user, whole_stream
-from engine_harness import GREEDY, Ask, Bench
 from mayfly_protocol.requests import TokenPrompt
 from mayfly_worker.engine import caches
-from mayfly_worker.probing import probe
-from mayfly_worker.references import References
-from models import tiny as tiny_models
-from server_harness import Server
-from worker_harness import Answer, WorkerProcess, generation
+from mayfly_worker.model.probe import probe
+from mayfly_worker.model.reference_store import References
+from support.api import CHAT, TEXT, Json, answer, choice, together, user, whole_stream
+from support.engine import GREEDY, Ask, Bench
+from support.models import tiny as tiny_models
+from support.server import Server
+from support.worker import Answer, WorkerProcess, generation
 
 SYSTEM = "You are the archivist of a small museum and answer in complete sentences. " * 6
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from api_harness import TEXT, Json, answer, choice, post, refused, tokenizer_of, whole_stream
-from server_harness import Server
+from support.api import TEXT, Json, answer, choice, post, refused, tokenizer_of, whole_stream
+from support.server import Server
 
 P, Q = "Once upon a time", "def main():"
 

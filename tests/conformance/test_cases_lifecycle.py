@@ -19,11 +19,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from api_harness import CHAT, Json, answer, body, choice, post, together, user, whole_stream
 from conformance.conftest import SLOW_PREFILL_TOKEN_S, SLOW_STEP_S
-from conformance.plays import CHARACTERS, NEVER_ENDING
-from models.scripted import Fault, Play
-from server_harness import Server, serving, wait_for
+from support.api import CHAT, Json, answer, body, choice, post, together, user, whole_stream
+from support.models.scripted import Fault, Play
+from support.scripted_answers import CHARACTERS, NEVER_ENDING
+from support.server import Server, serving, wait_for
 
 SOON_S = 10.0
 """How long the worker may go on with what was given up, and status pages may lag behind."""

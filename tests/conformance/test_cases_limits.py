@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from api_harness import (
+from conformance.conftest import FUSSY_CONTEXT
+from support.api import (
     CHAT,
     PATHS,
     TEXT,
@@ -23,9 +24,8 @@ from api_harness import (
     user,
     whole_stream,
 )
-from conformance.conftest import FUSSY_CONTEXT
-from conformance.plays import NEVER_ENDING
-from server_harness import Server
+from support.scripted_answers import NEVER_ENDING
+from support.server import Server
 
 both_routes = pytest.mark.parametrize("path", PATHS)
 

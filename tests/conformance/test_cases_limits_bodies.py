@@ -10,7 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from edge_harness import (
+from support.doubles.fake_engine import FakeNode
+from support.doubles.running_front import RunningFront
+from support.edge import (
     CHAT,
     HELLO,
     MESSAGE,
@@ -24,8 +26,6 @@ from edge_harness import (
     status_of,
     told,
 )
-from models.fake_engine import FakeNode
-from models.running_front import RunningFront
 
 
 @pytest.mark.parametrize("count", [129, 10**6, 10**9, 2**63, 10**30])

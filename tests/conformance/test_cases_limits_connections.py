@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 
-from edge_harness import (
+from mayfly_server.settings import ConnectionLimits
+from support.doubles.fake_engine import FakeNode, accept, step
+from support.doubles.running_front import RunningFront
+from support.edge import (
     CHAT,
     HELLO,
     MIB,
@@ -25,9 +28,6 @@ from edge_harness import (
     status_of,
     told,
 )
-from mayfly_server.config import ConnectionLimits
-from models.fake_engine import FakeNode, accept, step
-from models.running_front import RunningFront
 
 
 def test_R130_heads_have_bounds(front: RunningFront) -> None:

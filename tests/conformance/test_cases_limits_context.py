@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from api_harness import CHAT, PATHS, post, refused, tokens, user, whole_stream
 from conformance.conftest import FUSSY_CONTEXT
-from server_harness import Server, wait_for
+from support.api import CHAT, PATHS, post, refused, tokens, user, whole_stream
+from support.server import Server, wait_for
 
 both_routes = pytest.mark.parametrize("path", PATHS)
 

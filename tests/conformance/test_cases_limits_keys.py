@@ -13,21 +13,12 @@ from typing import Any
 import httpx
 import pytest
 
-from edge_harness import (
-    ADMIN,
-    CHAT,
-    HELLO,
-    SECRET,
-    TEXT,
-    bearer,
-    connect,
-    told,
-)
-from mayfly_server.api.page import PATHS as PAGE
-from mayfly_server.edge.gate import PROBES
-from mayfly_server.edge.keys import Key, digest_of, entry, from_environment
-from models.fake_engine import FakeNode, accept, finish, step
-from models.running_front import RunningFront
+from mayfly_server.api.admin.page import PATHS as PAGE
+from mayfly_server.http.auth import Key, digest_of, entry, from_environment
+from mayfly_server.http.middleware import PROBES
+from support.doubles.fake_engine import FakeNode, accept, finish, step
+from support.doubles.running_front import RunningFront
+from support.edge import ADMIN, CHAT, HELLO, SECRET, TEXT, bearer, connect, told
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 

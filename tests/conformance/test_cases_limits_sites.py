@@ -8,17 +8,10 @@ from typing import Any
 
 import pytest
 
-from edge_harness import (
-    CHAT,
-    HELLO,
-    SECRET,
-    TEXT,
-    ask,
-    bearer,
-)
-from mayfly_server.edge.keys import from_environment
-from models.fake_engine import FakeNode
-from models.running_front import RunningFront
+from mayfly_server.http.auth import from_environment
+from support.doubles.fake_engine import FakeNode
+from support.doubles.running_front import RunningFront
+from support.edge import CHAT, HELLO, SECRET, TEXT, ask, bearer
 
 
 def test_R122_names_are_looked_up_and_nothing_else(

@@ -15,11 +15,11 @@ import httpx
 import psutil
 import zmq
 
-from api_harness import CHAT, PATHS, body, post, user
 from mayfly_protocol.codec import encode
 from mayfly_protocol.lifecycle import Bye
 from mayfly_protocol.serving import Pong
-from server_harness import Server, serving
+from support.api import CHAT, PATHS, body, post, user
+from support.server import Server, serving
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,10 +14,10 @@ from typing import Any
 import httpx
 import pytest
 
-from api_harness import CHAT, post, refused, tokenizer_of, tokens, user
-from models import scripted, tiny
-from models.tokenizer import END, START, TEMPLATES
-from server_harness import Server, serving, wait_for
+from support.api import CHAT, post, refused, tokenizer_of, tokens, user
+from support.models import scripted, tiny
+from support.models.tokenizer import END, START, TEMPLATES
+from support.server import Server, serving, wait_for
 
 EVIL = """
 from pathlib import Path

@@ -12,8 +12,8 @@ import pytest
 from mlx_lm.utils import load_model
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from api_harness import CHAT, TEXT, Json, answer, choice, post, refused, tokenizer_of, whole_stream
-from server_harness import Server
+from support.api import CHAT, TEXT, Json, answer, choice, post, refused, tokenizer_of, whole_stream
+from support.server import Server
 
 PROMPTS = ["Once upon a time", "def main():"]
 

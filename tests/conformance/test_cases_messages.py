@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from api_harness import (
+from support.api import (
     CHAT,
     PATHS,
     TEXT,
@@ -21,8 +21,8 @@ from api_harness import (
     user,
     whole_stream,
 )
-from models.tokenizer import PAD, TEMPLATES
-from server_harness import Server
+from support.models.tokenizer import PAD, TEMPLATES
+from support.server import Server
 
 SUM = function("sum", x="integer", y="integer")
 LEFT_OUT = object()

@@ -12,7 +12,7 @@ from typing import Any
 import openai
 import pytest
 
-from api_harness import (
+from support.api import (
     CHAT,
     PATHS,
     Json,
@@ -27,8 +27,8 @@ from api_harness import (
     user,
     whole_stream,
 )
-from conformance.plays import NEVER_ENDING
-from server_harness import Server
+from support.scripted_answers import NEVER_ENDING
+from support.server import Server
 
 both_routes = pytest.mark.parametrize("path", PATHS)
 

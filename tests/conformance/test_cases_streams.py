@@ -10,7 +10,9 @@ from functools import partial
 
 import pytest
 
-from api_harness import (
+from conformance.conftest import SLOW_STEP_S
+from mayfly_protocol.serving import Failed, Finish, Rejected, Submit
+from support.api import (
     CHAT,
     PATHS,
     TEXT,
@@ -25,13 +27,11 @@ from api_harness import (
     user,
     whole_stream,
 )
-from conformance.conftest import SLOW_STEP_S
-from conformance.plays import CHARACTERS, byte_ids
-from mayfly_protocol.serving import Failed, Finish, Rejected, Submit
-from models.fake_engine import DIE, WORDS, Act, FakeNode, Script, accept, say, until
-from models.running_front import RunningFront
-from models.tokenizer import PAD
-from server_harness import Server
+from support.doubles.fake_engine import DIE, WORDS, Act, FakeNode, Script, accept, say, until
+from support.doubles.running_front import RunningFront
+from support.models.tokenizer import PAD
+from support.scripted_answers import CHARACTERS, byte_ids
+from support.server import Server
 
 both_routes = pytest.mark.parametrize("path", PATHS)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from api_harness import (
+from support.api import (
     CHAT,
     PATHS,
     Json,
@@ -21,7 +21,7 @@ from api_harness import (
     user,
     whole_stream,
 )
-from server_harness import Server
+from support.server import Server
 
 OK = {
     "type": "object",

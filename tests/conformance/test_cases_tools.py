@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from api_harness import CHAT, Json, answer, choice, function, refused, user, whole_stream
-from conformance.plays import (
+from support.api import CHAT, Json, answer, choice, function, refused, user, whole_stream
+from support.scripted_answers import (
     CALL,
     CUT_SHORT,
     NO_OBJECT,
@@ -17,7 +17,7 @@ from conformance.plays import (
     SECOND_CALL,
     UNKNOWN,
 )
-from server_harness import Server
+from support.server import Server
 
 SUM = function("sum", x="integer", y="integer")
 GLOB = function("glob", pattern="string")

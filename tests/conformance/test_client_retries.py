@@ -14,9 +14,9 @@ import openai
 import pytest
 
 from mayfly_protocol.serving import Failed, Rejected, Submit
-from mayfly_server.edge.keys import Key, from_environment
-from models.fake_engine import Act, FakeNode, FakeWorker, Script, say
-from models.running_front import RunningFront
+from mayfly_server.http.auth import Key, from_environment
+from support.doubles.fake_engine import Act, FakeNode, FakeWorker, Script, say
+from support.doubles.running_front import RunningFront
 
 Ask = Callable[[RunningFront], Any]
 SECRET = "a-key-of-a-client"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from server_harness import Server, serving, wait_for
+from support.server import Server, serving, wait_for
 
 Sample = tuple[str, str]
 

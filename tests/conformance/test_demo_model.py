@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from server_harness import Server, serving
+from support.server import Server, serving
 
 pytestmark = pytest.mark.demo
 

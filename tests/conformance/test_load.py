@@ -11,14 +11,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from api_harness import CHAT, together, user
-from api_harness import answer as answer_of
 from conformance.test_cases_lifecycle import given_up
 from mayfly_protocol.lifecycle import Beat, Memory
 from mayfly_protocol.requests import Generation, TokenPrompt
 from mayfly_protocol.serving import Cancel, Finish
-from server_harness import Server
-from worker_harness import Answer, WorkerProcess, generation
+from support.api import CHAT, together, user
+from support.api import answer as answer_of
+from support.server import Server
+from support.worker import Answer, WorkerProcess, generation
 
 PREFIX_BYTES = 1 << 20
 MB = 1 << 20

@@ -14,10 +14,10 @@ from typing import Any
 import httpx
 import pytest
 
-from mayfly_protocol.logs import LogSettings
+from mayfly_protocol.common.logs import LogSettings
 from mayfly_protocol.serving import Failed
-from server_harness import Server, serving, wait_for
-from worker_harness import WorkerProcess, generation
+from support.server import Server, serving, wait_for
+from support.worker import WorkerProcess, generation
 
 SECRET = "xyzzy-plover-plugh"
 """In everything that is asked here."""

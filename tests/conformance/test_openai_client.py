@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from server_harness import Server, serving
+from support.server import Server, serving
 
 
 @pytest.fixture(scope="module")

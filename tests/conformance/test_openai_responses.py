@@ -9,7 +9,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from server_harness import Server
+from support.server import Server
 
 SUM: Any = {
     "type": "function",

@@ -11,8 +11,8 @@ import openai
 import pytest
 from pydantic import BaseModel, Field
 
-from api_harness import function
-from server_harness import Server
+from support.api import function
+from support.server import Server
 
 SUM = function("sum", x="integer", y="integer")
 GLOB = function("glob", pattern="string")

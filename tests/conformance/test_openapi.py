@@ -23,11 +23,11 @@ from mayfly_server.api.schemas.completions import ChatEvent, TextEvent
 from mayfly_server.api.schemas.messages import MessageEvent
 from mayfly_server.api.schemas.responses import ResponsesEvent
 from mayfly_server.app import create_app
-from mayfly_server.config import FrontSettings
-from mayfly_server.edge.keys import from_environment
-from models.fake_engine import FakeNode, accept, finish, step
-from models.running_front import RunningFront
-from server_harness import Server
+from mayfly_server.http.auth import from_environment
+from mayfly_server.settings import FrontSettings
+from support.doubles.fake_engine import FakeNode, accept, finish, step
+from support.doubles.running_front import RunningFront
+from support.server import Server
 
 MODEL = "tiny"
 OPERATIONS = {

@@ -15,10 +15,10 @@ import openai
 import psutil
 import pytest
 
-from api_harness import refused, together, user
-from models import scripted
-from models.scripted import Play
-from server_harness import Server, serving, wait_for
+from support.api import refused, together, user
+from support.models import scripted
+from support.models.scripted import Play
+from support.server import Server, serving, wait_for
 
 SLOW_S = 0.02
 LONG = "and on " * 100

@@ -20,9 +20,9 @@ import httpx
 import openai
 import pytest
 
-from dashboards import GRAFANA, filled_in, queries, variables
-from server_harness import Server, free_port, serving, wait_for
-from tools import require
+from support.dashboards import GRAFANA, filled_in, queries, variables
+from support.server import Server, free_port, serving, wait_for
+from support.tools import require
 
 PATIENCE_S = 60.0
 WINDOW = "20s"

@@ -21,9 +21,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from models import scripted
-from models.scripted import Play
-from server_harness import free_port, wait_for
+from support.models import scripted
+from support.models.scripted import Play
+from support.server import free_port, wait_for
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

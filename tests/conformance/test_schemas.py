@@ -9,8 +9,8 @@ from typing import Any
 
 import jsonschema
 
-from schemas import SCHEMAS
-from server_harness import Server
+from support.schemas import SCHEMAS
+from support.server import Server
 
 MAX_TOKENS = 600
 DRAWS = ((0.0, 0), (1.5, 1), (1.5, 2))

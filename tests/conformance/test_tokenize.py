@@ -7,8 +7,8 @@ from typing import Any
 import openai
 import pytest
 
-from api_harness import refused, tokenizer_of, user
-from server_harness import Server
+from support.api import refused, tokenizer_of, user
+from support.server import Server
 
 TEXT = "Once upon a time, naïve 😀 你好"
 

@@ -17,10 +17,10 @@ import zmq
 from mayfly_protocol import codec
 from mayfly_protocol.codec import encode
 from mayfly_protocol.serving import Finish, Submit, Tokens
-from models.scripted import DEFAULT_REPLY
-from server_harness import wait_for
-from wire_harness import A_DAY_OFF, DEADLINE_S, OTHER_HOST, Site, TcpNode
-from worker_harness import generation
+from support.models.scripted import DEFAULT_REPLY
+from support.server import wait_for
+from support.wire import A_DAY_OFF, DEADLINE_S, OTHER_HOST, Site, TcpNode
+from support.worker import generation
 
 ENDLESS = "Once upon a time"
 """A prompt after which the model repeats itself as long as it may."""

@@ -12,13 +12,13 @@ import pytest
 import zmq
 
 from mayfly_protocol.codec import encode
-from mayfly_protocol.identity import KeyPair, new_pair, trusted_file
 from mayfly_protocol.lifecycle import Hello
 from mayfly_protocol.roster import Ask, DrainNode, Recycle
 from mayfly_protocol.serving import Ping
-from mayfly_protocol.sockets import configure, dial_curve
-from server_harness import wait_for
-from wire_harness import Site, say
+from mayfly_protocol.transport.keys import KeyPair, new_pair, trusted_file
+from mayfly_protocol.transport.sockets import configure, dial_curve
+from support.server import wait_for
+from support.wire import Site, say
 
 SECRET = "the heron wades at dawn"
 PATIENCE_MS = 20_000

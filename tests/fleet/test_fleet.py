@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from fleet_harness import PROMPTS, Fleet, Load, fleet, wait_for
-from namespaces import why_no, why_not
+from support.fleet import PROMPTS, Fleet, Load, fleet, wait_for
+from support.namespaces import why_no, why_not
 
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(600)]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from namespaces import Network, namespaces, why_not
-from server_harness import alive, wait_for
+from support.namespaces import Network, namespaces, why_not
+from support.server import alive, wait_for
 
 pytestmark = pytest.mark.fleet
 

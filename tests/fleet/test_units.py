@@ -13,10 +13,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from mayfly_server.cli.services import systemd
-from mayfly_server.cli.services.description import Scope, Service
-from mayfly_server.cli.services.manager import ServiceError, run
-from server_harness import free_port, wait_for
+from mayfly_cli.services import systemd
+from mayfly_cli.services.description import Scope, Service
+from mayfly_cli.services.manager import ServiceError, run
+from support.server import free_port, wait_for
 
 pytestmark = pytest.mark.fleet
 
@@ -49,7 +49,7 @@ def front(request: pytest.FixtureRequest) -> Iterator[tuple[Service, systemd.Sys
         role="front",
         scope=scope,
         command=(
-            *(sys.executable, "-m", "mayfly_server", "front"),
+            *(sys.executable, "-m", "mayfly_cli", "front"),
             *("--node", f"tcp://127.0.0.1:{free_port()}"),
         ),
         stop_s=20,

@@ -8,7 +8,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from models import cuda
+from support.models import cuda
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from chaos_client import Asking
-from gpu_harness import gpu_memory_mb, ready, serving_on_gpu, stages
-from models import cuda
-from server_harness import Server, wait_for
-from watching import Watch
+from support.chaos_client import Asking
+from support.gpu import gpu_memory_mb, ready, serving_on_gpu, stages
+from support.models import cuda
+from support.server import Server, wait_for
+from support.watching import Watch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_harness import ready, serving_on_gpu
-from server_harness import Server
+from support.gpu import ready, serving_on_gpu
+from support.server import Server
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from front_harness import Client
-from models.fake_engine import FakeNode
-from models.running_front import RunningFront
+from support.doubles.fake_engine import FakeNode
+from support.doubles.running_front import RunningFront
+from support.front import Client
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mayfly_protocol.addresses import (
+from mayfly_protocol.transport.addresses import (
     AddressError,
     NodeAddress,
     PortRange,

@@ -8,13 +8,13 @@ from typing import Any
 import anthropic.types
 import pytest
 
-import front_harness
-from front_harness import breaking, everything, following, named_events
 from mayfly_protocol.requests import ChatPrompt
 from mayfly_protocol.serving import Rejected, Submit
-from mayfly_server.edge.keys import from_environment
-from models.fake_engine import PROMPT_TOKENS, Act, FakeNode, accept, finish, step
-from models.running_front import RunningFront
+from mayfly_server.http.auth import from_environment
+from support import front as harness
+from support.doubles.fake_engine import PROMPT_TOKENS, Act, FakeNode, accept, finish, step
+from support.doubles.running_front import RunningFront
+from support.front import breaking, everything, following, named_events
 
 PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 TOOL = {"name": "sum", "description": "Adds.", "input_schema": {"type": "object"}}
@@ -29,7 +29,7 @@ def body(*messages: Any, **fields: Any) -> dict[str, Any]:
 
 
 def prompt_of(front: RunningFront, node: FakeNode, **asked: Any) -> ChatPrompt:
-    return front_harness.prompt_of(front, node, PATH, body(**asked))
+    return harness.prompt_of(front, node, PATH, body(**asked))
 
 
 def refused(front: RunningFront, asked: dict[str, Any], path: str = PATH) -> str:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from front_harness import CHAT, TOOL, Client
 from mayfly_protocol.requests import ChatPrompt, Constraint
+from support.front import CHAT, TOOL, Client
 
 
 def test_R21_empty_messages(client: Client) -> None:

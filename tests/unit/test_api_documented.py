@@ -13,8 +13,8 @@ from openai.types.responses import response_create_params
 from pydantic import BaseModel
 
 from mayfly_server.api.anthropic.request import CountTokensRequest, MessagesRequest
-from mayfly_server.api.chat_request import ChatRequest
-from mayfly_server.api.completion_request import CompletionRequest
+from mayfly_server.api.openai.chat_request import ChatRequest
+from mayfly_server.api.openai.completions import CompletionRequest
 from mayfly_server.api.responses.request import ResponsesRequest
 
 IN_A_HEADER = {"workspace_id"}

@@ -13,11 +13,11 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from edge_harness import ask
-from front_harness import CHAT, HELLO, TEXT
-from mayfly_server.api.errors import UNDER_V1
-from models.fake_engine import FakeNode, accept, say, step
-from models.running_front import RunningFront
+from mayfly_server.http.errors import UNDER_V1
+from support.doubles.fake_engine import FakeNode, accept, say, step
+from support.doubles.running_front import RunningFront
+from support.edge import ask
+from support.front import CHAT, HELLO, TEXT
 
 JSON = {"content-type": "application/json"}
 
@@ -308,12 +308,12 @@ def test_R143_an_error_of_our_own_tells_nothing(monkeypatch: pytest.MonkeyPatch)
     with FakeNode() as node:
         node.worker(say("a"))
         with RunningFront(node.control) as front:
-            monkeypatch.setattr("mayfly_server.api.chat_answer._message", broken)
+            monkeypatch.setattr("mayfly_server.api.openai.chat_answer._message", broken)
             response = front.client.post(CHAT, json=HELLO, headers={"x-request-id": "mine"})
             assert (response.status_code, error_of(response)["code"]) == (500, "internal_error")
             assert "secret" not in response.text
             assert response.headers["x-request-id"] == "mine"  # as the log calls it
-            monkeypatch.setattr("mayfly_server.api.chat_answer._gained", broken)
+            monkeypatch.setattr("mayfly_server.api.openai.chat_answer._gained", broken)
             response = front.client.post(CHAT, json=HELLO | {"stream": True})
             assert response.status_code == 200
             last = response.text.strip().splitlines()[-1].removeprefix("data: ")

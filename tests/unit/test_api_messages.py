@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mayfly_server.api.body import parse_json
-from mayfly_server.api.messages import conversation
+from mayfly_server.api.openai.messages import conversation
 from mayfly_server.errors import InvalidRequest
+from mayfly_server.http.body import parse_json
 
 CALL = {
     "id": "call_a",

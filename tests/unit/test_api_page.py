@@ -10,12 +10,12 @@ from typing import Any
 
 import httpx
 
+from mayfly_cli.commands.client import events
 from mayfly_protocol.roster import Autopsy
-from mayfly_server.api.page import PATHS
-from mayfly_server.cli.client import events
-from mayfly_server.edge.keys import Key, digest_of
-from models.fake_engine import FakeNode
-from models.running_front import RunningFront
+from mayfly_server.api.admin.page import PATHS
+from mayfly_server.http.auth import Key, digest_of
+from support.doubles.fake_engine import FakeNode
+from support.doubles.running_front import RunningFront
 
 KEYS = (Key("someone", digest_of("key-of-someone")), Key("me", digest_of("key-of-me"), admin=True))
 AUTOPSY = Autopsy(

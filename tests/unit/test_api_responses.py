@@ -9,11 +9,11 @@ import openai.types.responses as wire
 import pytest
 from pydantic import TypeAdapter
 
-import front_harness
-from front_harness import breaking, everything, following, named_events
 from mayfly_protocol.requests import ChatPrompt
-from models.fake_engine import FakeNode
-from models.running_front import RunningFront
+from support import front as harness
+from support.doubles.fake_engine import FakeNode
+from support.doubles.running_front import RunningFront
+from support.front import breaking, everything, following, named_events
 
 PATH = "/v1/responses"
 TOOL = {"type": "function", "name": "sum", "parameters": {"type": "object"}}
@@ -21,7 +21,7 @@ EVENT: TypeAdapter[Any] = TypeAdapter(wire.ResponseStreamEvent)
 
 
 def prompt_of(front: RunningFront, node: FakeNode, **asked: Any) -> ChatPrompt:
-    return front_harness.prompt_of(front, node, PATH, {"input": "hi", **asked})
+    return harness.prompt_of(front, node, PATH, {"input": "hi", **asked})
 
 
 def call(id: str, arguments: str = "{}") -> dict[str, Any]:

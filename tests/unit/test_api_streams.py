@@ -10,7 +10,6 @@ from typing import Any
 import openai
 import pytest
 
-from front_harness import USER, WHOLE
 from mayfly_protocol.serving import (
     Delta,
     Finish,
@@ -22,8 +21,19 @@ from mayfly_protocol.serving import (
     TopLogprob,
     Usage,
 )
-from models.fake_engine import WORDS, Act, FakeNode, FakeWorker, Script, accept, die, say, until
-from models.running_front import RunningFront
+from support.doubles.fake_engine import (
+    WORDS,
+    Act,
+    FakeNode,
+    FakeWorker,
+    Script,
+    accept,
+    die,
+    say,
+    until,
+)
+from support.doubles.running_front import RunningFront
+from support.front import USER, WHOLE
 
 HELLO: Any = [USER]
 

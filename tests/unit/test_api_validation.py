@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from front_harness import CHAT, TEXT, TOOL, USER, Client, check_error
 from mayfly_protocol.requests import Constraint, TextPrompt, TokenPrompt
-from models.running_front import RunningFront
+from support.doubles.running_front import RunningFront
+from support.front import CHAT, TEXT, TOOL, USER, Client, check_error
 
 both = pytest.mark.parametrize("path", [CHAT, TEXT])
 

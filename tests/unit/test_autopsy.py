@@ -12,13 +12,11 @@ import pytest
 
 from mayfly_protocol.breadcrumb import Breadcrumb
 from mayfly_protocol.lifecycle import Beat, Cause, Fault, Memory
-from mayfly_reaper import autopsy as autopsies
-from mayfly_reaper.actions import Record
-from mayfly_reaper.autopsy import append, autopsy, records
-from mayfly_reaper.events import Exited
-from mayfly_reaper.incarnation import Incarnation, Survived
-from mayfly_reaper.redaction import LINE, redacted
-from mayfly_reaper.verdict import Verdict
+from mayfly_reaper import crash_log as autopsies
+from mayfly_reaper.crash_log import LINE, append, autopsy, records, redacted
+from mayfly_reaper.rules.events import Exited
+from mayfly_reaper.rules.exit_cause import Verdict
+from mayfly_reaper.rules.incarnation import Incarnation, Record, Survived
 
 FAULT = Fault("k", "worker", Cause("E", "first"), (), ("r1", "r2"), ("r2",))
 LIFE = Incarnation(

@@ -11,9 +11,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from mayfly_protocol.settings import WorkerSettings
-from mayfly_worker.canary import Canary, CanaryMismatch
 from mayfly_worker.engine.decode import NonFiniteLogits
-from mayfly_worker.loading import Loaded, load
+from mayfly_worker.model.canary import Canary, CanaryMismatch
+from mayfly_worker.model.loading import Loaded, load
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +44,9 @@ def test_a_song_of_another_version_is_no_reference(
 ) -> None:
     """Or an upgraded worker would never be ready."""
     Canary.of(loaded, str(tmp_path)).sing()
-    monkeypatch.setattr("mayfly_worker.canary.TEXT", "The river goes on.")
+    monkeypatch.setattr("mayfly_worker.model.canary.TEXT", "The river goes on.")
     Canary.of(loaded, str(tmp_path)).sing()
-    monkeypatch.setattr("mayfly_worker.references.versions", lambda: {"mlx": "99"})
+    monkeypatch.setattr("mayfly_worker.model.reference_store.versions", lambda: {"mlx": "99"})
     Canary.of(loaded, str(tmp_path)).sing()
     assert len(list(tmp_path.iterdir())) == 3
 

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from mayfly_cli.app import app
 from mayfly_reaper.paths import locked
-from mayfly_server.cli import app
 
 HEAVY = {"mlx", "mlx_lm", "httpx", "rich.progress", "fastapi", "zmq", "pydantic", "transformers"}
 
 
 def test_its_help_imports_nothing_heavy() -> None:
     """Start-up time, in a form that a busy machine can't falsify."""
-    code = "import sys, mayfly_server.cli; print(*sys.modules)"
+    code = "import sys, mayfly_cli.app; print(*sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert HEAVY.isdisjoint(ran.stdout.split())
 
@@ -30,10 +30,10 @@ def test_an_early_ctrl_c_is_understood() -> None:
         "import signal, sys\n"
         "class Interrupted:\n"
         "    def find_spec(self, name, path, target=None):\n"
-        "        if name == 'mayfly_server.cli.serve':\n"
+        "        if name == 'mayfly_cli.commands.serve':\n"
         "            signal.raise_signal(signal.SIGINT)\n"
         "sys.meta_path.insert(0, Interrupted())\n"
-        "from mayfly_server.__main__ import main\n"
+        "from mayfly_cli.__main__ import main\n"
         "main()\n"
     )
     ran = subprocess.run([sys.executable, "-c", code, "version"], capture_output=True, text=True)

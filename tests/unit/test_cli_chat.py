@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from mayfly_server.cli import app
-from mayfly_server.cli.chat import AnswerFailed, deltas
-from mayfly_server.cli.client import events
+from mayfly_cli.app import app
+from mayfly_cli.commands.chat import AnswerFailed, deltas
+from mayfly_cli.commands.client import events
 
 
 def chunk(**delta: str) -> str:

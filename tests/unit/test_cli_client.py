@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mayfly_server.cli.client import connect
+from mayfly_cli.commands.client import connect
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from mayfly_cli.app import app
+from mayfly_cli.commands import control
 from mayfly_reaper.paths import runtime_of
-from mayfly_server.cli import app, control
-from node_harness import RunningNode, fake_front_end, fake_worker
+from support.node import RunningNode, fake_front_end, fake_worker
 
 QUICK = {"retry_s": 0.1, "spacing_s": 0.0}
 

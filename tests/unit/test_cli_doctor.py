@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from mayfly_server.cli import app
-from mayfly_server.cli.doctor import size
+from mayfly_cli.app import app
+from mayfly_cli.commands.doctor import size
 
 DIAGNOSIS: dict[str, Any] = {
     "model": "big",
@@ -32,7 +32,7 @@ DIAGNOSIS: dict[str, Any] = {
 
 def shown(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> tuple[int, list[list[str]]]:
     monkeypatch.setattr(
-        "mayfly_server.cli.doctor.examine", lambda command: {**DIAGNOSIS, **changes}
+        "mayfly_cli.commands.doctor.examine", lambda command: {**DIAGNOSIS, **changes}
     )
     result = CliRunner().invoke(app, ["doctor"])
     return result.exit_code, [line.split() for line in result.stdout.splitlines()]

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from mayfly_server.cli import app, drill
-from mayfly_server.cli.drilling import workers as pool
-from mayfly_server.cli.drilling.load import Stream
-from mayfly_server.cli.drilling.report import Strike, interruptions, report
-from models.fake_engine import FakeNode, say
-from models.running_front import RunningFront
+from mayfly_cli.app import app
+from mayfly_cli.commands import drill
+from mayfly_cli.drill import workers as pool
+from mayfly_cli.drill.load import Stream
+from mayfly_cli.drill.report import Strike, interruptions, report
+from support.doubles.fake_engine import FakeNode, say
+from support.doubles.running_front import RunningFront
 
 
 def steady(ask: int = 0, *, begin: float = 0.0, stands: float = 0.0, at: int = 10) -> Stream:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from mayfly_reaper.autopsy import append
-from mayfly_server.cli import app
+from mayfly_cli.app import app
+from mayfly_reaper.crash_log import append
 
 
 def record(number: int, kind: str, text: str) -> dict[str, object]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mayfly_server.cli.fetching import Fetched, FetchFailed, fetch, outcome
+from mayfly_cli.commands.fetching import Fetched, FetchFailed, fetch, outcome
 
 
 def script(body: str) -> list[str]:
@@ -69,7 +69,7 @@ def test_an_unknown_event_is_passed_over() -> None:
 
 @pytest.mark.parametrize("stubborn", [False, True], ids=["obedient", "deaf to SIGTERM"])
 def test_an_interrupt_ends_the_child(stubborn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mayfly_server.cli.fetching.PATIENCE_S", 0.2)
+    monkeypatch.setattr("mayfly_cli.commands.fetching.PATIENCE_S", 0.2)
     command = script(
         f"""
         import signal

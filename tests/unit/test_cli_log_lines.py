@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from structlog.testing import capture_logs
 
+from mayfly_cli.progress import LogLines
 from mayfly_protocol.roster import SlotState, SlotView
 from mayfly_reaper.settings import About
-from mayfly_server.cli.log_lines import LogLines
 
 
 def view(state: SlotState, incarnation: int = 1, done: int = 0) -> SlotView:

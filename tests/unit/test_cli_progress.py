@@ -9,9 +9,8 @@ import shlex
 import pytest
 from rich.console import Console
 
+from mayfly_cli.progress import Bars, PlainLines, Reporter, address, request, standing
 from mayfly_protocol.roster import SlotView
-from mayfly_server.cli.bars import Bars
-from mayfly_server.cli.progress import PlainLines, Reporter, address, request, standing
 
 
 class Clock:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from typer.testing import CliRunner, Result
 
+from mayfly_cli.app import app
 from mayfly_protocol.roster import Quarantine
-from mayfly_server.cli import app
-from node_harness import RunningNode
+from support.node import RunningNode
 
 
 def run(*arguments: object) -> Result:

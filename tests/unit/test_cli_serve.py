@@ -24,7 +24,7 @@ print(json.dumps({"event": "error", "message": "There is no such model."}))
 def serve(fetch: str, state_dir: Path) -> subprocess.Popen[str]:
     """Serves with a fetch of the test's own, unbuffered."""
     command = (
-        "import sys; from mayfly_server.cli import app, starting;"
+        "import sys; from mayfly_cli.app import app; from mayfly_cli.commands import starting;"
         f"starting.FETCH = (sys.executable, '-u', '-c', {fetch!r});"
         f"app(['serve', '--port', '0', '--state-dir', {str(state_dir)!r}])"
     )

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from mayfly_server.cli import app, service
-from mayfly_server.cli.services.description import Service
-from mayfly_server.cli.services.manager import ServiceError, Status
+from mayfly_cli.app import app
+from mayfly_cli.commands import service
+from mayfly_cli.services.description import Service
+from mayfly_cli.services.manager import ServiceError, Status
 
 NOT_INSTALLED = Status(False, False, "not installed")
 

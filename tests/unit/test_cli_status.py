@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from mayfly_server.cli import app
-from mayfly_server.cli.status import table
+from mayfly_cli.app import app
+from mayfly_cli.commands.status import table
 
 SLOT = {
     "slot": "a-model-with-quite-a-long-name-in-front-of-its-number-0",
@@ -35,7 +35,7 @@ def ask(monkeypatch: pytest.MonkeyPatch, response: httpx.Response, *options: str
     def connect(url: str) -> httpx.Client:
         return httpx.Client(base_url=url, transport=httpx.MockTransport(answer))
 
-    monkeypatch.setattr("mayfly_server.cli.status.connect", connect)
+    monkeypatch.setattr("mayfly_cli.commands.status.connect", connect)
     return CliRunner().invoke(app, ["status", "--url", "http://here:1", *options])
 
 

@@ -17,10 +17,10 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from mayfly_server.cli import app
-from mayfly_server.cli.frame import BAR, bar, frame, paced, rate, size, span
-from models.fake_engine import FakeNode
-from models.running_front import RunningFront
+from mayfly_cli.app import app
+from mayfly_cli.commands.status import BAR, bar, frame, paced, rate, size, span
+from support.doubles.fake_engine import FakeNode
+from support.doubles.running_front import RunningFront
 
 VIEW: dict[str, Any] = {
     "slot": "smol-0", "model": "smol", "state": "ready", "incarnation": 3, "pid": 4711,
@@ -152,7 +152,7 @@ def run(monkeypatch: pytest.MonkeyPatch, response: httpx.Response, *options: str
     def connect(url: str) -> httpx.Client:
         return httpx.Client(base_url=url, transport=httpx.MockTransport(answer))
 
-    monkeypatch.setattr("mayfly_server.cli.top.connect", connect)
+    monkeypatch.setattr("mayfly_cli.commands.status.connect", connect)
     return CliRunner().invoke(app, ["top", "--url", "http://here:1", *options])
 
 
@@ -209,7 +209,7 @@ class Terminal:
         self._master, slave = pty.openpty()
         environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "140", "LINES": "30"}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "mayfly_server.cli", *command],
+            [sys.executable, "-m", "mayfly_cli", *command],
             stdin=slave,
             stdout=slave,
             stderr=slave,

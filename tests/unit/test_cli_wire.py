@@ -14,10 +14,10 @@ import httpx
 import pytest
 from typer.testing import CliRunner, Result
 
-from mayfly_protocol.identity import make_pair, new_pair, secret_file, trusted_file
-from mayfly_server.cli import app
-from mayfly_server.cli.configuration.keys import COMMANDS, SERVER
-from server_harness import free_port, wait_for
+from mayfly_cli.app import app
+from mayfly_cli.config.keys import COMMANDS, SERVER
+from mayfly_protocol.transport.keys import make_pair, new_pair, secret_file, trusted_file
+from support.server import free_port, wait_for
 
 
 def mayfly(*arguments: str) -> Result:
@@ -153,7 +153,7 @@ def test_a_front_end_needs_no_mlx(state: Path) -> None:
         "import sys\n"
         "for name in ('mlx', 'mlx.core', 'mlx_lm', 'mayfly_worker', 'transformers', 'torch'):\n"
         "    sys.modules[name] = None\n"
-        "from mayfly_server.cli import app\n"
+        "from mayfly_cli.app import app\n"
         f"app(['front', '--node', 'tcp://127.0.0.1:1', '--port', '{port}',"
         f" '--state-dir', {str(state)!r}])\n"
     )

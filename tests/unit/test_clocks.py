@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
+import mayfly_cli
 import mayfly_protocol
 import mayfly_reaper
 import mayfly_server
@@ -15,11 +16,11 @@ import mayfly_worker
 WALL_CLOCKS = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("datetime", "utcnow")}
 WALL_CLOCKS |= {("date", "today"), ("datetime", "today")}
 FOR_PEOPLE = {
-    "mayfly_reaper/records.py": "when a worker was lost, in its autopsy",
-    "mayfly_reaper/pressure.py": "how old a file of this machine is",
+    "mayfly_reaper/crash_log.py": "when a worker was lost, in its autopsy",
+    "mayfly_reaper/machine/oom.py": "how old a file of this machine is",
     "mayfly_server/app.py": "since when a model is served, in /v1/models",
     "mayfly_server/api/run.py": "when an answer was made",
-    "mayfly_server/api/chat.py": "the day, for the template",
+    "mayfly_server/api/openai/chat.py": "the day, for the template",
     "mayfly_server/api/anthropic/conversation.py": "the day, for the template",
     "mayfly_server/api/responses/conversation.py": "the day, for the template",
     "mayfly_worker/text/prompts.py": "the day, for whoever renders without a front end",
@@ -28,7 +29,7 @@ FOR_PEOPLE = {
 
 
 def reading_a_wall_clock() -> Iterator[str]:
-    for package in (mayfly_protocol, mayfly_reaper, mayfly_server, mayfly_worker):
+    for package in (mayfly_protocol, mayfly_reaper, mayfly_server, mayfly_cli, mayfly_worker):
         folder = Path(inspect.getfile(package)).parent
         for path in sorted(folder.rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text())):
@@ -40,5 +41,5 @@ def reading_a_wall_clock() -> Iterator[str]:
 
 def test_wall_clocks_are_read_for_people_alone() -> None:
     """What is decided is decided by a monotonic clock of one process's own."""
-    found = {path for path in reading_a_wall_clock() if not path.startswith("mayfly_server/cli/")}
+    found = {path for path in reading_a_wall_clock() if not path.startswith("mayfly_cli/")}
     assert found == FOR_PEOPLE.keys()

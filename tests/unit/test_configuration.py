@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from configuration_harness import another
-from mayfly_server.cli import app
-from mayfly_server.cli.configuration import writing
-from mayfly_server.cli.configuration.keys import SERVER, ModelTable, ServerKeys
-from mayfly_server.cli.configuration.loading import Configuration, ConfigurationError, load
+from mayfly_cli.app import app
+from mayfly_cli.commands import config
+from mayfly_cli.config.keys import SERVER, ModelTable, ServerKeys
+from mayfly_cli.config.loading import Configuration, ConfigurationError, load
+from support.configuration import another
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +62,7 @@ class TestEveryKey:
     def test_in_a_file(self, nowhere: Path, name: str) -> None:
         wanted = another(SERVER[name])
         line = (
-            "[[models]]\npath = 'org/a'" if name == "models" else f"{name} = {writing.toml(wanted)}"
+            "[[models]]\npath = 'org/a'" if name == "models" else f"{name} = {config.toml(wanted)}"
         )
         file = written(nowhere, line)
         configuration = load(None, {})
@@ -276,7 +276,7 @@ def test_what_is_shown_says_the_same_again(nowhere: Path) -> None:
         "[[models]]\npath = 'a'\nkv_bits = 4\n[[models]]\npath = 'b'\naliases = ['x']\n",
     )
     before = load(None, {"queue_wait": 7.5})
-    shown = writing.show(before)
+    shown = config.settings_toml(before)
     file = nowhere / "again.toml"
     file.write_text(shown)
     assert load(file, {}).keys == before.keys

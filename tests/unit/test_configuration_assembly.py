@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from configuration_harness import another
+from mayfly_cli.config import assembly
+from mayfly_cli.config.assembly import Model
+from mayfly_cli.config.keys import SERVER, SHARED, TABLE, ModelTable, ServerKeys
+from mayfly_cli.config.loading import ConfigurationError
 from mayfly_protocol.settings import WorkerSettings
 from mayfly_reaper.settings import Budgets, Lifetime
-from mayfly_server.cli.configuration import assembly
-from mayfly_server.cli.configuration.assembly import Model
-from mayfly_server.cli.configuration.keys import SERVER, SHARED, TABLE, ModelTable, ServerKeys
-from mayfly_server.cli.configuration.loading import ConfigurationError
-from mayfly_server.config import ConnectionLimits, FrontSettings, front_settings
+from mayfly_server.settings import ConnectionLimits, FrontSettings, front_settings
+from support.configuration import another
 
 
 def test_defaults_are_those_of_the_parts() -> None:

@@ -15,9 +15,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from mayfly_server.config import FrontSettings
-from models.fake_engine import WORDS, FakeNode, say, until
-from models.running_front import PATIENCE_S, RunningFront
+from mayfly_server.settings import FrontSettings
+from support.doubles.fake_engine import WORDS, FakeNode, say, until
+from support.doubles.running_front import PATIENCE_S, RunningFront
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 HELLO = {"messages": [{"role": "user", "content": "hi"}], "stream": True}

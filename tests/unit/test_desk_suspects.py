@@ -10,11 +10,11 @@ from mayfly_protocol.requests import Ending, Generation, Sampling, TextPrompt
 from mayfly_protocol.serving import Accepted, Cancel, Failed, Finish, Handover, Submit, Tokens
 from mayfly_worker.engine.gauges import Gauges
 from mayfly_worker.engine.sampler import RowSampling
-from mayfly_worker.engine.types import YOUNG_TOKENS, Drawn, Row, RowFailed, Start, Step
-from mayfly_worker.engine.types import Cancel as EngineCancel
-from mayfly_worker.service.desk import Desk
-from mayfly_worker.service.prepare import Choice, Prepared
-from mayfly_worker.service.pulse import beat
+from mayfly_worker.engine.sequence import YOUNG_TOKENS, Drawn, Row, RowFailed, Start, Step
+from mayfly_worker.engine.sequence import Cancel as EngineCancel
+from mayfly_worker.prepare import Choice, Prepared
+from mayfly_worker.process import beat
+from mayfly_worker.requests import Desk
 from mayfly_worker.text.choice import Piece
 
 PEER = b"front"

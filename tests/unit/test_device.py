@@ -7,7 +7,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mayfly_worker import device, memory
+from mayfly_worker.engine import admission
+from mayfly_worker.model import memory
 
 CUDA = {
     "device_name": "NVIDIA H200",
@@ -39,10 +40,10 @@ def test_what_is_free_of_a_device_with_memory_of_its_own(
     monkeypatch: pytest.MonkeyPatch, info: dict[str, Any], free: int | None
 ) -> None:
     monkeypatch.setattr(mx, "device_info", lambda: info)
-    assert device.free_memory() == free
+    assert admission.free_memory() == free
     if free is not None:
         assert memory.free_bytes() == free
 
 
 def test_this_machine_answers() -> None:
-    assert (device.free_memory() is not None) == mx.cuda.is_available()
+    assert (admission.free_memory() is not None) == mx.cuda.is_available()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mayfly_protocol.distribution import NOTHING, STEP_BOUNDS_S, Distribution, Tally
+from mayfly_protocol.common.histogram import NOTHING, STEP_BOUNDS_S, Distribution, Tally
 
 BOUNDS = (0.1, 0.5, 1.0)
 values = st.lists(st.floats(0, 10))

@@ -18,8 +18,8 @@ from mayfly_worker.doctor import CONTEXTS, Fit, diagnose, fits
 from mayfly_worker.engine.admission import Budget
 from mayfly_worker.fetch.errors import FetchError
 from mayfly_worker.fetch.resolve import find
-from mayfly_worker.loading import load
-from models import tiny
+from mayfly_worker.model.loading import load
+from support.models import tiny
 
 
 def settings(folder: Path, **options: Any) -> WorkerSettings:

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import zmq
 
-from mayfly_protocol.doorkeeper import (
+from mayfly_protocol.transport.keys import KeyPair, TrustList, new_pair, trusted_file, write_trusted
+from mayfly_protocol.transport.sockets import configure, dial_curve, over_tcp
+from mayfly_protocol.transport.zap import (
     QUIET_S,
     Doorkeeper,
     Refusals,
@@ -20,10 +22,8 @@ from mayfly_protocol.doorkeeper import (
     plain_address,
     user,
 )
-from mayfly_protocol.identity import KeyPair, TrustList, new_pair, trusted_file, write_trusted
-from mayfly_protocol.sockets import configure, dial_curve, over_tcp
-from node_harness import wait_until
-from wire_harness import say
+from support.node import wait_until
+from support.wire import say
 
 
 class House:

@@ -6,9 +6,9 @@ import socket
 
 import pytest
 
-from mayfly_protocol.addresses import is_loopback
-from mayfly_server.edge.exposure import exposed
-from mayfly_server.edge.hosts import HostPolicy, host_name, own_names
+from mayfly_protocol.transport.addresses import is_loopback
+from mayfly_server.http.auth import exposed
+from mayfly_server.http.hosts import HostPolicy, host_name, own_names
 
 OWN = frozenset({"mac.lan", "mac", "mac.local"})
 

@@ -10,11 +10,18 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from mayfly_server.cli import app
-from mayfly_server.edge import keys
-from mayfly_server.edge.gate import Access, access_to, presented
-from mayfly_server.edge.keyring import Keyring
-from mayfly_server.edge.keys import KeysError, digest_of, find, from_environment, new_key, parse
+from mayfly_cli.app import app
+from mayfly_server.http import auth
+from mayfly_server.http.auth import (
+    Keyring,
+    KeysError,
+    digest_of,
+    find,
+    from_environment,
+    new_key,
+    parse,
+)
+from mayfly_server.http.middleware import Access, access_to, presented
 
 HASH = digest_of("secret-1").hex()
 
@@ -27,7 +34,7 @@ def one(**fields: object) -> str:
 def test_a_file_of_keys() -> None:
     alice, bob = parse(
         one(requests_per_minute=60, concurrency=4)
-        + keys.entry("bob@example.com", "secret-2", admin=True)
+        + auth.entry("bob@example.com", "secret-2", admin=True)
     )
     assert (alice.name, alice.admin) == ("alice", False)
     assert (alice.requests_per_minute, alice.concurrency) == (60, 4)
@@ -56,7 +63,7 @@ def test_files_that_are_none(text: str, problem: str, tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     file.write_text(text)
     with pytest.raises(KeysError) as caught:
-        keys.read(file)
+        auth.read(file)
     said = str(caught.value)
     assert said.startswith(f"{file}: ")
     assert problem in said
@@ -65,10 +72,10 @@ def test_files_that_are_none(text: str, problem: str, tmp_path: Path) -> None:
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(KeysError, match="No such file"):
-        keys.read(tmp_path / "none.toml")
+        auth.read(tmp_path / "none.toml")
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(KeysError, match="UTF-8"):
-        keys.read(tmp_path / "bytes.toml")
+        auth.read(tmp_path / "bytes.toml")
 
 
 def test_keys_of_the_environment() -> None:
@@ -110,11 +117,11 @@ class TestKeyring:
 
     def test_it_reads_a_changed_file_again(self, tmp_path: Path) -> None:
         file = tmp_path / "keys.toml"
-        self.touch(file, keys.entry("alice", "secret-1"))
+        self.touch(file, auth.entry("alice", "secret-1"))
         ring = Keyring(from_environment({"MAYFLY_API_KEYS": "fixed"}), file)
         assert ring.locked
         assert ring.find(["secret-1"])
-        self.touch(file, keys.entry("bob", "secret-2"))
+        self.touch(file, auth.entry("bob", "secret-2"))
         ring.look()
         assert not ring.find(["secret-1"])
         assert ring.find(["secret-2"])
@@ -123,7 +130,7 @@ class TestKeyring:
     @pytest.mark.parametrize("broken", ["nonsense", "", None])
     def test_a_file_that_breaks_changes_nothing(self, tmp_path: Path, broken: str | None) -> None:
         file = tmp_path / "keys.toml"
-        self.touch(file, keys.entry("alice", "secret-1"))
+        self.touch(file, auth.entry("alice", "secret-1"))
         ring = Keyring((), file)
         if broken is None:
             file.unlink()
@@ -132,7 +139,7 @@ class TestKeyring:
         ring.look()
         assert ring.locked
         assert ring.find(["secret-1"])
-        self.touch(file, keys.entry("alice", "secret-9"))
+        self.touch(file, auth.entry("alice", "secret-9"))
         ring.look()
         assert ring.find(["secret-9"])
 
@@ -148,7 +155,7 @@ class TestCommand:
         first = run(app, ["keys", "new", str(file), "alice", "--concurrency", "2"])
         second = run(app, ["keys", "new", str(file), "bob", "--admin"])
         assert (first.exit_code, second.exit_code) == (0, 0)
-        found = keys.read(file)
+        found = auth.read(file)
         assert find(found, [first.stdout.strip()]) == found[0]
         assert find(found, [second.stdout.strip()]) == found[1]
         assert (found[0].concurrency, found[1].admin) == (2, True)

@@ -12,10 +12,10 @@ from itertools import chain
 
 import pytest
 
-from edge_harness import CHAT, HELLO, LIMITS, connect, status_of, told
-from front_harness import following
-from models.fake_engine import say
-from models.running_front import RunningFront
+from support.doubles.fake_engine import say
+from support.doubles.running_front import RunningFront
+from support.edge import CHAT, HELLO, LIMITS, connect, status_of, told
+from support.front import following
 
 BODY = json.dumps(HELLO)
 GET = "GET /livez HTTP/1.1\r\nHost: localhost\r\n"

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mayfly_server.edge.keys import Key
-from mayfly_server.edge.quotas import Bucket, Quotas
 from mayfly_server.errors import RateLimited
+from mayfly_server.http.auth import Key
+from mayfly_server.http.rate_limit import Bucket, Quotas
 
 
 @given(

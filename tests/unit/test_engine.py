@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from mlx_lm.utils import load_model
 
-from engine_harness import GREEDY, Ask, Bench, FixedChunks
 from mayfly_protocol.requests import Sampling
 from mayfly_worker.engine.chunks import ChunkSizer
 from mayfly_worker.engine.decode import NonFiniteLogits
-from mayfly_worker.engine.types import YOUNG_TOKENS, Prefilled, Stop
+from mayfly_worker.engine.sequence import YOUNG_TOKENS, Prefilled, Stop
+from support.engine import GREEDY, Ask, Bench, FixedChunks
 
 SMALL = FixedChunks(32, 32)
 
@@ -300,7 +300,7 @@ def test_greedy_equals_greedy_of_mlx_lm(model: Any, width: int) -> None:
 def test_rows_that_outgrow_the_memory_take_turns(
     model: Any, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mayfly_worker.engine.types.RESERVED_TOKENS", 10)
+    monkeypatch.setattr("mayfly_worker.engine.sequence.RESERVED_TOKENS", 10)
     rng = random.Random(13)
     asks = [
         Ask(
@@ -328,7 +328,7 @@ def test_a_row_whose_text_is_complete_leaves_though_it_made_room(
     model: Any, width: int, prefilled_anew: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The word that it is complete may find it in the queue, or on its way into the cache."""
-    monkeypatch.setattr("mayfly_worker.engine.types.RESERVED_TOKENS", 10)
+    monkeypatch.setattr("mayfly_worker.engine.sequence.RESERVED_TOKENS", 10)
     rng = random.Random(14)
     bench = Bench(model, width, kv_bytes=3 * 80 * 256, prefix_bytes=0, chunks=FixedChunks(32, 32))
     keys = [bench.submit(Ask(prompt(rng, width, 20), max_tokens=m)) for m in (90, 100, 1000)]

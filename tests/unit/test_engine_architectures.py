@@ -16,15 +16,15 @@ import mlx.core as mx
 import pytest
 from mlx_lm.utils import load_model
 
-from engine_harness import GREEDY, Ask, Bench, FixedChunks
 from mayfly_protocol.requests import Sampling
 from mayfly_protocol.settings import WorkerSettings
 from mayfly_worker.engine import caches
-from mayfly_worker.loading import CannotLoad, load
+from mayfly_worker.model.loading import CannotLoad, load
+from mayfly_worker.model.probe import Probe, probe
+from mayfly_worker.model.reference_store import References
 from mayfly_worker.prefix_cache.layers import leaves
-from mayfly_worker.probing import Probe, probe
-from mayfly_worker.references import References
-from models import tiny
+from support.engine import GREEDY, Ask, Bench, FixedChunks
+from support.models import tiny
 
 WINDOW = 48
 

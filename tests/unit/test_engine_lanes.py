@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlx_lm.utils import load_model
 
-from engine_harness import GREEDY, Ask, Bench
-from mayfly_worker.engine import lanes
+from mayfly_worker.engine import sub_batches
 from mayfly_worker.engine.admission import Budget
-from mayfly_worker.engine.lanes import MOST, cheapest, pass_tokens
 from mayfly_worker.engine.sampler import RowSampling
-from mayfly_worker.engine.types import Row
+from mayfly_worker.engine.sequence import Row
+from mayfly_worker.engine.sub_batches import MOST, cheapest, pass_tokens
+from support.engine import GREEDY, Ask, Bench
 
 NEW = -1
 INFINITE = float("inf")
@@ -65,7 +65,11 @@ def test_no_other_place_is_cheaper(
 
 @pytest.mark.parametrize(
     ("device", "launch"),
-    [("cpu", 0), ("metal", lanes.METAL_LAUNCH_BYTES), ("cuda", lanes.CUDA_LAUNCH_BYTES)],
+    [
+        ("cpu", 0),
+        ("metal", sub_batches.METAL_LAUNCH_BYTES),
+        ("cuda", sub_batches.CUDA_LAUNCH_BYTES),
+    ],
 )
 def test_what_a_forward_pass_costs(
     monkeypatch: pytest.MonkeyPatch, device: str, launch: int

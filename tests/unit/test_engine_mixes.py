@@ -21,11 +21,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.utils import load_model, load_tokenizer
 
-from engine_harness import Answer, Ask, Bench, FixedChunks
 from mayfly_protocol.requests import Constraint, Sampling
-from mayfly_worker.engine.types import Cancel, Drawn, Stop
+from mayfly_worker.engine.sequence import Cancel, Drawn, Stop
 from mayfly_worker.grammar import Compiled, Grammars
-from schemas import SCHEMAS
+from support.engine import Answer, Ask, Bench, FixedChunks
+from support.schemas import SCHEMAS
 
 END = 2
 """The tokenizer's end token."""
@@ -280,7 +280,7 @@ def assert_alone_is_together(
     )
     mix = Mix(oracle, bench)
     # So little is counted on that rows outgrow a small budget, and have to make room.
-    with mock.patch("mayfly_worker.engine.types.RESERVED_TOKENS", 2):
+    with mock.patch("mayfly_worker.engine.sequence.RESERVED_TOKENS", 2):
         mix.run(visits)
     mix.check()
     return bench

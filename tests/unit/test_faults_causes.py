@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mayfly_protocol.faults import causes, chain
-from mayfly_protocol.faults.causes import MAX_LATER, MAX_TEXT, MAX_TRACEBACK
+from mayfly_protocol.faults.classify import MAX_LATER, MAX_TEXT, MAX_TRACEBACK
 
 
 def caught(raising: object) -> BaseException:

@@ -9,9 +9,9 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
+from mayfly_cli.app import app
 from mayfly_protocol.faults import explain
 from mayfly_protocol.faults.explain import CHUNK, sightings
-from mayfly_server.cli import app
 
 explain_module = sys.modules["mayfly_protocol.faults.explain"]  # the name is the function's
 

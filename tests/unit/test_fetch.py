@@ -14,11 +14,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from mayfly_worker.fetch import folder, space
+from mayfly_worker.fetch import model_folder
 from mayfly_worker.fetch.errors import FetchError
 from mayfly_worker.fetch.events import INTERVAL_S, Events
 from mayfly_worker.fetch.resolve import resolve
-from models import tiny
+from support.models import tiny
 
 
 def ignore(what: str, done: int, total: int) -> None:
@@ -131,7 +131,7 @@ def shorten(path: Path, by: int) -> None:
 def lose_a_shard(model: Path) -> None:
     shards = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
     (model / "model.safetensors").rename(model / shards["a"])
-    (model / folder.INDEX).write_text(json.dumps({"weight_map": shards}))
+    (model / model_folder.INDEX).write_text(json.dumps({"weight_map": shards}))
 
 
 @pytest.mark.parametrize(
@@ -158,10 +158,10 @@ def lose_a_shard(model: Path) -> None:
     ],
 )
 def test_what_a_folder_lacks_is_said(model: Path, damage: Damage, complaint: str) -> None:
-    folder.check(model)
+    model_folder.check(model)
     damage(model)
     with pytest.raises(FetchError, match=complaint):
-        folder.check(model)
+        model_folder.check(model)
 
 
 # Room
@@ -171,8 +171,9 @@ def test_a_full_disk_is_noticed_before_anything_is_fetched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "mayfly_worker.fetch.space.shutil.disk_usage", lambda _: SimpleNamespace(free=5_000_000)
+        "mayfly_worker.fetch.model_folder.shutil.disk_usage",
+        lambda _: SimpleNamespace(free=5_000_000),
     )
-    space.require(tmp_path / "not" / "yet", 5_000_000)
+    model_folder.require(tmp_path / "not" / "yet", 5_000_000)
     with pytest.raises(FetchError, match=r"1\.2 GB are needed and 5 MB are free"):
-        space.require(tmp_path / "not" / "yet", 1_200_000_000)
+        model_folder.require(tmp_path / "not" / "yet", 1_200_000_000)

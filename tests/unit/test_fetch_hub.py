@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from models.fake_hub import COMMIT, FakeHub, serve
+from support.doubles.fake_hub import COMMIT, FakeHub, serve
 
 Fetch = Callable[..., "tuple[int, list[dict[str, Any]]]"]
 

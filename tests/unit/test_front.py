@@ -16,8 +16,8 @@ import pytest
 
 from mayfly_protocol.lifecycle import Exit
 from mayfly_protocol.serving import Submit
-from models.fake_engine import WORDS, Act, FakeNode, accept, say, step, until
-from models.running_front import PATIENCE_S, RunningFront
+from support.doubles.fake_engine import WORDS, Act, FakeNode, accept, say, step, until
+from support.doubles.running_front import PATIENCE_S, RunningFront
 
 HELLO = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
 FEW = {"connections": {"max_connections": 64}}

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from dashboards import GRAFANA, dashboards, filled_in, queries, variables
-from tools import require
+from support.dashboards import GRAFANA, dashboards, filled_in, queries, variables
+from support.tools import require
 
 PROMETHEUS = GRAFANA / "prometheus"
 DOCS = GRAFANA.parent / "docs"

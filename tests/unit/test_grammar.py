@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import vocabularies
-from grammar_harness import GRAMMARS, PLAIN, accepts, allowed, sample, schema
 from mayfly_protocol.requests import Constraint
 from mayfly_worker.errors import GrammarFailed, InvalidRequest
-from schemas import COLOUR, SCHEMAS, array, integer, record
+from support import vocabularies
+from support.grammar import GRAMMARS, PLAIN, accepts, allowed, sample, schema
+from support.schemas import COLOUR, SCHEMAS, array, integer, record
 
 
 @pytest.mark.parametrize("name", SCHEMAS)

@@ -9,15 +9,15 @@ from typing import Any
 import jsonschema
 import pytest
 
-import vocabularies
-from grammar_harness import END, GRAMMARS, PLAIN, WIDTH, allowed, sample
 from mayfly_protocol.requests import ChatPrompt, Constraint
 from mayfly_worker.errors import InvalidRequest
 from mayfly_worker.grammar import Grammars
 from mayfly_worker.text.markers import guided_markers
 from mayfly_worker.text.parts import Parts
 from mayfly_worker.text.toolcalls import Tools
-from schemas import COLOUR, integer, record
+from support import vocabularies
+from support.grammar import END, GRAMMARS, PLAIN, WIDTH, allowed, sample
+from support.schemas import COLOUR, integer, record
 
 THINKING = vocabularies.byte_level("thinking")
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-import vocabularies
-from grammar_harness import END, GRAMMARS, PLAIN, WIDTH, allowed, sample, schema
 from mayfly_protocol.requests import Constraint
 from mayfly_worker.errors import GrammarFailed, InvalidRequest
 from mayfly_worker.grammar import Grammars
-from schemas import COLOUR, SCHEMAS, integer
+from support import vocabularies
+from support.grammar import END, GRAMMARS, PLAIN, WIDTH, allowed, sample, schema
+from support.schemas import COLOUR, SCHEMAS, integer
 
 
 def test_ends_are_allowed_exactly_where_the_output_is_complete() -> None:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mayfly_protocol import identity
-from mayfly_protocol.identity import (
+from mayfly_protocol.transport import keys as key_files
+from mayfly_protocol.transport.keys import (
     IdentityError,
     TrustList,
     make_pair,
@@ -80,7 +80,7 @@ def test_writing_is_all_or_nothing(tmp_path: Path) -> None:
     write_trusted(file, {key: "gateway"})
     with pytest.raises(IdentityError, match="no name"):
         write_trusted(file, {key: "not a name"})
-    assert identity.read_trusted(file) == {key: "gateway"}
+    assert key_files.read_trusted(file) == {key: "gateway"}
     assert [path.name for path in file.parent.iterdir()] == ["trusted"]
 
 
@@ -119,7 +119,7 @@ def test_a_list_of_nobody_is_not_empty(tmp_path: Path) -> None:
     file = trusted_file(tmp_path)
     write_trusted(file, {})
     assert file.read_text().startswith("#")
-    assert identity.read_trusted(file) == {}
+    assert key_files.read_trusted(file) == {}
 
 
 def test_a_list_that_is_gone_trusts_nobody(tmp_path: Path) -> None:

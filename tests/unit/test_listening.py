@@ -15,9 +15,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from mayfly_server.listening import ListenError, activated
-from models.fake_engine import FakeNode
-from models.running_front import PATIENCE_S, RunningFront
+from mayfly_server.uvicorn_server import ListenError, activated
+from support.doubles.fake_engine import FakeNode
+from support.doubles.running_front import PATIENCE_S, RunningFront
 
 PID = 4711
 
@@ -75,7 +75,7 @@ def test_systemd_starts_a_front_end_at_the_first_connection() -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
-    front = [sys.executable, "-W", "error", "-m", "mayfly_server", "front", "--log-format", "json"]
+    front = [sys.executable, "-W", "error", "-m", "mayfly_cli", "front", "--log-format", "json"]
     with FakeNode() as node:
         node.worker()
         process = subprocess.Popen(

@@ -17,9 +17,9 @@ from mlx_lm.utils import load_model
 
 from mayfly_protocol.faults import classify_exception
 from mayfly_protocol.settings import WorkerSettings
-from mayfly_worker.loading import CannotLoad, context_length, digest, load
-from mayfly_worker.warming import Warming, weight_files
-from models.scripted import Play
+from mayfly_worker.model.loading import CannotLoad, context_length, digest, load
+from mayfly_worker.model.page_cache import Warming, weight_files
+from support.models.scripted import Play
 
 
 def settings(folder: Path, **options: Any) -> WorkerSettings:
@@ -100,7 +100,7 @@ def test_what_was_found_out_about_padding_is_kept(
 
     def ends_as_alone(answer: bool) -> None:
         monkeypatch.setattr(
-            "mayfly_worker.probing._ends_as_alone", lambda *_: asked.append(answer) or answer
+            "mayfly_worker.model.probe._ends_as_alone", lambda *_: asked.append(answer) or answer
         )
 
     def padding_safe() -> bool:

@@ -13,12 +13,12 @@ import pytest
 import structlog
 from structlog.contextvars import bound_contextvars
 
-from mayfly_protocol import logs
-from mayfly_protocol.logs import OURS, LogSettings, without_words
-from mayfly_server.api.request_id import RequestId
+from mayfly_protocol.common import logs
+from mayfly_protocol.common.logs import OURS, LogSettings, without_words
 from mayfly_server.app import _unforeseen
-from models.fake_engine import FakeNode, say
-from models.running_front import RunningFront
+from mayfly_server.http.errors import RequestId
+from support.doubles.fake_engine import FakeNode, say
+from support.doubles.running_front import RunningFront
 
 SECRET = "the eagle lands at midnight"
 Log = Callable[..., io.StringIO]
@@ -48,7 +48,7 @@ def lines(stream: io.StringIO) -> list[dict[str, Any]]:
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
-def own(name: str = "mayfly_server.pool.relay") -> Any:
+def own(name: str = "mayfly_server.dispatch.relay") -> Any:
     return structlog.get_logger(name)
 
 
@@ -68,7 +68,7 @@ def test_a_line_is_an_object_that_says_who_and_when(log: Log) -> None:
     assert line == {
         "event": "moving on",
         "level": "warning",
-        "logger": "mayfly_server.pool.relay",
+        "logger": "mayfly_server.dispatch.relay",
         "request_id": "req_1",
         "slot": "m-0",
         "incarnation": 3,

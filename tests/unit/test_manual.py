@@ -17,14 +17,14 @@ from urllib.parse import unquote, urlsplit
 import pytest
 import typer.main
 
+from mayfly_cli.app import app
+from mayfly_cli.config.keys import SERVER, TABLE
 from mayfly_protocol.faults import KINDS
 from mayfly_protocol.faults.examples import EXAMPLES
-from mayfly_server.api.chat_request import ChatRequest
-from mayfly_server.api.completion_request import CompletionRequest
+from mayfly_server.api.openai.chat_request import ChatRequest
+from mayfly_server.api.openai.completions import CompletionRequest
 from mayfly_server.app import create_app
-from mayfly_server.cli import app
-from mayfly_server.cli.configuration.keys import SERVER, TABLE
-from mayfly_server.config import FrontSettings
+from mayfly_server.settings import FrontSettings
 
 ROOT = Path(__file__).parents[2]
 MADE = {"configuration.md", "commands.md", "faults.md"}

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from engine_harness import Bench
 from mayfly_protocol.requests import TokenPrompt
 from mayfly_protocol.serving import Submit
 from mayfly_protocol.settings import WorkerSettings
 from mayfly_worker.engine.admission import Budget
-from mayfly_worker.engine.types import Drawn, Step
+from mayfly_worker.engine.sequence import Drawn, Step
 from mayfly_worker.errors import InvalidRequest
-from mayfly_worker.loading import Loaded, load
-from mayfly_worker.memory import within
-from mayfly_worker.service.prepare import Preparer
-from mayfly_worker.service.session import Session
-from worker_harness import generation
+from mayfly_worker.model.loading import Loaded, load
+from mayfly_worker.model.memory import within
+from mayfly_worker.prepare import Preparer
+from mayfly_worker.request_state import Session
+from support.engine import Bench
+from support.worker import generation
 
 ROOM = 120
 """Tokens that there is memory for; the model's own context is 2048."""

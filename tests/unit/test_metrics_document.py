@@ -9,13 +9,13 @@ from pathlib import Path
 from prometheus_client.core import Metric
 from prometheus_client.metrics import MetricWrapperBase
 
-from mayfly_reaper.memory import Room
+from mayfly_reaper.machine.memory import Room
 from mayfly_reaper.metrics import NodeMetrics
-from mayfly_server.config import FrontSettings
-from mayfly_server.fleet_metrics import FleetMetrics
+from mayfly_server.app import FleetMetrics
+from mayfly_server.dispatch.connector import Dialler
+from mayfly_server.dispatch.fleet import Fleet
 from mayfly_server.metrics import Metrics
-from mayfly_server.pool.dialling import Dialler
-from mayfly_server.pool.fleet import Fleet
+from mayfly_server.settings import FrontSettings
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 

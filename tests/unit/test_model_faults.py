@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from models import scripted
-from models.scripted import Fault, Play
+from support.models import scripted
+from support.models.scripted import Fault, Play
 
 FORWARD = """
 import faulthandler, os, signal, sys, threading, time

@@ -21,9 +21,9 @@ from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
 from mlx_lm.utils import load_tokenizer
 from tokenizers import Tokenizer
 
-from models import scripted, tiny
-from models import tokenizer as tokenizers
-from models.scripted import Fault, Play
+from support.models import scripted, tiny
+from support.models import tokenizer as tokenizers
+from support.models.scripted import Fault, Play
 
 Loaded = tuple[Any, Any]
 SOME_TEXT = "The quick brown fox jumps over the lazy dog, and then it does so again. "
@@ -75,7 +75,7 @@ def test_every_byte_is_a_token(plain: Tokenizer) -> None:
 
 
 def test_training_gives_the_same_tokenizer_in_every_process() -> None:
-    script = "from models.tokenizer import train; print(train('thinking').to_str(), end='')"
+    script = "from support.models.tokenizer import train; print(train('thinking').to_str(), end='')"
     tests = Path(__file__).parents[1]
     other = subprocess.run(
         [sys.executable, "-c", script], cwd=tests, capture_output=True, text=True

@@ -18,7 +18,7 @@ import zmq
 
 from mayfly_protocol.roster import Ask, Done, Recycle, Roster
 from mayfly_reaper.settings import WORKER_COMMAND
-from node_harness import RunningNode, fake_front_end, fake_worker, get
+from support.node import RunningNode, fake_front_end, fake_worker, get
 
 QUICK = {"retry_s": 0.1, "spacing_s": 0.0}
 

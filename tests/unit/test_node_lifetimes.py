@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cgroup_harness import SmallCgroup
 from mayfly_protocol.roster import Ask, DrainNode, Recycle, Roster
-from node_harness import RunningNode, fake_front_end, fake_worker, get, runs
+from support.cgroups import SmallCgroup
+from support.node import RunningNode, fake_front_end, fake_worker, get, runs
 
 QUICK = {"retry_s": 0.1, "spacing_s": 0.0}
 

@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from mayfly_protocol.addresses import AddressError
-from mayfly_protocol.identity import make_pair
-from mayfly_server.config import FrontSettings
+from mayfly_protocol.transport.addresses import AddressError
+from mayfly_protocol.transport.keys import make_pair
+from mayfly_server.dispatch.connector import Dialler
+from mayfly_server.dispatch.fleet import Fleet
+from mayfly_server.dispatch.node_list import NodeList, nodes_in
 from mayfly_server.metrics import Metrics
-from mayfly_server.pool.dialling import Dialler
-from mayfly_server.pool.fleet import Fleet
-from mayfly_server.pool.node_list import NodeList, nodes_in
-from models.fake_engine import WORDS, FakeNode, say
-from models.running_front import RunningFront
-from relay_harness import ask, content
-from server_harness import free_ports
+from mayfly_server.settings import FrontSettings
+from support.doubles.fake_engine import WORDS, FakeNode, say
+from support.doubles.running_front import RunningFront
+from support.relay import ask, content
+from support.server import free_ports
 
 
 def named(*nodes: str) -> str:

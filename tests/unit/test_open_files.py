@@ -11,9 +11,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from mayfly_server.config import ConnectionLimits
-from models.fake_engine import FakeNode
-from models.running_front import PATIENCE_S, RunningFront
+from mayfly_server.settings import ConnectionLimits
+from support.doubles.fake_engine import FakeNode
+from support.doubles.running_front import PATIENCE_S, RunningFront
 
 FILES = 100
 
@@ -27,8 +27,8 @@ def limited(how: str, files: int, *arguments: str) -> list[str]:
 @pytest.mark.parametrize(("how", "raised"), [("-S", True), ("", False)])
 def test_the_limit_is_raised_as_far_as_it_may_be(how: str, raised: bool) -> None:
     script = (
-        "import resource; from mayfly_protocol import open_files; "
-        "print(open_files.raise_limit(), *resource.getrlimit(resource.RLIMIT_NOFILE))"
+        "import resource; from mayfly_protocol.common import limits; "
+        "print(limits.raise_limit(), *resource.getrlimit(resource.RLIMIT_NOFILE))"
     )
     ran = subprocess.run(limited(how, FILES, "-c", script), check=True, stdout=subprocess.PIPE)
     found, soft, hard = map(int, ran.stdout.split())
@@ -39,7 +39,7 @@ def test_the_limit_is_raised_as_far_as_it_may_be(how: str, raised: bool) -> None
 def test_too_few_for_a_worker_are_raised_or_said() -> None:
     """Root may raise a hard limit, where nobody has taken that from it."""
     script = (
-        "import resource; from mayfly_server.cli import starting; starting.require_open_files(); "
+        "import resource; from mayfly_cli.commands import starting; starting.require_open_files(); "
         "print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
     )
     ran = subprocess.run(limited("", FILES, "-c", script), capture_output=True, text=True)

@@ -14,14 +14,14 @@ from pathlib import Path
 import httpx
 import pytest
 
-from mayfly_protocol.identity import make_pair, new_pair
-from mayfly_server.pool import node_link
-from mayfly_server.pool.names import is_numeric, lookup, preferred
-from models.fake_engine import WORDS, Act, FakeNode, Script, finish, say, step, until
-from models.running_front import RunningFront
-from relay_harness import ask, content, pieces, stream
-from server_harness import free_ports
-from wire_harness import OTHER_HOST, TcpProxy
+from mayfly_protocol.transport.keys import make_pair, new_pair
+from mayfly_server.dispatch import node_link
+from mayfly_server.dispatch.connector import is_numeric, lookup, preferred
+from support.doubles.fake_engine import WORDS, Act, FakeNode, Script, finish, say, step, until
+from support.doubles.running_front import RunningFront
+from support.relay import ask, content, pieces, stream
+from support.server import free_ports
+from support.wire import OTHER_HOST, TcpProxy
 
 SILENCE_S = 2.5
 PONG_S = 2.5

@@ -20,9 +20,9 @@ from mayfly_protocol.serving import (
     Submit,
     Usage,
 )
+from mayfly_server.dispatch.link import Lost
+from mayfly_server.dispatch.request_progress import Again, Attempted, Ended
 from mayfly_server.errors import InvalidRequest, RequestFailed
-from mayfly_server.pool.attempted import Again, Attempted, Ended
-from mayfly_server.pool.link import Lost
 
 GENERATION = Generation("m", TextPrompt("p"), Sampling(seed=1))
 

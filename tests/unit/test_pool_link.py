@@ -14,9 +14,8 @@ from structlog.testing import capture_logs
 from mayfly_protocol.requests import Generation, Sampling, TextPrompt
 from mayfly_protocol.roster import SlotView
 from mayfly_protocol.serving import Submit
-from mayfly_server.pool.link import Context, Link, State
-from mayfly_server.pool.mailbox import Mailbox
-from mayfly_server.pool.roster import Slot
+from mayfly_server.dispatch.link import Context, Link, Mailbox, State
+from mayfly_server.dispatch.rosters import Slot
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mayfly_protocol.serving import Accepted, Delta, TokenLogprob, ToolCallDelta
-from mayfly_server.pool.coalescing import MOST_IDS, join, weigh
-from mayfly_server.pool.mailbox import APART, Mailbox
+from mayfly_server.dispatch.link import APART, Mailbox
+from mayfly_server.dispatch.relay import MOST_IDS, join, weigh
 
 A = Delta("r", 1, 0, 0, ids=(1,), text="a")
 B = Delta("r", 1, 0, 1, ids=(2,), text="b", finish="stop")

@@ -6,8 +6,7 @@ import pytest
 
 from mayfly_protocol.requests import FinishReason
 from mayfly_protocol.serving import Delta, Usage
-from mayfly_server.metrics import Metrics
-from mayfly_server.pool.meter import Meter
+from mayfly_server.metrics import Meter, Metrics
 
 
 class Metered:

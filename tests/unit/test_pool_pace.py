@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mayfly_server.pool.pace import SHORTEST_S, WINDOW_S, Pace
+from mayfly_server.api.admin.status import SHORTEST_S, WINDOW_S, Pace
 
 
 def test_a_rate_takes_a_while_to_be_known() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from mayfly_protocol.requests import ChatPrompt, Ending, Generation, Output, Sampling, TextPrompt
 from mayfly_protocol.roster import Quarantine, Quarantined, Roster
-from mayfly_server.pool.quarantine import QuarantineView, fingerprint
+from mayfly_server.dispatch.quarantine import QuarantineView, fingerprint
 
 GENERATION = Generation("m", TextPrompt("p"), Sampling(seed=1))
 ROSTER = Roster("node", "a", 1, 1, ())

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mayfly_protocol.roster import Loss, Roster, SlotView
-from mayfly_server.pool.outlook import outlook
-from mayfly_server.pool.roster import Incarnation, Rosters, Slot
+from mayfly_server.dispatch.rosters import Incarnation, Rosters, Slot, outlook
 
 VIEW = SlotView("s", "m", "ready", 3)
 ROSTER = Roster("node", "a", 5, 1, (VIEW,))

@@ -7,7 +7,7 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mayfly_server.pool.routing import LOAD_BOUND, Candidate, choose
+from mayfly_server.dispatch.routing import LOAD_BOUND, Candidate, choose
 
 names = st.text("abcdefgh/-0123456789", min_size=1, max_size=8)
 loads = st.dictionaries(names, st.integers(0, 50), min_size=1, max_size=12)

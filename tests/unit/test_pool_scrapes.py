@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from mayfly_server.dispatch import fleet
+from mayfly_server.dispatch.fleet import Scrapes
 from mayfly_server.metrics import Metrics
-from mayfly_server.pool import scrapes
-from mayfly_server.pool.scrapes import Scrapes
 
 
 async def test_any_page_of_a_node_will_do_for_all_who_wait() -> None:
@@ -28,7 +28,7 @@ async def test_nothing_is_kept_for_who_waits_no_more(
     gives_up: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Be it that it gave up, or that the time was over: a node may be silent for days."""
-    monkeypatch.setattr(scrapes, "PATIENCE_S", 30.0 if gives_up else 0.01)
+    monkeypatch.setattr(fleet, "PATIENCE_S", 30.0 if gives_up else 0.01)
     loop, made = asyncio.get_running_loop(), weakref.WeakSet[Any]()
     create = loop.create_future
 

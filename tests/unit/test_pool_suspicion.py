@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mayfly_server.pool.suspicion import CONDEMNED, NEAR, Record, near, unrelated
-from mayfly_worker.engine.types import YOUNG_TOKENS
+from mayfly_server.dispatch.quarantine import CONDEMNED, NEAR, Record, near, unrelated
+from mayfly_worker.engine.sequence import YOUNG_TOKENS
 
 
 def deaths(*at: int, flagged: bool = False, kind: str = "crashed") -> Record:

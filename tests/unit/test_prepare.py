@@ -8,13 +8,13 @@ from types import SimpleNamespace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import vocabularies
 from mayfly_protocol.requests import Ending, Generation, Output, Sampling, TokenPrompt
 from mayfly_protocol.serving import Delta, Submit, Usage
 from mayfly_worker.engine.admission import Budget
-from mayfly_worker.engine.types import Drawn
-from mayfly_worker.service.prepare import Preparer
-from mayfly_worker.service.session import Session
+from mayfly_worker.engine.sequence import Drawn
+from mayfly_worker.prepare import Preparer
+from mayfly_worker.request_state import Session
+from support import vocabularies
 
 TOKENIZER = vocabularies.byte_level("thinking")
 END = 2

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from mlx_lm.chat_templates import deepseek_v32
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-import vocabularies
 from mayfly_protocol.requests import ChatPrompt, TextPrompt, TokenPrompt
 from mayfly_worker.errors import InvalidRequest
 from mayfly_worker.text.detokenize import hugging_face
 from mayfly_worker.text.prompts import Rendered, check_ids, render, token_budget
-from models import tokenizer as kinds
+from support import vocabularies
+from support.models import tokenizer as kinds
 
 PLAIN = vocabularies.byte_level("plain")
 TOOLS = vocabularies.byte_level("tools")

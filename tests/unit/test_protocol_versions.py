@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from mayfly_protocol import PROTOCOL_MINOR, PROTOCOL_VERSION, codec
 from mayfly_protocol.codec import SINCE, BadFrame, Channel, OtherVersion, encode, understood
 from mayfly_protocol.roster import Ask, AskMetrics, MetricsText, Roster, SlotView
-from models.fake_engine import WORDS, FakeNode, say
-from models.running_front import RunningFront
-from relay_harness import ask, content
+from support.doubles.fake_engine import WORDS, FakeNode, say
+from support.doubles.running_front import RunningFront
+from support.relay import ask, content
 
 CHANNELS: list[Channel[Any]] = [
     codec.to_worker,

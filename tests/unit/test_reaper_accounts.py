@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mayfly_protocol.distribution import Distribution
+from mayfly_protocol.common.histogram import Distribution
 from mayfly_protocol.lifecycle import Beat, Bye, Exit, Hello, Scope
-from mayfly_reaper.accounts import RESTART_REASONS, Account, Counts, Reading, account
-from mayfly_reaper.events import (
+from mayfly_reaper.rules.events import (
     Event,
     Exited,
     Granted,
@@ -25,9 +24,10 @@ from mayfly_reaper.events import (
     StopAsked,
     Tick,
 )
-from mayfly_reaper.life import LAST_WORDS_S
-from mayfly_reaper.slot import Slot, SlotRules
-from slot_story import BUDGETS, IDLE, READY, fault
+from mayfly_reaper.rules.slot import Slot, SlotRules
+from mayfly_reaper.rules.worker import LAST_WORDS_S
+from mayfly_reaper.slot_counters import RESTART_REASONS, Account, Counts, Reading, account
+from support.slot_scenario import BUDGETS, IDLE, READY, fault
 
 
 class Counted:

@@ -10,13 +10,12 @@ from pathlib import Path
 
 from mayfly_protocol.codec import encode, rosters
 from mayfly_protocol.lifecycle import Cause, Fault
-from mayfly_reaper.actions import Record
-from mayfly_reaper.autopsy import append, autopsy
-from mayfly_reaper.briefs import CAUSE, KEPT, brief, kept
-from mayfly_reaper.events import Exited, Granted, Said, Started
-from mayfly_reaper.roster import Bulletin
+from mayfly_reaper.crash_log import CAUSE, KEPT, append, autopsy, brief, kept
+from mayfly_reaper.publish.roster import Bulletin
+from mayfly_reaper.rules.events import Exited, Granted, Said, Started
+from mayfly_reaper.rules.incarnation import Record
+from mayfly_reaper.rules.slot import SlotRules
 from mayfly_reaper.settings import Budgets
-from mayfly_reaper.slot import SlotRules
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

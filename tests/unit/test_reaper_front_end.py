@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import zmq
 
-from mayfly_reaper.front_end import FrontEndProcess, listen
+from mayfly_reaper.processes.front_end import FrontEndProcess, listen
 from mayfly_reaper.settings import Budgets, FrontEnd
 
 BUDGETS = Budgets(stop_s=0.2, leave_s=0.1)

@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 import zmq
 
-from mayfly_protocol.addresses import PortRange
-from mayfly_protocol.identity import make_pair, new_pair, trusted_file, write_trusted
-from mayfly_reaper import gateway
-from mayfly_reaper.gateway import Gateway
+from mayfly_protocol.transport.addresses import PortRange
+from mayfly_protocol.transport.keys import make_pair, new_pair, trusted_file, write_trusted
+from mayfly_reaper.publish import sockets
+from mayfly_reaper.publish.sockets import Gateway
 from mayfly_reaper.settings import Network
-from node_harness import wait_until
-from server_harness import free_ports
+from support.node import wait_until
+from support.server import free_ports
 
 
 def test_a_node_that_cannot_listen_again_says_so_until_it_can(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateway, "REBIND_S", 0.1)
+    monkeypatch.setattr(sockets, "REBIND_S", 0.1)
     make_pair(tmp_path)
     trusted = trusted_file(tmp_path)
     write_trusted(trusted, {new_pair().public: "one", new_pair().public: "two"})

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from cgroup_harness import SmallCgroup
-from mayfly_reaper import cgroups, memory
-from mayfly_reaper.awake import awake, command
-from mayfly_reaper.host import ENOUGH, Host
-from mayfly_reaper.memory import Room, parse_vm_stat
-from mayfly_reaper.pressure import Pressure, jetsam_report
+from mayfly_reaper.machine import memory, oom
+from mayfly_reaper.machine.caffeinate import awake, command
+from mayfly_reaper.machine.memory import Room, parse_vm_stat
+from mayfly_reaper.machine.oom import Pressure, jetsam_report
+from mayfly_reaper.machine.spawn_gate import ENOUGH, Host
+from mayfly_reaper.rules.slot import Slot
 from mayfly_reaper.settings import Budgets
-from mayfly_reaper.slot import Slot
+from support.cgroups import SmallCgroup
 
 BUDGETS = Budgets()
 GB = 10**9
@@ -263,8 +263,8 @@ def test_a_kill_long_after_a_shortage_is_somebody_elses() -> None:
 @pytest.fixture
 def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Stands for ``/``."""
-    monkeypatch.setattr(cgroups, "PROC", tmp_path / "proc")
-    monkeypatch.setattr(cgroups, "ROOT", tmp_path / "cgroup")
+    monkeypatch.setattr(oom, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(oom, "ROOT", tmp_path / "cgroup")
     write(tmp_path / "proc/vmstat", "nr_free_pages 17\noom_kill 41\n")
     return tmp_path
 
@@ -282,9 +282,9 @@ def test_the_second_version_of_cgroups(system: Path) -> None:
         write(folder / "memory.current", f"{used}\n")
         write(folder / "memory.stat", "anon 50\nactive_file 60\ninactive_file 40\n")
     write(own / "memory.events", "low 0\nhigh 0\nmax 9\noom 3\noom_kill 2\n")
-    assert cgroups.limit() == 1000
-    assert cgroups.available() == 1000 - (700 - 60 - 40)
-    assert cgroups.oom_kills() == 2
+    assert oom.limit() == 1000
+    assert oom.available() == 1000 - (700 - 60 - 40)
+    assert oom.oom_kills() == 2
 
 
 def test_the_first_version_of_cgroups(system: Path) -> None:
@@ -296,19 +296,19 @@ def test_the_first_version_of_cgroups(system: Path) -> None:
     write(own / "memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n")
     write(system / "cgroup/memory/memory.limit_in_bytes", f"{(1 << 63) - 4096}\n")
     write(system / "cgroup/memory/memory.usage_in_bytes", "5000\n")
-    assert (cgroups.limit(), cgroups.available(), cgroups.oom_kills()) == (1000, 150, 5)
+    assert (oom.limit(), oom.available(), oom.oom_kills()) == (1000, 150, 5)
 
 
 def test_a_container_that_sees_its_own_cgroup_as_the_root(system: Path) -> None:
     write(system / "proc/self/cgroup", "0::/docker/0123abc\n")
     write(system / "cgroup/memory.max", "500\n")
     write(system / "cgroup/memory.current", "200\n")
-    assert (cgroups.limit(), cgroups.available()) == (500, 300)
-    assert cgroups.oom_kills() == 41  # of the machine
+    assert (oom.limit(), oom.available()) == (500, 300)
+    assert oom.oom_kills() == 41  # of the machine
 
 
 def test_a_system_without_cgroups(system: Path) -> None:
-    assert (cgroups.limit(), cgroups.available(), cgroups.oom_kills()) == (None, None, 41)
+    assert (oom.limit(), oom.available(), oom.oom_kills()) == (None, None, 41)
 
 
 def test_this_machine_can_be_measured() -> None:

@@ -13,10 +13,12 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from mayfly_protocol.distribution import STEP_BOUNDS_S, Tally
+from mayfly_protocol.common.histogram import STEP_BOUNDS_S, Tally
 from mayfly_protocol.lifecycle import Beat, Exit, Hello, Memory
 from mayfly_protocol.roster import AskMetrics, MetricsText
-from mayfly_reaper.events import (
+from mayfly_reaper.machine.memory import Room
+from mayfly_reaper.metrics import NodeMetrics
+from mayfly_reaper.rules.events import (
     Event,
     Exited,
     Granted,
@@ -26,14 +28,12 @@ from mayfly_reaper.events import (
     Started,
     Tick,
 )
-from mayfly_reaper.life import LAST_WORDS_S
-from mayfly_reaper.memory import Room
-from mayfly_reaper.metrics import NodeMetrics
+from mayfly_reaper.rules.slot import SlotRules
+from mayfly_reaper.rules.worker import LAST_WORDS_S
 from mayfly_reaper.settings import Lifetime, Pool
-from mayfly_reaper.slot import SlotRules
-from node_harness import RunningNode, fake_worker
-from server_harness import free_port
-from slot_story import BUDGETS, IDLE, READY, fault
+from support.node import RunningNode, fake_worker
+from support.server import free_port
+from support.slot_scenario import BUDGETS, IDLE, READY, fault
 
 POOL = Pool("org/model", Path("/nowhere"), lifetime=Lifetime(max_inferences=100))
 Series = frozenset[tuple[str, str]]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mayfly_reaper.orphans import Entry, Ledger, Orphans
-from node_harness import wait_until
+from mayfly_reaper.processes.children import Entry, Ledger, Orphans
+from support.node import wait_until
 
 TOLD = '{"slot": "s-0", "incarnation": 7}'
 

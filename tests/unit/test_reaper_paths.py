@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 
 from mayfly_reaper import paths
-from mayfly_reaper.errors import StartError
-from mayfly_reaper.front_end import listen
-from mayfly_reaper.numbering import Numbers
-from mayfly_reaper.paths import Runtime, locked, opened, runtime_of
-from mayfly_reaper.stderr_file import KEPT_BYTES, MOST_BYTES, StderrFile
+from mayfly_reaper.paths import Numbers, Runtime, StartError, locked, opened, runtime_of
+from mayfly_reaper.processes.front_end import listen
+from mayfly_reaper.processes.spawn import KEPT_BYTES, MOST_BYTES, StderrFile
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mayfly_protocol.roster import Quarantine, Quarantined, Release
-from mayfly_reaper.quarantine import KEPT, QuarantineList
+from mayfly_reaper.publish.roster import MAX_QUARANTINED, QuarantineList
 
 
 def test_it_is_told_until_its_time_is_over() -> None:
@@ -37,8 +37,8 @@ def test_release_takes_a_beginning_or_everything() -> None:
 
 def test_it_does_not_grow_without_end() -> None:
     kept = QuarantineList()
-    for number in range(KEPT + 5):
+    for number in range(MAX_QUARANTINED + 5):
         kept.add(Quarantine(f"{number:04}", "crashed", 10.0 + number), now=0.0)
     names = [each.fingerprint for each in kept.entries(1.0)]
-    assert len(names) == KEPT
+    assert len(names) == MAX_QUARANTINED
     assert names[0] == "0005", "those that would have ended first"

@@ -18,12 +18,12 @@ from mayfly_protocol.lifecycle import (
     ToReaper,
 )
 from mayfly_protocol.roster import ROSTER_INTERVAL_S, Loss, SlotView
-from mayfly_reaper.actions import Lose
-from mayfly_reaper.events import Granted, RecycleAsked, Said, Started
-from mayfly_reaper.losses import loss_of
-from mayfly_reaper.roster import LOSSES_KEPT_S, MOVEMENT_S, Bulletin, views
+from mayfly_reaper.crash_log import loss_of
+from mayfly_reaper.publish.roster import LOSSES_KEPT_S, MOVEMENT_S, Bulletin, views
+from mayfly_reaper.rules.events import Granted, RecycleAsked, Said, Started
+from mayfly_reaper.rules.incarnation import Lose
+from mayfly_reaper.rules.slot import Slot, SlotRules
 from mayfly_reaper.settings import Budgets
-from mayfly_reaper.slot import Slot, SlotRules
 
 CARD = ModelCard(digest="d", rows=4)
 VIEW = SlotView(slot="s", model="m", state="ready", incarnation=1)

@@ -10,15 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from mayfly_reaper import spawn
-from mayfly_reaper.environment import removed, worker_environment
-from mayfly_reaper.errors import StartError
-from mayfly_reaper.paths import Runtime
-from mayfly_reaper.precautions import Precautions
-from mayfly_reaper.processes import SignalInbox
+from mayfly_reaper.paths import Runtime, StartError
+from mayfly_reaper.processes import spawn
+from mayfly_reaper.processes.signals import SignalInbox
+from mayfly_reaper.processes.spawn import Spawner, removed, worker_environment
+from mayfly_reaper.rules.mitigations import Precautions
 from mayfly_reaper.settings import NodeSettings, Pool
-from mayfly_reaper.spawn import Spawner
-from node_harness import wait_until
+from support.node import wait_until
 
 PTX = Path("/state/ptx/s-0")
 

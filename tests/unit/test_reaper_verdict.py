@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mayfly_protocol.lifecycle import Bye, Exit
-from mayfly_reaper.backoff import delay
-from mayfly_reaper.verdict import describe_status, of_exit, telling_line
+from mayfly_reaper.rules.exit_cause import describe_status, of_exit, telling_line
+from mayfly_reaper.settings import delay
 
 SEGFAULT = """warming up
 Fatal Python error: Segmentation fault

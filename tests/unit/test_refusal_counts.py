@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from prometheus_client import Counter as PrometheusCounter
 
-from mayfly_reaper.refusals import Tally
-from mayfly_server.pool.refusals import RefusalCounts
+from mayfly_reaper.metrics import Tally
+from mayfly_server.metrics import RefusalCounts
 
 reasons = st.sampled_from(["untrusted", "handshake", "revoked", "nonsense", "version"])
 counts = st.dictionaries(reasons, st.integers(0, 9))

@@ -11,15 +11,14 @@ from typing import Any
 import httpx
 import pytest
 
-from front_harness import CHAT, HELLO, TEXT, WHOLE
 from mayfly_protocol.serving import (
     Delta,
     Handover,
     Submit,
     Tokens,
 )
-from mayfly_server.pool.link import STALLED_S
-from models.fake_engine import (
+from mayfly_server.dispatch.link import STALLED_S
+from support.doubles.fake_engine import (
     CARD,
     DIE,
     WORDS,
@@ -33,8 +32,9 @@ from models.fake_engine import (
     token_id,
     until,
 )
-from models.running_front import RunningFront
-from relay_harness import ask, events, pair, pieces, seen_usage, stream, submits
+from support.doubles.running_front import RunningFront
+from support.front import CHAT, HELLO, TEXT, WHOLE
+from support.relay import ask, events, pair, pieces, seen_usage, stream, submits
 
 
 @pytest.fixture

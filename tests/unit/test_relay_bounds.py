@@ -15,11 +15,11 @@ from typing import Any
 import httpx
 import pytest
 
-from front_harness import CHAT, HELLO, TEXT
 from mayfly_protocol.serving import Delta, Submit, Tokens
-from models.fake_engine import WORDS, Act, FakeNode, accept, finish, say, step, until
-from models.running_front import RunningFront
-from relay_harness import ask, unread
+from support.doubles.fake_engine import WORDS, Act, FakeNode, accept, finish, say, step, until
+from support.doubles.running_front import RunningFront
+from support.front import CHAT, HELLO, TEXT
+from support.relay import ask, unread
 
 
 @pytest.fixture

@@ -10,21 +10,14 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from front_harness import CHAT, HELLO, TEXT
 from mayfly_protocol.serving import (
     Progress,
     Submit,
 )
-from models.fake_engine import (
-    Act,
-    FakeNode,
-    finish,
-    say,
-    step,
-    until,
-)
-from models.running_front import RunningFront
-from relay_harness import events, rejecting, stream, unread
+from support.doubles.fake_engine import Act, FakeNode, finish, say, step, until
+from support.doubles.running_front import RunningFront
+from support.front import CHAT, HELLO, TEXT
+from support.relay import events, rejecting, stream, unread
 
 
 @pytest.fixture

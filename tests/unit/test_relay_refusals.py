@@ -12,21 +12,15 @@ from typing import Any
 import httpx
 import pytest
 
-from front_harness import CHAT, HELLO
 from mayfly_protocol.serving import (
     Failed,
     Finish,
     Submit,
 )
-from models.fake_engine import (
-    WORDS,
-    Act,
-    FakeNode,
-    say,
-    until,
-)
-from models.running_front import RunningFront
-from relay_harness import events, pair, pieces, rejecting, stream, submits
+from support.doubles.fake_engine import WORDS, Act, FakeNode, say, until
+from support.doubles.running_front import RunningFront
+from support.front import CHAT, HELLO
+from support.relay import events, pair, pieces, rejecting, stream, submits
 
 
 @pytest.fixture
@@ -71,7 +65,7 @@ def test_what_no_worker_reads_is_not_sent(
     """It would cut the connection of every other request at that worker, again and again."""
     gate = threading.Event()
     worker = node.worker(lambda submit: chain((gate,), say()(submit)))
-    monkeypatch.setattr("mayfly_server.pool.link.MAX_FRAME_BYTES", 8192)
+    monkeypatch.setattr("mayfly_server.dispatch.link.MAX_FRAME_BYTES", 8192)
     with RunningFront(node.control) as front, ThreadPoolExecutor(1) as pool:
         other = pool.submit(front.client.post, CHAT, json=HELLO)
         front.wait(lambda: worker.submits)

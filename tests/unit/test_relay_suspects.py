@@ -11,12 +11,12 @@ from typing import Any
 import httpx
 import pytest
 
-from front_harness import WHOLE
 from mayfly_protocol.serving import Handover, Submit
-from mayfly_server.edge.keys import Key, digest_of
-from models.fake_engine import DIE, WORDS, Act, FakeNode, accept, say, step
-from models.running_front import RunningFront
-from relay_harness import ask, content, submits
+from mayfly_server.http.auth import Key, digest_of
+from support.doubles.fake_engine import DIE, WORDS, Act, FakeNode, accept, say, step
+from support.doubles.running_front import RunningFront
+from support.front import WHOLE
+from support.relay import ask, content, submits
 
 
 @pytest.fixture

@@ -12,20 +12,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from mayfly_server.api import chat, parameters, tokenize
+from mayfly_server.api import parameters
 from mayfly_server.api.anthropic import conversation as anthropic
 from mayfly_server.api.anthropic.request import CountTokensRequest, MessagesRequest
-from mayfly_server.api.body import parse_object
-from mayfly_server.api.chat_request import ChatRequest
-from mayfly_server.api.completion_request import CompletionRequest
-from mayfly_server.api.errors import refusal
+from mayfly_server.api.openai import chat, tokenize
+from mayfly_server.api.openai.chat_request import ChatRequest
+from mayfly_server.api.openai.completions import CompletionRequest
+from mayfly_server.api.openai.tokenize import DetokenizeRequest, TokenizeRequest
 from mayfly_server.api.responses import conversation as responses
 from mayfly_server.api.responses.request import ResponsesRequest
-from mayfly_server.api.tokenize import DetokenizeRequest, TokenizeRequest
-from mayfly_server.edge import keys
-from mayfly_server.edge.hosts import host_name
-from mayfly_server.edge.keys import KeysError
 from mayfly_server.errors import InvalidRequest
+from mayfly_server.http import auth
+from mayfly_server.http.auth import KeysError
+from mayfly_server.http.body import parse_object
+from mayfly_server.http.errors import refusal
+from mayfly_server.http.hosts import host_name
 
 EXAMPLES = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -276,6 +277,6 @@ def test_hosts(text: str) -> None:
 )
 def test_keys_files(text: str) -> None:
     try:
-        assert all(len(key.digest) == 32 for key in keys.parse(text))
+        assert all(len(key.digest) == 32 for key in auth.parse(text))
     except KeysError as error:
         assert str(error)

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mayfly_protocol.requests import Sampling
-from mayfly_worker.engine.noise import keys_at, stream_of
-from mayfly_worker.engine.sampler import RowSampling, Sampler, healthy
+from mayfly_worker.engine.sampler import RowSampling, Sampler, healthy, keys_at, stream_of
 
 WIDTH = 97
 

@@ -20,11 +20,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mayfly_cli.services import launchd, systemd
+from mayfly_cli.services.description import Service, front_stop_s, node_stop_s
+from mayfly_cli.services.manager import Output, ServiceError, Status
 from mayfly_reaper.settings import Budgets
-from mayfly_server.cli.services import launchd, systemd
-from mayfly_server.cli.services.description import Service, front_stop_s, node_stop_s
-from mayfly_server.cli.services.manager import Output, ServiceError, Status
-from mayfly_server.config import FrontSettings
+from mayfly_server.settings import FrontSettings
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 

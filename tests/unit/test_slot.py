@@ -17,8 +17,7 @@ from mayfly_protocol.lifecycle import (
     Ready,
     Scope,
 )
-from mayfly_reaper.actions import Record, Send, Signal, Spawn
-from mayfly_reaper.events import (
+from mayfly_reaper.rules.events import (
     Ended,
     Event,
     Exited,
@@ -29,8 +28,9 @@ from mayfly_reaper.events import (
     StopAsked,
     Tick,
 )
-from mayfly_reaper.life import LAST_WORDS_S
-from slot_story import BUDGETS, IDLE, READY, Story, fault, losses
+from mayfly_reaper.rules.incarnation import Record, Send, Signal, Spawn
+from mayfly_reaper.rules.worker import LAST_WORDS_S
+from support.slot_scenario import BUDGETS, IDLE, READY, Story, fault, losses
 
 
 def test_a_worker_comes_up_step_by_step() -> None:

@@ -21,8 +21,7 @@ from mayfly_protocol.lifecycle import (
     Ready,
     ToReaper,
 )
-from mayfly_reaper.actions import Action, Lose, Record, Send, Signal, Spawn, WipeKernels
-from mayfly_reaper.events import (
+from mayfly_reaper.rules.events import (
     Ended,
     Event,
     Exited,
@@ -35,8 +34,9 @@ from mayfly_reaper.events import (
     StopAsked,
     Tick,
 )
+from mayfly_reaper.rules.incarnation import Action, Lose, Record, Send, Signal, Spawn, WipeKernels
+from mayfly_reaper.rules.slot import SlotRules
 from mayfly_reaper.settings import Budgets
-from mayfly_reaper.slot import SlotRules
 
 BUDGETS = Budgets()
 

@@ -8,14 +8,12 @@ from dataclasses import replace
 import pytest
 
 from mayfly_protocol.lifecycle import Beat, Drain, Exit, Memory
-from mayfly_reaper.actions import Record, Send, Signal, Spawn
-from mayfly_reaper.events import Exited, NotStarted, RecycleAsked, StopAsked
-from mayfly_reaper.incarnation import Incarnation
-from mayfly_reaper.renewal import Renewal, next_renewal
+from mayfly_reaper.rules.events import Exited, NotStarted, RecycleAsked, StopAsked
+from mayfly_reaper.rules.incarnation import Incarnation, Record, Send, Signal, Spawn
+from mayfly_reaper.rules.recycle import Renewal, next_renewal, worn
+from mayfly_reaper.rules.slot import Slot
 from mayfly_reaper.settings import Lifetime
-from mayfly_reaper.slot import Slot
-from mayfly_reaper.wear import worn
-from slot_story import BUDGETS, IDLE, READY, Story, fault
+from support.slot_scenario import BUDGETS, IDLE, READY, Story, fault
 
 BUSY = Beat("decode", 1, running=1)
 DRAIN = Drain(BUDGETS.drain_s)

@@ -17,10 +17,10 @@ from mayfly_protocol.lifecycle import (
     ModelCard,
     Ready,
 )
-from mayfly_reaper.actions import Record, Send, Spawn, WipeKernels
-from mayfly_reaper.events import Exited, Held, RecycleAsked, Tick
-from mayfly_reaper.precautions import NONE, Precautions
-from slot_story import BUDGETS, IDLE, Story, fault, losses
+from mayfly_reaper.rules.events import Exited, Held, RecycleAsked, Tick
+from mayfly_reaper.rules.incarnation import Record, Send, Spawn, WipeKernels
+from mayfly_reaper.rules.mitigations import NONE, Precautions
+from support.slot_scenario import BUDGETS, IDLE, Story, fault, losses
 
 DRAIN = Drain(BUDGETS.drain_s)
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from mayfly_protocol.distribution import Distribution
+from mayfly_protocol.common.histogram import Distribution
 from mayfly_protocol.lifecycle import Beat, Hello, Loading
-from mayfly_reaper.actions import Record, Signal, Spawn
-from mayfly_reaper.events import RecycleAsked, Tick
-from slot_story import BUDGETS, Story, fault, losses
+from mayfly_reaper.rules.events import RecycleAsked, Tick
+from mayfly_reaper.rules.incarnation import Record, Signal, Spawn
+from support.slot_scenario import BUDGETS, Story, fault, losses
 
 
 @pytest.mark.parametrize("state", ["spawning", "loading", "ready", "draining"])

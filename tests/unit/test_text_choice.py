@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import vocabularies
 from mayfly_protocol.requests import (
     ChatPrompt,
     Constraint,
@@ -26,6 +25,7 @@ from mayfly_protocol.requests import (
 from mayfly_worker.text.choice import NOTHING, ChoiceText, Piece
 from mayfly_worker.text.prompts import Rendered
 from mayfly_worker.text.toolcalls import call_id
+from support import vocabularies
 
 THINKING = vocabularies.byte_level("thinking")
 END = 2

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import vocabularies
 from mayfly_worker.text.detokenize import Detokenizer, TokenTexts, hugging_face, rust_tokenizer
+from support import vocabularies
 
 BYTE_LEVEL = vocabularies.byte_level("tools")
 VOCABULARY = len(BYTE_LEVEL)

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import vocabularies
 from mayfly_worker.text.markers import REASONING, guided_markers, markers_of
 from mayfly_worker.text.parts import Parts
 from mayfly_worker.text.toolcalls import Call, Tools, call_id
+from support import vocabularies
 
 THINKING = vocabularies.byte_level("thinking")
 PARSERS = [module.name for module in pkgutil.iter_modules(mlx_lm.tool_parsers.__path__)]

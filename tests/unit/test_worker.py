@@ -27,9 +27,9 @@ from mayfly_protocol.serving import (
     Tokenize,
     Tokenized,
 )
-from models.scripted import Fault as Trouble
-from models.scripted import Play
-from worker_harness import Answer, WorkerProcess, generation
+from support.models.scripted import Fault as Trouble
+from support.models.scripted import Play
+from support.worker import Answer, WorkerProcess, generation
 
 
 @pytest.fixture(scope="module")

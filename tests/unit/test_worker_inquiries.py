@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-import vocabularies
 from mayfly_protocol.codec import encode
 from mayfly_protocol.requests import ChatPrompt, TextPrompt
 from mayfly_protocol.serving import Detokenize, Detokenized, Tokenize, Tokenized
-from mayfly_protocol.sockets import MAX_FRAME_BYTES
+from mayfly_protocol.transport.sockets import MAX_FRAME_BYTES
+from mayfly_worker import prepare
 from mayfly_worker.errors import InvalidRequest
-from mayfly_worker.service import inquiries
+from support import vocabularies
 
 TOKENIZER = vocabularies.byte_level("thinking")
 LOADED: Any = SimpleNamespace(tokenizer=TOKENIZER, probe=SimpleNamespace(width=len(TOKENIZER)))
@@ -21,9 +21,9 @@ CHAT = ChatPrompt(({"role": "user", "content": "a b c d e f g h"},))
 
 
 def test_answers_within_the_bound_fit_into_a_frame() -> None:
-    ids = (2**31 - 1,) * (inquiries.MOST_BYTES // 5)
+    ids = (2**31 - 1,) * (prepare.MOST_BYTES // 5)
     assert len(encode(Tokenized("r" * 64, 1, len(ids), ids))) < MAX_FRAME_BYTES
-    text = "x" * inquiries.MOST_BYTES
+    text = "x" * prepare.MOST_BYTES
     assert len(encode(Detokenized("r" * 64, 1, text))) < MAX_FRAME_BYTES
 
 
@@ -38,14 +38,14 @@ def test_answers_within_the_bound_fit_into_a_frame() -> None:
 def test_longer_ones_are_refused(
     monkeypatch: pytest.MonkeyPatch, inquiry: Tokenize | Detokenize, param: str
 ) -> None:
-    inquiries.reply(inquiry, LOADED)
-    monkeypatch.setattr(inquiries, "MOST_BYTES", 20)
+    prepare.reply(inquiry, LOADED)
+    monkeypatch.setattr(prepare, "MOST_BYTES", 20)
     with pytest.raises(InvalidRequest) as refused:
-        inquiries.reply(inquiry, LOADED)
+        prepare.reply(inquiry, LOADED)
     assert refused.value.param == param
 
 
 def test_to_count_tokens_any_number_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inquiries, "MOST_BYTES", 20)
-    found = inquiries.reply(Tokenize("r", 1, CHAT, count_only=True), LOADED)
+    monkeypatch.setattr(prepare, "MOST_BYTES", 20)
+    found = prepare.reply(Tokenize("r", 1, CHAT, count_only=True), LOADED)
     assert isinstance(found, Tokenized) and found.count > 4

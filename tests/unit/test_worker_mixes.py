@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from mayfly_protocol.lifecycle import Beat
 from mayfly_protocol.requests import ChatPrompt, Constraint, Generation
 from mayfly_protocol.serving import Cancel, Finish
-from worker_harness import Answer, WorkerProcess, generation
+from support.worker import Answer, WorkerProcess, generation
 
 HEAD = "The committee met on Tuesday to hear the report about bridges, tunnels and ferries. " * 3
 CONSTRAINTS = (

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import zmq
 
-from mayfly_protocol.addresses import PortRange
 from mayfly_protocol.lifecycle import Exit, Fault
 from mayfly_protocol.settings import WorkerSettings
-from mayfly_worker.service.wire import CannotListen, Wire, bind_one
-from server_harness import free_ports
-from worker_harness import WorkerProcess
+from mayfly_protocol.transport.addresses import PortRange
+from mayfly_worker.wire import CannotListen, Wire, bind_one
+from support.server import free_ports
+from support.worker import WorkerProcess
 
 
 @pytest.fixture

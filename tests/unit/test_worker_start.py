@@ -55,7 +55,7 @@ def test_torch_is_imported_for_nothing_but_code_of_a_models_own(
 
 def test_reading_weights_needs_no_mlx() -> None:
     check = (
-        "import mayfly_worker.warming, sys; "
+        "import mayfly_worker.model.page_cache, sys; "
         "assert not any(m.startswith(('mlx', 'transformers')) for m in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", check], check=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mayfly_worker.service.stderr import LossyText
+from mayfly_worker.process import LossyText
 
 
 def test_what_is_written_arrives_at_once(tmp_path: Path) -> None:
@@ -28,7 +28,7 @@ def test_what_is_written_arrives_at_once(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 def test_a_full_disk_loses_the_text_and_nothing_else() -> None:
     code = (
-        "import sys; from mayfly_worker.service.stderr import LossyText;"
+        "import sys; from mayfly_worker.process import LossyText;"
         "sys.stderr = LossyText(2);"
         "print('a line', file=sys.stderr, flush=True); sys.stderr.write('x' * 100_000);"
         "import warnings; warnings.warn('odd'); sys.stderr.flush(); print('goes on')"

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 import zmq
 
-from mayfly_protocol import codec, identity, sockets
-from mayfly_protocol.identity import make_pair, write_trusted
+from mayfly_protocol import codec
 from mayfly_protocol.serving import Ping, ToWorker
 from mayfly_protocol.settings import WorkerSettings
-from mayfly_worker.service import wire as wires
-from mayfly_worker.service.wire import Wire
-from server_harness import free_ports
+from mayfly_protocol.transport import keys, sockets
+from mayfly_protocol.transport.keys import make_pair, write_trusted
+from mayfly_worker import wire as wires
+from mayfly_worker.wire import Wire
+from support.server import free_ports
 
 A_ROUND, FLOOD = 10, 37
 
@@ -28,7 +29,7 @@ def test_a_flood_is_taken_in_by_rounds(
     here, so that a whole one surely lies there, however slowly it arrives."""
     monkeypatch.setattr(wires, "FRAMES_A_ROUND", A_ROUND)
     front = make_pair(tmp_path)
-    trusted = identity.trusted_file(tmp_path)
+    trusted = keys.trusted_file(tmp_path)
     write_trusted(trusted, {front.public: "front"})
     wire = Wire(
         WorkerSettings(

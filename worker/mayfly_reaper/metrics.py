@@ -1,22 +1,31 @@
 """What a node counts, for Prometheus. ``docs/metrics.md`` lists all of it.
 
-The reaper follows every step of every slot (:mod:`mayfly_reaper.accounts`) and a page is made of
+The reaper follows every step of every slot (:mod:`mayfly_reaper.slot_counters`) and a
+page is made of
 where things stand when somebody asks, on whichever thread that is: slots and accounts are never
 changed, only replaced.
 
 Labels take few values each. No process or incarnation has a time series of its own: a slot's go on
 from one worker to the next.
+
+How often a node refused somebody something, at all of its sockets together.
+
+``--metrics-port``: a node's metrics over HTTP, on a thread of its own.
+
+A slow or hostile client costs a thread and never the reaper's time: the page is made of snapshots.
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import get_args
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest, start_http_server
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -25,23 +34,52 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from mayfly_protocol.distribution import STEP_BOUNDS_S, Distribution
+from mayfly_protocol.common.histogram import STEP_BOUNDS_S, Distribution
 from mayfly_protocol.lifecycle import Beat
 from mayfly_protocol.roster import SlotState
-from mayfly_reaper.accounts import (
+from mayfly_reaper.machine.memory import Room
+from mayfly_reaper.paths import StartError
+from mayfly_reaper.rules.events import Event, HoldCause
+from mayfly_reaper.rules.incarnation import Action, Incarnation
+from mayfly_reaper.rules.recycle import inference_budget
+from mayfly_reaper.rules.slot import Slot
+from mayfly_reaper.settings import Address, Pool
+from mayfly_reaper.slot_counters import (
     LOAD_BOUNDS_S,
     RECOVERY_BOUNDS_S,
     RESTART_REASONS,
     Account,
     account,
 )
-from mayfly_reaper.actions import Action
-from mayfly_reaper.events import Event, HoldCause
-from mayfly_reaper.incarnation import Incarnation
-from mayfly_reaper.memory import Room
-from mayfly_reaper.settings import Pool
-from mayfly_reaper.slot import Slot
-from mayfly_reaper.wear import inference_budget
+
+
+class Tally:
+    """Adds up what the reaper counts itself (``own``, which grows) and what its workers report.
+    A worker's count goes on counting when it is gone."""
+
+    def __init__(self, own: Mapping[str, int]) -> None:
+        self._own = own
+        self._living: dict[int, Counter[str]] = {}
+        self._gone: Counter[str] = Counter()
+
+    def report(self, incarnation: int, counts: Mapping[str, int]) -> None:
+        """What a worker that lives has refused so far. A report that came late takes nothing
+        back."""
+        if counts:
+            known = self._living.setdefault(incarnation, Counter())
+            known |= Counter(counts)
+
+    def gone(self, incarnation: int) -> None:
+        """A worker that will report no more."""
+        self._gone += self._living.pop(incarnation, Counter())
+
+    def total(self) -> dict[str, int]:
+        """By reason."""
+        everything = Counter(self._own) + self._gone
+        for counts in self._living.values():
+            everything += counts
+        return dict(everything)
+
 
 SLOT_LABELS = ("node", "slot", "model")
 STATES: tuple[str, ...] = get_args(SlotState)
@@ -312,3 +350,21 @@ def _machine(node: str, room: Room) -> Metric:
     if room.wired is not None:
         family.add_metric([node, "wired"], room.wired)
     return family
+
+
+@contextmanager
+def metrics_served(metrics: NodeMetrics, address: Address) -> Iterator[None]:
+    """Raises StartError where the address cannot be listened on."""
+    try:
+        server, thread = start_http_server(address.port, address.host, metrics.registry)
+    except OSError as error:
+        raise StartError(
+            f"cannot serve metrics on {address.host} port {address.port}: "
+            f"{error.strerror or error}; choose another one with --metrics-port"
+        ) from error
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -3,6 +3,8 @@ slot's rules what follows, and does it.
 
 It wakes when something happens or something is due, and once a second for the roster. In each
 round it takes words in before it looks for exits: what a worker said before it died comes first.
+
+The slots of a node, each with what belongs to it outside the rules.
 """
 
 from __future__ import annotations
@@ -10,11 +12,14 @@ from __future__ import annotations
 import logging
 import os
 import random
+import re
 import secrets
 import signal
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 
 import zmq
 
@@ -33,32 +38,100 @@ from mayfly_protocol.roster import (
     Release,
     ToNode,
 )
-from mayfly_reaper import memory, renewal, seats
-from mayfly_reaper.actions import Action, Lose, Record, Send, Signal, Spawn, WipeKernels
-from mayfly_reaper.awake import awake
-from mayfly_reaper.children import Children
-from mayfly_reaper.errors import StartError
-from mayfly_reaper.events import Ended, Event, Granted, Held, RecycleAsked, Said, StopAsked, Tick
-from mayfly_reaper.front_end import FrontEndProcess, listen
-from mayfly_reaper.host import LOOK_AGAIN_S, Host
-from mayfly_reaper.incarnation import STARTING
-from mayfly_reaper.losses import loss_of
-from mayfly_reaper.metrics import NodeMetrics
-from mayfly_reaper.metrics_server import metrics_served
-from mayfly_reaper.numbering import Numbers
-from mayfly_reaper.orphans import Ledger, Orphans
-from mayfly_reaper.paths import Runtime, locked, opened, runtime_of
-from mayfly_reaper.pressure import Pressure
-from mayfly_reaper.processes import STOP, SignalInbox, set_limits
-from mayfly_reaper.records import Records
-from mayfly_reaper.refusals import Tally
-from mayfly_reaper.roster import Bulletin, news, views
-from mayfly_reaper.seats import Seat
-from mayfly_reaper.settings import About, NodeSettings, Observer
-from mayfly_reaper.slot import SlotRules
-from mayfly_reaper.spawn import Spawner
-from mayfly_reaper.switchboard import Switchboard
-from mayfly_reaper.telling import Teller
+from mayfly_reaper.crash_log import Records, loss_of
+from mayfly_reaper.machine import memory
+from mayfly_reaper.machine.caffeinate import awake
+from mayfly_reaper.machine.oom import Pressure
+from mayfly_reaper.machine.spawn_gate import LOOK_AGAIN_S, Host
+from mayfly_reaper.metrics import NodeMetrics, Tally, metrics_served
+from mayfly_reaper.observer import Teller
+from mayfly_reaper.paths import Numbers, Runtime, StartError, locked, opened, runtime_of
+from mayfly_reaper.processes.children import Children, Ledger, Orphans
+from mayfly_reaper.processes.front_end import FrontEndProcess, listen
+from mayfly_reaper.processes.signals import STOP, SignalInbox, set_limits
+from mayfly_reaper.processes.spawn import Spawner
+from mayfly_reaper.publish.roster import Bulletin, news, views
+from mayfly_reaper.publish.sockets import Switchboard
+from mayfly_reaper.rules import recycle
+from mayfly_reaper.rules.events import (
+    Ended,
+    Event,
+    Granted,
+    Held,
+    RecycleAsked,
+    Said,
+    StopAsked,
+    Tick,
+)
+from mayfly_reaper.rules.incarnation import (
+    STARTING,
+    Action,
+    Lose,
+    Record,
+    Send,
+    Signal,
+    Spawn,
+    WipeKernels,
+)
+from mayfly_reaper.rules.slot import Slot, SlotRules
+from mayfly_reaper.settings import About, NodeSettings, Observer, Pool
+
+
+@dataclass
+class Seat:
+    """``told`` is what the observer last heard of each of its incarnations."""
+
+    slot: Slot
+    pool: Pool
+    told: dict[int, tuple[object, ...]] = field(default_factory=dict)
+
+
+def named(pools: Iterable[Pool]) -> Iterator[tuple[str, Pool]]:
+    """Names the slots after their models: short, and fit for a routing id and a file's name."""
+    taken: Counter[str] = Counter()
+    for pool in pools:
+        short = re.sub(r"[^A-Za-z0-9._-]+", "-", pool.model_name.rstrip("/").rpartition("/")[2])
+        short = short.strip(".-")[:40] or "model"
+        for _ in range(pool.workers):
+            yield f"{short}-{taken[short]}", pool
+            taken[short] += 1
+
+
+def incarnation_numbers(seat: Seat) -> set[int]:
+    """Those of a slot's workers."""
+    return {life.number for _, life in seat.slot.lives}
+
+
+def living_workers(seats: Iterable[Seat]) -> int:
+    """The memory of all workers that run, in bytes."""
+    return sum(
+        life.beat.memory.footprint
+        for seat in seats
+        for _, life in seat.slot.lives
+        if life.beat is not None
+    )
+
+
+def promised(seats: Iterable[Seat]) -> int:
+    """What those that are still loading will take beyond what they have, in bytes."""
+    return sum(
+        max(0, seat.slot.needs - life.footprint)
+        for seat in seats
+        for _, life in seat.slot.lives
+        if life.state in STARTING
+    )
+
+
+def footprint(seats: Iterable[Seat], incarnation: int) -> tuple[int, int]:
+    """The last known memory of a worker, and what it may have, in bytes."""
+    for seat in seats:
+        for _, life in seat.slot.lives:
+            if life.number == incarnation:
+                own = seat.slot.precautions.memory_limit or seat.pool.options.get("memory_limit")
+                limit = own if isinstance(own, int) and own else memory.total()
+                return (life.beat.memory.footprint if life.beat is not None else 0), limit
+    return 0, 0
+
 
 __all__ = ["Node", "StartError"]
 
@@ -117,8 +190,7 @@ class _Loop:
             number=Numbers(settings.state_dir / "incarnation").take,
         )
         self._seats = {
-            name: Seat(self._rules.begin(name, now), pool)
-            for name, pool in seats.named(settings.pools)
+            name: Seat(self._rules.begin(name, now), pool) for name, pool in named(settings.pools)
         }
         self._metrics = NodeMetrics(settings.node, memory.measure)
         for seat in self._seats.values():
@@ -218,7 +290,7 @@ class _Loop:
             return Held(now + LOOK_AGAIN_S / 2, reason, "orphans")
         everyone = self._seats.values()
         return self._host.hold(
-            seat.slot, now, living=seats.living(everyone), promised=seats.promised(everyone)
+            seat.slot, now, living=living_workers(everyone), promised=promised(everyone)
         )
 
     def _renew(self) -> None:
@@ -233,7 +305,7 @@ class _Loop:
             if self._seats[name].slot.incarnation == number
         }
         for pool in pools.values():
-            planned = renewal.next_renewal(
+            planned = recycle.next_renewal(
                 [seat.slot for seat in pool],
                 pool[0].pool.lifetime,
                 asked,
@@ -277,7 +349,7 @@ class _Loop:
             self._board.reply(identity, self._answer(codec.to_node.decode(frames[0])))
             return
         message = codec.to_reaper.decode(frames[0])
-        if isinstance(message, Beat) and int(number) in seats.numbers(self._seats[name]):
+        if isinstance(message, Beat) and int(number) in incarnation_numbers(self._seats[name]):
             self._refused.report(int(number), message.refused)
         # Of a fault that its process does not outlive, the note about the loss will tell.
         if isinstance(message, Fault) and message.scope in ("request", "batch", "recycle"):
@@ -333,16 +405,16 @@ class _Loop:
         if ended:
             self._tell()  # whoever looks at what the dead left, and tidies up, waits for the disk
         everyone = self._seats.values()
-        for name, exited in self._children.exits(lambda n: seats.footprint(everyone, n)):
+        for name, exited in self._children.exits(lambda n: footprint(everyone, n)):
             self._apply(name, exited)
 
     # -- what follows ----------------------------------------------------------------------
 
     def _apply(self, name: str, event: Event) -> None:
         seat, now = self._seats[name], time.monotonic()
-        before, numbers = seat.slot, seats.numbers(seat)
+        before, numbers = seat.slot, incarnation_numbers(seat)
         seat.slot, actions = self._rules.step(before, event, now)
-        for number in numbers - seats.numbers(seat):
+        for number in numbers - incarnation_numbers(seat):
             self._refused.gone(number)
         self._metrics.follow(before, event, seat.slot, actions, now)
         for action in actions:

@@ -1,5 +1,8 @@
 """How a node is configured: which models, how many workers each and how long those live, how
-patient the reaper is, and whether a front end goes with it."""
+patient the reaper is, and whether a front end goes with it.
+
+How long to wait before trying again what has just failed.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from mayfly_protocol.addresses import PortRange
-from mayfly_protocol.logs import LogSettings
+from mayfly_protocol.common.logs import LogSettings
 from mayfly_protocol.roster import SlotView
+from mayfly_protocol.transport.addresses import PortRange
+
+
+def delay(failures: int, first: float, longest: float, draw: float) -> float:
+    """Seconds to wait after so many failures in a row (1 or more).
+
+    Exponential with "equal jitter" (M. Brooker, "Exponential Backoff And Jitter", 2015): half of
+    it is certain, so that no loop runs hot, half is drawn, so that many do not run in step.
+
+    Args:
+        first: the bound after one failure; doubled by each further one ...
+        longest: ... up to this.
+        draw: uniform in [0, 1).
+    """
+    bound = min(longest, first * 2.0 ** min(failures - 1, 30))
+    return bound * (1 + draw) / 2
+
 
 # -P: the folder that mayfly was started in must not shadow the worker's imports.
 WORKER_COMMAND = (sys.executable, "-P", "-m", "mayfly_worker")

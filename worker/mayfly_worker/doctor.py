@@ -25,18 +25,13 @@ from mlx.utils import tree_flatten
 
 from mayfly_protocol.lifecycle import Exit
 from mayfly_protocol.settings import WorkerSettings
-from mayfly_worker import memory
 from mayfly_worker.engine.admission import Budget
 from mayfly_worker.fetch.errors import FetchError
 from mayfly_worker.fetch.resolve import find
-from mayfly_worker.loading import (
-    CannotLoad,
-    assemble,
-    cache_factory,
-    context_length,
-)
-from mayfly_worker.probing import can_batch, kv_cost
-from mayfly_worker.warming import weight_files
+from mayfly_worker.model import memory
+from mayfly_worker.model.loading import CannotLoad, assemble, cache_factory, context_length
+from mayfly_worker.model.page_cache import weight_files
+from mayfly_worker.model.probe import can_batch, kv_cost
 
 CONTEXTS = (2048, 8192, 32768)
 """Lengths to tell the rows of, besides the longest that the model was made for."""

@@ -11,16 +11,18 @@ table is the single place that says how, how much is lost with it, and what is d
     examples    how they are worded
 """
 
-from mayfly_protocol.faults.causes import causes, chain
 from mayfly_protocol.faults.classify import (
+    KINDS,
+    TABLE,
     Verdict,
+    causes,
+    chain,
     classify_exception,
     classify_exit,
     classify_text,
 )
 from mayfly_protocol.faults.explain import Explanation, Later, Sighting, explain
-from mayfly_protocol.faults.kind import Kind, Strike
-from mayfly_protocol.faults.table import KINDS, TABLE
+from mayfly_protocol.faults.kinds import Kind, Strike
 
 __all__ = [
     "KINDS",

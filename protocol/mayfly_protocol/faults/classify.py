@@ -8,20 +8,186 @@ Three things can be had of a fault, and each has its function::
 
 None of them raises, whatever it is given. What nothing in the table matches is ``unknown``, with
 worker scope.
+
+The fault table: every kind of fault in the order in which texts are tried against them.
+
+Exceptions in the order in which they happened.
+
+Python hands over the last exception of a chain, and what led to it hangs behind::
+
+    raised last  --__cause__, __context__-->  ...  -->  raised first
+        |
+        '--exceptions (of a group)-->  raised before the group was made
+
+The first is the truth about a fault. What cleanup raises afterwards is kept, but apart: it must
+never stand where the first belongs.
+
+Finding the table's signatures in texts.
+
+::
+
+    log line          ... cudaGraphLaunch(graph, stream) failed: an illegal memory access was ...
+    cuda_sticky                                         '-----------------------------'
+    cuda_graph_launch     '-----------------------------------'
+    cuda_other            '-------------------------------------'
+
+Signatures that overlap or touch are about one error, and the first of the table tells most of it.
+Signatures apart from each other are different errors, and the earlier is the cause.
 """
 
 from __future__ import annotations
 
 import signal
+import traceback
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from mayfly_protocol.faults.causes import chain, message
-from mayfly_protocol.faults.ends import ENDS
-from mayfly_protocol.faults.engine import CXX_ABORT
-from mayfly_protocol.faults.kind import Strike
-from mayfly_protocol.faults.search import Found, find_all
-from mayfly_protocol.faults.table import KINDS, MESSAGES
-from mayfly_protocol.lifecycle import Exit, Scope
+from mayfly_protocol.faults.cuda import CUDA
+from mayfly_protocol.faults.engine import CXX_ABORT, ENGINE, STREAM_THREAD
+from mayfly_protocol.faults.exits import ENDS, LEAVINGS
+from mayfly_protocol.faults.kinds import Kind, Strike
+from mayfly_protocol.faults.metal import METAL
+from mayfly_protocol.lifecycle import Cause, Exit, Scope
+
+TABLE: tuple[Kind, ...] = (*METAL, STREAM_THREAD, *CUDA, *ENGINE, *ENDS)
+
+KINDS: dict[str, Kind] = {kind.name: kind for kind in (*TABLE, *LEAVINGS)}
+"""By name: all that a verdict, an autopsy or a roster can say."""
+
+MESSAGES: tuple[Kind, ...] = (*METAL, STREAM_THREAD, *CUDA, *ENGINE)
+"""Those that the text of an error tells."""
+
+
+MAX_TEXT = 4_000
+"""Characters of one message."""
+MAX_TRACEBACK = 16_000
+"""Characters of one traceback."""
+MAX_LATER = 15
+
+
+def chain(error: BaseException) -> list[BaseException]:
+    """All exceptions that ``error`` holds on to and ``error`` itself, the earliest first.
+
+    A context that was suppressed (``raise ... from None``) counts as well, for it happened; but not
+    one without a message, such as the StopIteration of an iterator that was asked for its first.
+    """
+    ordered: list[BaseException] = []
+    seen: set[int] = set()
+    pending = [(error, False)]
+    while pending:  # not recursive: a loop that fails again and again makes long chains
+        current, walked = pending.pop()
+        if walked:
+            ordered.append(current)
+        elif id(current) not in seen:
+            seen.add(id(current))
+            pending.append((current, True))
+            pending += [(earlier, False) for earlier in reversed(_before(current))]
+    return ordered
+
+
+def causes(error: BaseException) -> tuple[Cause, tuple[Cause, ...]]:
+    """The first cause, and those that came later in their order (the last ``MAX_LATER``).
+
+    Each one's traceback is its own, without those of the others.
+    """
+    first, *later = chain(error)
+    return _cause_of(first), tuple(_cause_of(each) for each in later[-MAX_LATER:])
+
+
+def message(error: BaseException) -> str:
+    """An exception's text, even where its ``__str__`` is broken."""
+    try:
+        return str(error)
+    except Exception as broken:
+        return f"<no text: its __str__ raised {type(broken).__name__}>"
+
+
+def _before(error: BaseException) -> list[BaseException]:
+    members = list(error.exceptions) if isinstance(error, BaseExceptionGroup) else []
+    context = error.__context__
+    if context is not None and error.__suppress_context__ and not message(context):
+        context = None
+    direct = [each for each in (error.__cause__, context) if each is not None]
+    return direct + members
+
+
+def _cause_of(error: BaseException) -> Cause:
+    """Its text is its type where it has no message: what is shown alone must not be empty."""
+    formatted = "".join(traceback.format_exception(error, chain=False))
+    name = _type_name(error)
+    return Cause(name, _shorten(message(error) or name, MAX_TEXT), _shorten_middle(formatted))
+
+
+def _type_name(error: BaseException) -> str:
+    kind = type(error)
+    return kind.__qualname__ if kind.__module__ == "builtins" else _qualified(kind)
+
+
+def _qualified(kind: type[BaseException]) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _shorten(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _shorten_middle(text: str) -> str:
+    """A traceback's end holds the innermost frames and the message, and its head where it began."""
+    if len(text) <= MAX_TRACEBACK:
+        return text
+    mark = "\n  … shortened …\n"
+    head = MAX_TRACEBACK // 4
+    tail = MAX_TRACEBACK - head - len(mark)
+    return text[:head] + mark + text[-tail:]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """``text``, at ``start``, matched the kind's signature. It lies in the line that begins at
+    ``line_start``."""
+
+    kind: Kind
+    text: str
+    start: int
+    line_start: int
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.text)
+
+
+def find_all(text: str, kinds: Iterable[Kind]) -> list[Found]:
+    """The first error that each line of ``text`` names, from its first line to its last.
+
+    ``cxx_abort`` counts only where a line names nothing else: it says no more than that the rest
+    of the line was not caught.
+
+    Linear in the text's length: no signature looks further than a few hundred characters.
+    """
+    lines: dict[int, list[Found]] = {}
+    for kind in kinds:
+        for found in _matches(kind, text):
+            lines.setdefault(found.line_start, []).append(found)
+    return [_first(lines[start]) for start in sorted(lines)]
+
+
+def _matches(kind: Kind, text: str) -> Iterator[Found]:
+    if kind.signature is None:
+        return
+    line_start = 0
+    for match in kind.signature.finditer(text):
+        # Searched from the line before, not from the text's start: one line may hold thousands.
+        line_start = max(line_start, text.rfind("\n", line_start, match.start()) + 1)
+        yield Found(kind, match[0], match.start(), line_start)
+
+
+def _first(found: list[Found]) -> Found:
+    """Of one line's, which come in the table's order."""
+    named = [each for each in found if each.kind is not CXX_ABORT] or found
+    start = min(each.start for each in named)
+    end = max(each.end for each in named if each.start == start)
+    return next(each for each in named if each.start <= end)
+
 
 CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGTRAP})
 BY_HAND = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR2})

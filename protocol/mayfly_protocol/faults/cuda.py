@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from mayfly_protocol.faults.kind import Kind
+from mayfly_protocol.faults.kinds import Kind
 
 _FAILED = r"\((?>.{0,300}?failed)"
 """A call's arguments and the word behind them. Atomic: it never reaches for a later one."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from mayfly_protocol.faults.kind import Kind
+from mayfly_protocol.faults.kinds import Kind
 
 STREAM_THREAD = Kind(
     "stream_thread",

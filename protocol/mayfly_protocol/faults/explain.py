@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TextIO
 
+from mayfly_protocol.faults.classify import MESSAGES, TABLE, find_all
 from mayfly_protocol.faults.engine import CXX_ABORT
-from mayfly_protocol.faults.kind import Kind
-from mayfly_protocol.faults.search import find_all
-from mayfly_protocol.faults.table import MESSAGES, TABLE
+from mayfly_protocol.faults.kinds import Kind
 
 CHUNK = 256 * 1024
 """Characters read at a time."""

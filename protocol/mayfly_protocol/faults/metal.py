@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 
-from mayfly_protocol.faults.kind import Kind
+from mayfly_protocol.faults.kinds import Kind
 
 _PREFIX = r"\[METAL\] Command buffer execution failed: "
 

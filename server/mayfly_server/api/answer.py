@@ -28,12 +28,12 @@ from fastapi import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from mayfly_protocol.serving import Delta, Progress, Usage
-from mayfly_server.api import sse
-from mayfly_server.api.errors import internal_error
 from mayfly_server.api.run import Head, Run
+from mayfly_server.dispatch.relay import Event, Waiting
 from mayfly_server.errors import RequestError
+from mayfly_server.http import sse
+from mayfly_server.http.errors import internal_error
 from mayfly_server.metrics import Metrics
-from mayfly_server.pool.relay import Event, Waiting
 
 _log = structlog.get_logger(__name__)
 

@@ -1,17 +1,50 @@
-"""From a request's fields to what travels to a worker, and what fields forbid each other."""
+"""From a request's fields to what travels to a worker, and what fields forbid each other.
+
+Which conversation a request belongs to: requests with the same key go to the same worker, whose
+cache holds what they have in common.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import secrets
 from typing import Any
 
-from mayfly_protocol.requests import Constraint, Ending, Sampling
-from mayfly_server.api.body import parse_json
-from mayfly_server.api.chat_request import ChatRequest
+from mayfly_protocol.requests import Constraint, Ending, Sampling, TextPrompt, TokenPrompt
 from mayfly_server.api.fields import MAX_COUNT, CommonFields
+from mayfly_server.api.openai.chat_request import ChatRequest
 from mayfly_server.api.usage import Told
 from mayfly_server.errors import InvalidRequest
+from mayfly_server.http import sse
+from mayfly_server.http.body import parse_json
+
+_TEXT_HEAD = 512
+_TOKENS_HEAD = 128
+
+
+def named_key(name: str) -> bytes:
+    """Of a conversation that its client has named."""
+    return _digest("name", name)
+
+
+def chat_key(messages: tuple[dict[str, Any], ...]) -> bytes:
+    """What every turn of a conversation begins with: all up to the first user message."""
+    ends = (i + 1 for i, message in enumerate(messages) if message["role"] == "user")
+    return _digest("chat", sse.encode(messages[: next(ends, 1)]))
+
+
+def prompt_key(prompt: TextPrompt | TokenPrompt) -> bytes:
+    match prompt:
+        case TextPrompt(text):
+            return _digest("text", text[:_TEXT_HEAD])
+        case TokenPrompt(ids):
+            return _digest("tokens", str(ids[:_TOKENS_HEAD]))
+
+
+def _digest(kind: str, content: str) -> bytes:
+    return hashlib.blake2b(f"{kind}\0{content}".encode(), digest_size=16).digest()
+
 
 COLDEST = 1e-3
 """Below this, dividing by the temperature overflows, and every draw is the likeliest token: it is

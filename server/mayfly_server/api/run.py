@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 from mayfly_protocol.requests import Generation
 from mayfly_protocol.serving import Usage
-from mayfly_server.api.front import Front
-from mayfly_server.pool.mailbox import Mailbox
-from mayfly_server.pool.relay import Event, Relay
+from mayfly_server.api.dependencies import Front
+from mayfly_server.dispatch.link import Mailbox
+from mayfly_server.dispatch.relay import Event, Relay
 
 _EVER_S = 3600.0
 
@@ -68,7 +68,7 @@ class Run:
 
     async def start(self) -> Head:
         """Returns when every prompt has been accepted. Raises what
-        :meth:`mayfly_server.pool.relay.Relay.start` does."""
+        :meth:`mayfly_server.dispatch.relay.Relay.start` does."""
         starts = [asyncio.ensure_future(relay.start()) for relay in self._relays]
         try:
             await asyncio.gather(*starts)

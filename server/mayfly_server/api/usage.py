@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from mayfly_protocol.serving import Delta, Usage
-from mayfly_server.api import sse
+from mayfly_server.http import sse
 
 Told = Literal["never", "at the end", "all along"]
 """When a stream says what was used."""

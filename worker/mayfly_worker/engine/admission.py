@@ -7,6 +7,8 @@ How long an answer becomes nobody knows: to count on ``max_tokens``, which often
 context leaves, would let few run where many would fit. So a row is admitted for its prompt and a
 reserve. Where rows outgrow the budget all the same, the newest goes back to the head of the queue
 with what it has generated, and goes on from there when there is room.
+
+What MLX says of the device that it computes on.
 """
 
 from __future__ import annotations
@@ -14,7 +16,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mayfly_worker.engine.types import Row
+import mlx.core as mx
+
+from mayfly_worker.engine.sequence import Row
+
+
+def free_memory() -> int | None:
+    """Bytes that no process uses now of a device that has memory of its own. MLX asks the driver
+    anew at each call. None on Metal and on a CPU, whose memory is the machine's."""
+    free = mx.device_info().get("free_memory")
+    return free if isinstance(free, int) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from mayfly_protocol.breadcrumb import Breadcrumb
-from mayfly_protocol.distribution import STEP_BOUNDS_S, Tally
+from mayfly_protocol.common.histogram import STEP_BOUNDS_S, Tally
 from mayfly_protocol.lifecycle import WorkPhase
 
 IDLE = Breadcrumb("idle", 0)

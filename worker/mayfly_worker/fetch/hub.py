@@ -20,7 +20,7 @@ from huggingface_hub import constants, errors
 from huggingface_hub.utils import filter_repo_objects
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from mayfly_worker.fetch import folder, space
+from mayfly_worker.fetch import model_folder
 from mayfly_worker.fetch.errors import FetchError
 from mayfly_worker.fetch.events import Report
 
@@ -52,7 +52,7 @@ def fetch(repository: str, report: Report) -> Path:
     except Exception as error:
         # The library passes on what its HTTP client raises, which has changed twice.
         raise FetchError(explain(repository, error)) from error
-    folder.check(path)
+    model_folder.check(path)
     return path
 
 
@@ -72,7 +72,7 @@ def find(repository: str) -> Path:
         ) from error
     except errors.HFValidationError as error:
         raise FetchError(explain(repository, error)) from error
-    folder.check(path)
+    model_folder.check(path)
     return path
 
 
@@ -85,7 +85,7 @@ def _cached(repository: str) -> Path | None:
     """What the cache has, if it is whole."""
     try:
         path = _snapshot(repository)
-        folder.check(path)
+        model_folder.check(path)
     except (errors.LocalEntryNotFoundError, FetchError):
         if constants.HF_HUB_OFFLINE:
             raise
@@ -96,14 +96,15 @@ def _cached(repository: str) -> Path | None:
 def _download(repository: str, report: Report) -> Path:
     report("download", 0, 0)
     files = _files(repository)
-    if not any(Path(name).match(folder.WEIGHTS) for name in files):
+    if not any(Path(name).match(model_folder.WEIGHTS) for name in files):
         raise FetchError(
-            f"{repository} has no weights that MLX can load (no file is named {folder.WEIGHTS}). "
-            "Look for a conversion of it, for instance under mlx-community."
+            f"{repository} has no weights that MLX can load (no file is named "
+            f"{model_folder.WEIGHTS}). Look for a conversion of it, for instance under "
+            "mlx-community."
         )
     missing = [size for name, size in files.items() if not _is_cached(repository, name)]
     total, left = sum(files.values()), sum(missing)
-    space.require(Path(constants.HF_HUB_CACHE), left)
+    model_folder.require(Path(constants.HF_HUB_CACHE), left)
     # An orderly end would wait for the threads that download; what they have is kept anyhow.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     bars = _bars(lambda n: report("download", min(total - left + n, total), total))

@@ -7,7 +7,7 @@ import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
-from mayfly_worker.fetch import demo, folder
+from mayfly_worker.fetch import demo, model_folder
 from mayfly_worker.fetch.errors import FetchError
 from mayfly_worker.fetch.events import Report
 
@@ -72,7 +72,7 @@ def _in_folder(model: str) -> Fetched | None:
     """The model if its name is a folder's, None if it may be a repository's."""
     path = Path(model).expanduser()
     if path.is_dir():
-        folder.check(path)
+        model_folder.check(path)
         return Fetched(path.resolve(), path.resolve().name)
     if path.exists():
         raise FetchError(f"{model} is a file. A model is a folder with config.json and weights.")

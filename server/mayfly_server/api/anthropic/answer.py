@@ -20,10 +20,10 @@ from typing import Any
 
 from mayfly_protocol.requests import FinishReason
 from mayfly_protocol.serving import Delta, ToolCallDelta, Usage
-from mayfly_server.api import sse
-from mayfly_server.api.anthropic.errors import error_object
 from mayfly_server.api.run import Head
 from mayfly_server.errors import RequestError
+from mayfly_server.http import sse
+from mayfly_server.http.errors import error_object
 
 _REASONS: dict[FinishReason, str] = {
     "stop": "end_turn",

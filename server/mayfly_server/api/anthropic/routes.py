@@ -14,17 +14,17 @@ from mayfly_server.api import parameters
 from mayfly_server.api.answer import StreamedAnswer, WholeAnswer
 from mayfly_server.api.anthropic.answer import MessageBody, MessageEvents
 from mayfly_server.api.anthropic.conversation import chat_prompt
-from mayfly_server.api.anthropic.errors import request_id
 from mayfly_server.api.anthropic.request import CountTokensRequest, MessagesRequest, PromptFields
-from mayfly_server.api.body import StrictRoute
-from mayfly_server.api.conversation import chat_key
+from mayfly_server.api.dependencies import FrontDep, TenantDep
 from mayfly_server.api.fields import CommonFields
-from mayfly_server.api.front import FrontDep, TenantDep
+from mayfly_server.api.parameters import chat_key
 from mayfly_server.api.run import Run
 from mayfly_server.api.schemas.base import streamed
 from mayfly_server.api.schemas.messages import EVENTS, MessageAnswer, MessageEvent, TokenCount
+from mayfly_server.dispatch.tokenize import inquire
 from mayfly_server.errors import InvalidRequest
-from mayfly_server.pool.inquiry import inquire
+from mayfly_server.http.body import StrictRoute
+from mayfly_server.http.errors import request_id
 
 router = APIRouter(route_class=StrictRoute)
 

@@ -23,10 +23,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from mayfly_protocol.serving import Delta, ToolCallDelta, Usage
-from mayfly_server.api import sse
 from mayfly_server.api.logprobs import chat_logprobs
 from mayfly_server.api.run import Head
 from mayfly_server.errors import InvalidRequest, RequestError
+from mayfly_server.http import sse
 
 Kind = Literal["reasoning", "message", "function_call"]
 _ID = {"reasoning": "rs", "message": "msg", "function_call": "fc"}

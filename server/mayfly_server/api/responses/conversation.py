@@ -12,7 +12,6 @@ from typing import Any
 
 from mayfly_protocol.requests import ChatPrompt
 from mayfly_protocol.requests import ToolChoice as Mode
-from mayfly_server.api.body import parse_json
 from mayfly_server.api.responses.request import (
     FunctionCallItem,
     FunctionCallOutputItem,
@@ -25,6 +24,7 @@ from mayfly_server.api.responses.request import (
     ResponsesRequest,
 )
 from mayfly_server.errors import InvalidRequest
+from mayfly_server.http.body import parse_json
 
 _THOUGHT, _TEXT, _CALL = range(3)
 

@@ -11,10 +11,9 @@ from fastapi import APIRouter, Response
 from mayfly_protocol.requests import ChatPrompt, Constraint, Ending, Generation, Output
 from mayfly_server.api import parameters
 from mayfly_server.api.answer import StreamedAnswer, WholeAnswer
-from mayfly_server.api.body import StrictRoute
-from mayfly_server.api.conversation import chat_key, named_key
+from mayfly_server.api.dependencies import FrontDep, TenantDep
 from mayfly_server.api.fields import CommonFields
-from mayfly_server.api.front import FrontDep, TenantDep
+from mayfly_server.api.parameters import chat_key, named_key
 from mayfly_server.api.responses.answer import ResponseBody, ResponseEvents
 from mayfly_server.api.responses.conversation import chat_prompt
 from mayfly_server.api.responses.request import JsonObjectFormat, JsonSchemaFormat, ResponsesRequest
@@ -22,6 +21,7 @@ from mayfly_server.api.run import Run
 from mayfly_server.api.schemas.base import streamed
 from mayfly_server.api.schemas.responses import EVENTS, ResponseAnswer, ResponsesEvent
 from mayfly_server.errors import InvalidRequest
+from mayfly_server.http.body import StrictRoute
 
 router = APIRouter(route_class=StrictRoute)
 

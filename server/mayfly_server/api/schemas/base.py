@@ -37,7 +37,7 @@ def streamed(
 
     ``event`` is the type of an event's data, ``done`` says whether ``[DONE]`` is the last one.
     FastAPI keeps no definitions for what it does not know as a model: they stay with the schema,
-    as ``$defs``, for :mod:`mayfly_server.api.document`.
+    as ``$defs``, for :mod:`mayfly_server.api.admin.openapi`.
     """
     data: dict[str, Any] = {
         "type": "string",

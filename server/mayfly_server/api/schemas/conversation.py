@@ -1,4 +1,4 @@
-"""The messages of a chat, as :mod:`mayfly_server.api.messages` reads them."""
+"""The messages of a chat, as :mod:`mayfly_server.api.openai.messages` reads them."""
 
 from __future__ import annotations
 

@@ -1,0 +1,232 @@
+"""Who a process is on the wire, and whom it trusts.
+
+Every node and every front end has a CURVE key pair, in its state directory::
+
+    <state directory>/wire/secret     32 bytes in hex, for this user's eyes alone (mode 0600)
+                           trusted    those who may connect, one a line: public key, name
+
+Keys are written in hex, which any shell and any file takes as it is. A worker's pair is made by its
+own process and is never written down.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import zmq
+from zmq.utils import z85
+
+from mayfly_protocol.transport.addresses import KEY_DIGITS, is_key
+
+HOW = "`mayfly keys init` makes one"
+_HEAD = "# Who may connect to this machine's node: a public key and a name on each line.\n"
+_NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
+
+
+class IdentityError(Exception):
+    """Keys that cannot be used; the text is for the operator and never holds a secret."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """``public`` is in hex. The secret half is 32 bytes, and is not shown."""
+
+    public: str
+    secret: bytes = field(repr=False)
+
+
+def new_pair() -> KeyPair:
+    public, secret = zmq.curve_keypair()
+    return KeyPair(z85.decode(public).hex(), z85.decode(secret))
+
+
+def secret_file(state_dir: Path) -> Path:
+    return state_dir / "wire" / "secret"
+
+
+def trusted_file(state_dir: Path) -> Path:
+    return state_dir / "wire" / "trusted"
+
+
+def read_pair(state_dir: Path) -> KeyPair | None:
+    """This machine's pair; None where none was made.
+
+    Raises:
+        IdentityError: others can read the file, or it holds no key.
+    """
+    path = secret_file(state_dir)
+    try:
+        with path.open() as file:
+            mode = os.fstat(file.fileno()).st_mode
+            text = file.read(KEY_DIGITS + 2).strip()
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise IdentityError(f"{path} cannot be read: {error}") from error
+    if mode & 0o077:
+        raise IdentityError(
+            f"{path} can be read by others (mode {stat.S_IMODE(mode):o}): if that is harmless, "
+            f"chmod 600 it; if not, remove it, and {HOW}"
+        )
+    if not is_key(text):
+        raise IdentityError(f"{path} holds no key; remove it, and {HOW}")
+    secret = bytes.fromhex(text)
+    public = zmq.curve_public(z85.encode(secret))
+    return KeyPair(z85.decode(public).hex(), secret)
+
+
+def make_pair(state_dir: Path) -> KeyPair:
+    """Makes this machine's pair and keeps it.
+
+    Raises:
+        IdentityError: there is one already, or it cannot be written.
+    """
+    path = secret_file(state_dir)
+    pair = new_pair()
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(f"{pair.secret.hex()}\n")
+    except FileExistsError as error:
+        raise IdentityError(f"there is a key already: {path}") from error
+    except OSError as error:
+        raise IdentityError(f"{path} cannot be written: {error.strerror or error}") from error
+    return pair
+
+
+def parse_trusted(text: str) -> dict[str, str]:
+    """The names of the trusted, by their public keys. Lines may be empty or begin with ``#``.
+
+    Raises:
+        IdentityError: says which line is wrong, and how.
+    """
+    found: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        key, _, name = line.strip().partition(" ")
+        name = name.strip()
+        if not is_key(key):
+            raise IdentityError(f"line {number}: a line is a key of {KEY_DIGITS} digits and a name")
+        if not _NAME.fullmatch(name):
+            raise IdentityError(f"line {number}: {name!r} is no name: letters, digits and _ . @ -")
+        if key in found or name in found.values():
+            raise IdentityError(f"line {number}: {name} or its key stands there twice")
+        found[key] = name
+    return found
+
+
+def read_trusted(path: Path) -> dict[str, str]:
+    """The same of a file; nobody where there is none.
+
+    Raises:
+        IdentityError: it cannot be used, or is quite empty, as a file is that an editor is about
+            to write.
+    """
+    try:
+        text = path.read_text()
+        if not text:
+            raise IdentityError(
+                "line 1: it is empty; one that trusts nobody has a comment, at least"
+            )
+        return parse_trusted(text)
+    except FileNotFoundError:
+        return {}
+    except IdentityError as error:
+        raise IdentityError(f"{path}, {error}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise IdentityError(f"{path} cannot be read: {error}") from error
+
+
+def with_trusted(trusted: Mapping[str, str], name: str, key: str) -> dict[str, str]:
+    """Those, and one more; a key that is among them gets the new name.
+
+    Raises:
+        IdentityError: the name or the key is none, or the name belongs to another key.
+    """
+    if not is_key(key):
+        raise IdentityError(
+            f"that is no public key: those are {KEY_DIGITS} hex digits, as `mayfly keys show` "
+            f"prints them on the machine of {name}"
+        )
+    if not _NAME.fullmatch(name):
+        raise IdentityError(f"{name!r} is no name: letters, digits and _ . @ -")
+    others = {known: called for known, called in trusted.items() if known != key}
+    if name in others.values():
+        raise IdentityError(
+            f"{name} is trusted with another key already: take another name, or first "
+            f"`mayfly keys revoke {name}`"
+        )
+    return others | {key: name}
+
+
+def write_trusted(path: Path, trusted: Mapping[str, str]) -> None:
+    """Puts another list in the file's place, at once or not at all. Raises IdentityError."""
+    text = _HEAD + "".join(f"{key} {name}\n" for key, name in trusted.items())
+    parse_trusted(text)
+    fresh = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+        fresh.replace(path)
+    except OSError as error:
+        raise IdentityError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+class TrustList:
+    """The file of those who may connect, read again when it has changed.
+
+    One that cannot be used changes nothing: who was trusted stays so (at the start, nobody), and
+    ``problem`` says why. A file that is gone trusts nobody.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen = _stamp(path)
+        self._names: dict[str, str] = {}
+        self.problem = ""
+        self._read()
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._names
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def name(self, key: str) -> str:
+        """Whose key this is; a piece of the key where nobody's."""
+        return self._names.get(key) or f"{key[:8]}..."
+
+    def look(self) -> frozenset[str]:
+        """Reads the file again if it has changed. Returns the keys that are trusted no longer."""
+        stamp = _stamp(self._path)
+        if stamp == self._seen:
+            return frozenset()
+        self._seen = stamp
+        before = self._names
+        self._read()
+        return frozenset(before.keys() - self._names.keys())
+
+    def _read(self) -> None:
+        try:
+            self._names = read_trusted(self._path)
+            self.problem = ""
+        except IdentityError as error:
+            self.problem = str(error)
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """What changes when a file does, or is replaced by another."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino

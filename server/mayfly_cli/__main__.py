@@ -1,0 +1,22 @@
+"""The console script ``mayfly``, also ``python -m mayfly_cli``.
+
+It is apart from the command line itself so that Ctrl-C is understood from the first moment, while
+that is still being imported.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    try:
+        from mayfly_cli import app
+
+        app.main()
+    except KeyboardInterrupt:
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""The ``mayfly`` command.
+
+One module a command. They are all read at each start, so their top levels import only what is
+cheap; what a command works with, it imports when it runs.
+
+Exit codes: 0 done or stopped by Ctrl-C or SIGTERM, 1 failed (one sentence on stderr says how),
+2 wrong usage. This package alone may import the reaper, and nothing else of ours may import it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from mayfly_cli.commands import (
+    chat,
+    config,
+    control,
+    doctor,
+    drill,
+    faults,
+    front,
+    keys,
+    node,
+    serve,
+    service,
+    status,
+    version,
+)
+from mayfly_cli.config.keys import COMMANDS
+from mayfly_cli.config.options import with_keys
+
+app = typer.Typer(
+    name="mayfly",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _versions(asked: bool) -> None:
+    if asked:
+        version.version()
+        raise typer.Exit
+
+
+@app.callback()
+def mayfly(
+    versions: Annotated[
+        bool,
+        typer.Option("--version", help="As `mayfly version`.", callback=_versions, is_eager=True),
+    ] = False,
+) -> None:
+    """Serve MLX language models from disposable workers."""
+
+
+app.command()(with_keys(serve.serve, COMMANDS["serve"]))
+app.command()(with_keys(node.node, COMMANDS["node"]))
+app.command()(with_keys(front.front, COMMANDS["front"]))
+app.command()(status.status)
+app.command()(status.top)
+app.command()(chat.chat)
+app.command()(doctor.doctor)
+app.command()(control.recycle)
+app.command()(control.drain)
+app.command()(drill.drill)
+app.add_typer(config.app)
+app.add_typer(faults.app)
+app.add_typer(keys.app)
+app.add_typer(control.app)
+app.add_typer(service.app)
+app.command()(version.version)
+
+
+def main() -> None:
+    """Runs the command that the arguments name."""
+    app()

@@ -1,0 +1,159 @@
+"""``mayfly doctor``: whether a model fits this machine, before anything of it is loaded.
+
+``mayfly_worker.doctor`` knows models and MLX, so it is run, not imported. It prints a JSON object:
+what :class:`mayfly_worker.doctor.Diagnosis` describes, or ``{"error": sentences}``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mayfly_cli.config.keys import KV_WIDTHS
+from mayfly_cli.failure import fail
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+DOCTOR = (sys.executable, "-P", "-m", "mayfly_worker.doctor")
+
+
+def kv_bits_checked(bits: int | None) -> int | None:
+    """The option's value, refused where it is no width that MLX quantizes to."""
+    if bits is not None and bits not in KV_WIDTHS:
+        raise typer.BadParameter(f"{bits} is not one of {', '.join(map(str, KV_WIDTHS))}")
+    return bits
+
+
+def doctor(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="A model's folder or Hugging Face repository id, as for `mayfly serve`. "
+            "Nothing is downloaded.",
+        ),
+    ] = None,
+    workers: Annotated[
+        int, typer.Option(help="Worker processes that share the memory.", min=1)
+    ] = 1,
+    max_rows: Annotated[
+        int | None, typer.Option(help="Sequences that a worker decodes together.", min=1)
+    ] = None,
+    kv_bits: Annotated[
+        int | None,
+        typer.Option(
+            help="Quantize the KV cache to so many bits: 2, 3, 4, 5, 6 or 8.",
+            callback=kv_bits_checked,
+        ),
+    ] = None,
+    adapter: Annotated[
+        Path | None,
+        typer.Option(help="A folder with a LoRA adapter.", exists=True, file_okay=False),
+    ] = None,
+    trust_remote_code: Annotated[
+        bool,
+        typer.Option("--trust-remote-code", help="Run Python code that comes with the model."),
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+) -> None:
+    """Show whether a model fits, before it is loaded.
+
+    What it needs of this machine's memory, and how much may run at once. Ends with 1 where it
+    does not fit.
+    """
+    from json import dumps
+
+    import platformdirs
+
+    from mayfly_cli.commands import starting
+
+    starting.require_mlx()
+    starting.require_open_files()
+    options = {
+        "memory_share": 1 / workers,
+        "max_rows": max_rows,
+        "kv_bits": kv_bits,
+        "adapter": str(adapter.resolve()) if adapter else None,
+        "trust_remote_code": trust_remote_code or None,
+    }
+    given = {key: value for key, value in options.items() if value is not None}
+    command = [*DOCTOR, "--cache", str(platformdirs.user_cache_path("mayfly"))]
+    diagnosis = examine([*command, "--options", dumps(given), "--", model or ""])
+    if json:
+        typer.echo(dumps(diagnosis, indent=2))
+    else:
+        from rich.console import Console
+
+        Console(highlight=False, width=None if sys.stdout.isatty() else 1000).print(
+            as_text(diagnosis)
+        )
+    raise typer.Exit(0 if diagnosis["fits"] else 1)
+
+
+def examine(command: Sequence[str]) -> dict[str, Any]:
+    """Runs a doctor to its end, and returns what it found out. Ends this command where it fails."""
+    import subprocess
+    from json import loads
+
+    # In a session of its own a terminal's Ctrl-C does not reach it; it is ended from here.
+    ran = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, start_new_session=True
+    )
+    try:
+        answer: dict[str, Any] = loads(ran.stdout)
+    except ValueError:
+        last = ran.stderr.strip().rpartition("\n")[2] or "it said nothing"
+        fail(f"looking at the model ended with status {ran.returncode}: {last}")
+    if "error" in answer:
+        fail(answer["error"])
+    return answer
+
+
+def as_text(diagnosis: dict[str, Any]) -> RenderableType:
+    from rich.console import Group
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    head = Text(diagnosis["model"], style="bold")
+    head.append(f" ({diagnosis['architecture']}) on {diagnosis['device']}", style="not bold")
+    needs = Table.grid(padding=(0, 2, 0, 0))
+    needs.add_row("weights", size(diagnosis["weight_bytes"]))
+    needs.add_row("KV cache", _kv_cache(diagnosis))
+    needs.add_row(
+        "memory",
+        f"{size(diagnosis['memory_bytes'])}, of which {size(diagnosis['kv_budget'])} "
+        "for the KV caches of what runs",
+    )
+    rows = Table(box=None, pad_edge=False, header_style="bold")
+    rows.add_column("CONTEXT", justify="right")
+    rows.add_column("SEQUENCES AT ONCE")
+    for fit in diagnosis["rows"]:
+        bound = " (--max-rows)" if fit["rows"] == diagnosis["max_rows"] > 1 else ""
+        rows.add_row(f"{fit['context']:,}", f"{fit['rows']:,}{bound}")
+    parts: list[RenderableType] = [head, Padding(needs, (1, 0), expand=False), rows]
+    if not diagnosis["fits"]:
+        parts.append(Padding(Text("It does not fit.", style="red"), (1, 0, 0, 0), expand=False))
+    return Group(*parts)
+
+
+def _kv_cache(diagnosis: dict[str, Any]) -> str:
+    """A model may have layers that grow with a sequence, layers that do not, or both."""
+    costs = [
+        f"{size(diagnosis[key])} a {what}"
+        for key, what in (("kv_bytes_per_token", "token"), ("kv_bytes_per_row", "sequence"))
+        if diagnosis[key]
+    ]
+    return " and ".join(costs) or "none"
+
+
+def size(count: int) -> str:
+    """Bytes for people: "1.2 GB"."""
+    for unit, bytes_of_it in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= bytes_of_it:
+            return f"{count / bytes_of_it:.1f} {unit}"
+    return f"{count} bytes"

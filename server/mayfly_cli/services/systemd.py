@@ -1,0 +1,167 @@
+"""systemd, by ``systemctl`` and unit files.
+
+A front end has two units: systemd holds its socket, so that nobody is refused while the process is
+replaced.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import platformdirs
+
+from mayfly_cli.services.description import Scope, Service
+from mayfly_cli.services.manager import (
+    Run,
+    ServiceError,
+    Status,
+    missing_program,
+    require,
+    run,
+    template,
+    write,
+)
+
+PREFIX = "mayfly-"
+_SAFE = re.compile(r"[\w@+=:,./-]+")
+_PROPERTIES = "LoadState,ActiveState,SubState,MainPID,Result,ExecMainStatus,NRestarts"
+_TARGETS = {"system": "multi-user.target", "user": "default.target"}
+
+
+def quoted(argument: str) -> str:
+    """As ``ExecStart=`` has it: systemd expands ``%`` and ``$`` within quotes, too."""
+    argument = argument.replace("%", "%%").replace("$", "$$")
+    if _SAFE.fullmatch(argument):
+        return argument
+    escaped = argument.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'
+
+
+def render(service: Service) -> dict[str, str]:
+    """The units, by their names."""
+    kind = "front" if service.role == "front" else "node"
+    name = PREFIX + service.name
+    system = service.scope == "system"
+    # Without root there is nothing to take away from, and what hides files needs namespaces that
+    # a user's manager may not have.
+    hardening = template(f"{kind}.hardening").template.rstrip() if system else ""
+    unit = template(f"{kind}.service").substitute(
+        name=name,
+        command=" ".join(map(quoted, service.command)),
+        user=f"User={service.user}" if system and service.user else "",
+        stop_s=service.stop_s,
+        stop_reason=service.stop_reason,
+        hardening=hardening,
+        target=_TARGETS[service.scope],
+    )
+    units = {f"{name}.service": _without_gaps(unit)}
+    if kind == "front":
+        listen = "\n".join(f"ListenStream={address}" for address in service.listen)
+        units[f"{name}.socket"] = template("front.socket").substitute(name=name, listen=listen)
+    return units
+
+
+def _without_gaps(unit: str) -> str:
+    """What was left empty leaves no line."""
+    return re.sub(r"\n(?=\n(?!\[|#|\n))", "", unit)
+
+
+def parse(shown: str) -> Status:
+    """What ``systemctl show`` says of a service."""
+    fields = dict(line.partition("=")[::2] for line in shown.splitlines())
+    if fields.get("LoadState") == "not-found":
+        return Status(installed=False, running=False, state="not installed")
+    pid = int(fields.get("MainPID") or 0) or None
+    state = f"{fields.get('ActiveState', 'unknown')} ({fields.get('SubState', 'unknown')})"
+    result = fields.get("Result", "success")
+    ended = "" if result == "success" else f"{result}, status {fields.get('ExecMainStatus')}"
+    wrong = (
+        ()
+        if fields.get("LoadState") == "loaded"
+        else (f"systemd could not load it: {fields.get('LoadState')}",)
+    )
+    return Status(
+        installed=True,
+        running=fields.get("ActiveState") == "active" and pid is not None,
+        state=state,
+        pid=pid,
+        ended=ended,
+        starts=int(fields.get("NRestarts") or 0) + 1 if pid else None,
+        wrong=wrong,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Systemd:
+    user_units: Path
+    system_units: Path = Path("/etc/systemd/system")
+    run: Run = run
+
+    def files(self, service: Service) -> dict[Path, str]:
+        folder = self._folder(service.scope)
+        return {folder / name: text for name, text in render(service).items()}
+
+    def install(self, service: Service) -> None:
+        files = self.files(service)
+        self._needs_manager(service.scope)
+        write(files)
+        if shutil.which("systemd-analyze") is not None:
+            scope = ("--user",) if service.scope == "user" else ()
+            require(self.run, "systemd-analyze", *scope, "verify", *map(str, files))
+        self._systemctl(service.scope, "daemon-reload")
+        units = [path.name for path in files]
+        self._systemctl(service.scope, "enable", *units)
+        # A socket unit cannot be restarted while its service runs: that one goes first.
+        self._systemctl(service.scope, "stop", f"{PREFIX}{service.name}.service")
+        self._systemctl(service.scope, "restart", *sorted(units, reverse=True))
+
+    def uninstall(self, name: str, scope: Scope) -> bool:
+        paths = [self._folder(scope) / f"{PREFIX}{name}.{kind}" for kind in ("socket", "service")]
+        there = [path for path in paths if path.exists()]
+        if not there:
+            return False
+        self._systemctl(scope, "disable", "--now", *(path.name for path in there))
+        for path in there:
+            path.unlink()
+        self._systemctl(scope, "daemon-reload")
+        return True
+
+    def status(self, name: str, scope: Scope) -> Status:
+        path = self._folder(scope) / f"{PREFIX}{name}.service"
+        if not path.exists():
+            return Status(installed=False, running=False, state="not installed")
+        shown = self._systemctl(scope, "show", path.name, f"--property={_PROPERTIES}")
+        status = parse(shown)
+        return replace(status, wrong=status.wrong + missing_program(_command(path)))
+
+    def _needs_manager(self, scope: Scope) -> None:
+        """Files that nobody reads are not left behind."""
+        try:
+            self._systemctl(scope, "show", "--property=Version")
+        except ServiceError as error:
+            raise ServiceError(
+                f"{error}\nSo nothing was installed: systemd does not answer here. --print shows "
+                "the units."
+            ) from error
+
+    def _systemctl(self, scope: Scope, *arguments: str) -> str:
+        of = ("--user",) if scope == "user" else ()
+        return require(self.run, "systemctl", *of, *arguments)
+
+    def _folder(self, scope: Scope) -> Path:
+        return self.system_units if scope == "system" else self.user_units
+
+
+def _command(unit: Path) -> list[str]:
+    found = re.search(r"^ExecStart=(.*)$", unit.read_text(encoding="utf-8"), re.MULTILINE)
+    if found is None:
+        raise ServiceError(f"{unit} has no ExecStart")
+    return [word.replace("%%", "%").replace("$$", "$") for word in shlex.split(found[1])]
+
+
+def here() -> Systemd:
+    return Systemd(platformdirs.user_config_path() / "systemd" / "user")

@@ -1,0 +1,81 @@
+"""What every route of an application needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, cast
+
+from fastapi import Depends, Request
+
+from mayfly_server.dispatch.fleet import Fleet, ServedModel
+from mayfly_server.errors import InvalidRequest, ModelNotFound, Unavailable
+from mayfly_server.metrics import Metrics
+from mayfly_server.settings import FrontSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """``started`` is in seconds since 1970."""
+
+    settings: FrontSettings
+    metrics: Metrics
+    fleet: Fleet
+    started: int
+
+    async def model(self, asked: str | None) -> ServedModel:
+        """The served model that a request means: by its name, by an alias, by the last part of its
+        name, or by none where only one is served. Nothing is ever looked up anywhere else.
+
+        Raises:
+            ModelNotFound, InvalidRequest: none, or no single one.
+            Unavailable: those who might serve it have not told this front end yet.
+        """
+        if not await self.fleet.heard(self.settings.queue_wait_s):
+            raise Unavailable("No node has been heard of yet.", retry_after_s=1.0)
+        served = self.fleet.models()
+        if asked is None:
+            if len(served) == 1:
+                return served[0]
+            raise InvalidRequest(
+                "model: Field required, since several models are served; see /v1/models.",
+                param="model",
+                code="missing_required_parameter",
+            )
+        name = self.settings.aliases.get(asked, asked)
+        exact = [model for model in served if model.name == name]
+        short = [model for model in served if model.name.rpartition("/")[2] == name]
+        found = exact or short
+        if not found and self.fleet.partly_known:
+            raise Unavailable(
+                f"No node that was heard of serves the model {asked[:200]!r}, and some have not "
+                "been heard of yet.",
+                retry_after_s=1.0,
+            )
+        if len(found) != 1:
+            raise ModelNotFound(
+                f"The model {asked[:200]!r} is not served here; see /v1/models.", param="model"
+            )
+        return found[0]
+
+    async def chat_model(self, asked: str | None) -> ServedModel:
+        """The same, of those that can chat. Raises InvalidRequest for one that cannot, too."""
+        model = await self.model(asked)
+        if model.card is not None and not model.card.chat:
+            raise InvalidRequest(
+                f"{model.name} has no chat template; use /v1/completions.", param="messages"
+            )
+        return model
+
+
+def _of(request: Request) -> Front:
+    return cast(Front, request.app.state.front)
+
+
+def _tenant(request: Request) -> str:
+    tenant: str = getattr(request.state, "tenant", "")
+    return tenant
+
+
+FrontDep = Annotated[Front, Depends(_of)]
+TenantDep = Annotated[str, Depends(_tenant)]
+"""The name of the caller's key; empty where none is needed."""

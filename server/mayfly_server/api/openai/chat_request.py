@@ -1,0 +1,198 @@
+"""What ``POST /v1/chat/completions`` takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from mayfly_protocol.requests import ToolChoice as Mode
+from mayfly_server.api.fields import CommonFields, Count, Strict, Unsupported, refused
+from mayfly_server.api.schemas.base import DocumentedAs
+from mayfly_server.api.schemas.conversation import ChatMessage
+
+TEMPLATE_KWARGS = frozenset(
+    {
+        "builtin_tools",
+        "clear_thinking",
+        "documents",
+        "enable_thinking",
+        "model_identity",
+        "preserve_thinking",
+        "reasoning_effort",
+        "thinking",
+        "thinking_budget",
+        "xml_tools",
+    }
+)
+"""What published chat templates ask their caller for. Everything else is refused: a template's
+other names are the server's own (``messages``, ``tools``, ``tokenize``, ``chat_template`` ...)."""
+
+MAX_MESSAGES = 16_384
+
+_Bounded = Field(min_length=1, max_length=MAX_MESSAGES)
+Messages = Annotated[
+    list[dict[str, Any]], _Bounded, DocumentedAs(Annotated[list[ChatMessage], _Bounded])
+]
+"""What they are is looked at by :mod:`mayfly_server.api.openai.messages`."""
+
+ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
+
+
+class Function(Strict):
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Strict):
+    type: Literal["function"]
+    function: Function
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """``name`` is the one function that has to be called, where there is one."""
+
+    mode: Mode
+    name: str | None = None
+
+
+class JsonSchema(Strict):
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    description: str | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Strict):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+def _tool_choice(value: Any) -> ToolChoice:
+    match value:
+        case "none" | "auto" | "required":
+            return ToolChoice(value)
+        case {"type": "function", "function": {"name": str(name), **rest}, **more}:
+            if not rest and not more:
+                return ToolChoice("required", name)
+    raise PydanticCustomError(
+        "tool_choice",
+        'Input should be "none", "auto", "required", or '
+        '{{"type": "function", "function": {{"name": ...}}}}',
+    )
+
+
+def _known_kwargs(value: dict[str, Any]) -> dict[str, Any]:
+    if value.keys() - TEMPLATE_KWARGS:
+        names = ", ".join(sorted(TEMPLATE_KWARGS))
+        raise PydanticCustomError(
+            "template_kwarg", "Only these can be given: {names}", {"names": names}
+        )
+    return value
+
+
+Tools = Annotated[list[Tool], Field(max_length=1024)]
+TemplateKwargs = Annotated[dict[str, Any], AfterValidator(_known_kwargs)]
+
+
+class ChatRequest(CommonFields):
+    """See the module. Messages are looked at by :mod:`mayfly_server.api.openai.messages`."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "model": "SmolLM2-135M-Instruct",
+                    "messages": [{"role": "user", "content": "What is the capital of France?"}],
+                    "temperature": 0,
+                    "max_completion_tokens": 64,
+                },
+                {
+                    "messages": [{"role": "user", "content": "Weather in Paris?"}],
+                    "tools": [
+                        {
+                            "type": "function",
+                            "function": {
+                                "name": "weather",
+                                "parameters": {
+                                    "type": "object",
+                                    "properties": {"city": {"type": "string"}},
+                                },
+                            },
+                        }
+                    ],
+                    "stream": True,
+                },
+            ]
+        }
+    )
+
+    messages: Messages
+    max_completion_tokens: Count | None = None
+    max_tokens: Annotated[Count | None, Field(description="As max_completion_tokens.")] = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+    tools: Tools | None = None
+    tool_choice: Annotated[
+        Any,
+        AfterValidator(lambda value: value if value is None else _tool_choice(value)),
+        WithJsonSchema(
+            {
+                "anyOf": [
+                    {"enum": ["none", "auto", "required", None]},
+                    {
+                        "type": "object",
+                        "properties": {
+                            "type": {"const": "function"},
+                            "function": {
+                                "type": "object",
+                                "properties": {"name": {"type": "string"}},
+                                "required": ["name"],
+                                "additionalProperties": False,
+                            },
+                        },
+                        "required": ["type", "function"],
+                        "additionalProperties": False,
+                    },
+                ]
+            }
+        ),
+    ] = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
+
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
+        None
+    )
+    chat_template_kwargs: TemplateKwargs | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    # Hints that change nothing in the answer.
+    prompt_cache_key: Annotated[
+        str | None, Field(description="Requests with the same one go to the same worker.")
+    ] = None
+    prompt_cache_retention: Literal["in_memory"] | None = None
+    safety_identifier: str | None = None
+    metadata: dict[str, Annotated[str, Field(max_length=512)]] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    store: Literal[False] | None = None
+    modalities: list[Literal["text"]] | None = None
+    verbosity: Literal["medium"] | None = None
+
+    audio: Unsupported = None
+    moderation: Unsupported = None
+    prediction: Unsupported = None
+    prompt_cache_options: Unsupported = None
+    web_search_options: Unsupported = None
+    functions: Annotated[None, BeforeValidator(refused("Use tools instead"))] = None
+    function_call: Annotated[None, BeforeValidator(refused("Use tool_choice instead"))] = None
+    chat_template: Annotated[
+        None, BeforeValidator(refused("The model's own template is the only one"))
+    ] = None

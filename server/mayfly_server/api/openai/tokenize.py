@@ -1,0 +1,129 @@
+"""``POST /tokenize`` and ``/detokenize``: what a model's tokenizer makes of a prompt, and back."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Response
+from pydantic import ConfigDict, Field
+
+from mayfly_protocol.requests import ChatPrompt, TextPrompt
+from mayfly_protocol.serving import Detokenize, Detokenized, Tokenize, Tokenized
+from mayfly_server.api.dependencies import FrontDep
+from mayfly_server.api.fields import Strict, TokenId
+from mayfly_server.api.openai.chat import chat_prompt
+from mayfly_server.api.openai.chat_request import ChatRequest, Messages, TemplateKwargs, Tools
+from mayfly_server.api.schemas.base import Answer
+from mayfly_server.dispatch.tokenize import inquire
+from mayfly_server.errors import InvalidRequest
+from mayfly_server.http import sse
+from mayfly_server.http.body import StrictRoute
+
+router = APIRouter(route_class=StrictRoute)
+
+
+class TokenizeRequest(Strict):
+    """A text as ``prompt``, or a chat as ``messages``."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"prompt": "Once upon a time"},
+                {"messages": [{"role": "user", "content": "hi"}]},
+            ]
+        }
+    )
+
+    model: str | None = None
+    prompt: str | None = None
+    add_special_tokens: Annotated[
+        bool | None, Field(description="Only with prompt: those that the tokenizer adds. True.")
+    ] = None
+    messages: Messages | None = None
+    tools: Tools | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
+
+
+class TokenizeResponse(Answer):
+    count: int
+    max_model_len: Annotated[int | None, Field(description="The model's context in tokens.")]
+    tokens: list[int]
+
+
+class DetokenizeRequest(Strict):
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"tokens": [1, 2, 3]},
+            ]
+        }
+    )
+
+    model: str | None = None
+    tokens: Annotated[list[TokenId], Field(min_length=1)]
+
+
+class DetokenizeResponse(Answer):
+    prompt: str
+
+
+@router.post("/tokenize", response_model=None, responses={200: {"model": TokenizeResponse}})
+async def tokenize(request: TokenizeRequest, front: FrontDep) -> Response:
+    """The tokens of a prompt as a model would see it."""
+    prompt = asked_prompt(request)
+    model = await (
+        front.chat_model(request.model)
+        if isinstance(prompt, ChatPrompt)
+        else front.model(request.model)
+    )
+    special = request.add_special_tokens is not False
+    question = partial(Tokenize, prompt=prompt, special=special)
+    found = await inquire(front.fleet, front.settings, model.name, question)
+    assert isinstance(found, Tokenized)
+    context = model.card.context or None if model.card else None
+    content = {"count": found.count, "max_model_len": context, "tokens": found.ids}
+    # FastAPI would look at each of what may be millions of tokens, while no stream goes on.
+    return Response(sse.encode(content), media_type="application/json")
+
+
+@router.post("/detokenize", response_model=None, responses={200: {"model": DetokenizeResponse}})
+async def detokenize(request: DetokenizeRequest, front: FrontDep) -> dict[str, Any]:
+    """The text that tokens make, special ones included."""
+    model = await front.model(request.model)
+    question = partial(Detokenize, ids=tuple(request.tokens))
+    found = await inquire(front.fleet, front.settings, model.name, question)
+    assert isinstance(found, Detokenized)
+    return {"prompt": found.text}
+
+
+def asked_prompt(request: TokenizeRequest) -> ChatPrompt | TextPrompt:
+    """Raises InvalidRequest for what does not go together."""
+    if (request.prompt is None) == (request.messages is None):
+        raise InvalidRequest("Either prompt or messages has to be given.", param="prompt")
+    if request.messages is not None:
+        if request.add_special_tokens is not None:
+            raise InvalidRequest(
+                "add_special_tokens: A chat's template adds what it wants.",
+                param="add_special_tokens",
+            )
+        return chat_prompt(_as_chat(request))
+    for name in (
+        "tools",
+        "add_generation_prompt",
+        "continue_final_message",
+        "chat_template_kwargs",
+    ):
+        if getattr(request, name) is not None:
+            raise InvalidRequest(f"{name} goes with messages.", param=name)
+    return TextPrompt(request.prompt or "")
+
+
+def _as_chat(request: TokenizeRequest) -> ChatRequest:
+    return ChatRequest(**{name: getattr(request, name) for name in _CHAT_FIELDS})
+
+
+_CHAT_FIELDS = sorted(TokenizeRequest.model_fields.keys() & ChatRequest.model_fields.keys())
+"""Of the same types in both, so that the one is always good for the other."""

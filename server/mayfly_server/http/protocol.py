@@ -1,0 +1,399 @@
+"""Bounds on what a connection costs before anything knows what it wants.
+
+Uvicorn's parser bounds neither the number nor the size of headers, nor the time that a request
+takes to arrive, nor how long an answer may lie unread. Here it does::
+
+                     accept                     too many connections: 503
+                       |
+        +------------> |  first byte, or none
+        |              v
+        |            HEAD      head_wait_s           : 408
+        |              |       bytes, headers, address: 431, 431, 414
+        |              v
+        |            BODY      body_wait_s, and a second more for each body_bytes_per_s: 408
+        |              |       (how long it may be is api.body's affair)
+        |              v
+        |            ANSWER    unread for slow_reader_s: cut
+        | keep-alive   |
+        +--------------+
+
+The clock of HEAD and BODY stands still while the server itself does not read, as with a request
+that comes in behind one that is being answered. What comes there and is no request, or does not
+become one, costs nobody an answer: the connection ends after it.
+
+Closing a connection so that its client gets to read the last answer.
+
+Data that comes in after a socket was closed makes the kernel send a reset, and a reset throws away
+what the other side had not read yet. So a server that refuses a request in its middle must not
+close at once: it ends its own direction, reads and forgets what still comes, and closes when the
+client has done so or a short time is over ("lingering close", as in nginx).
+
+Requests that ask for another protocol than HTTP/1.1, as Java's own client does with each one by
+default (``Upgrade: h2c``).
+
+A server may go on as if nothing had been asked (RFC 9110, 7.8), and this one does. Its parser takes
+what follows the head of such a request, its body included, for the other protocol's. So the head is
+read once more, without that field::
+
+    head, Upgrade --> HttpParserUpgrade --> another parser: the same head, less one field
+                                                 |
+                      what followed the head ----+--> body, next request ...
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from mayfly_server.errors import (
+    AddressTooLong,
+    HeadersTooLarge,
+    InvalidRequest,
+    RequestError,
+    RequestTimeout,
+    TooManyConnections,
+)
+from mayfly_server.http import sse
+from mayfly_server.settings import ConnectionLimits
+
+
+class LingeringTransport(asyncio.Transport):
+    """A transport whose :meth:`close` lingers where ``unread()`` says that more may come.
+
+    Either way the connection is cut ``linger_s`` seconds later, if the client has not read what it
+    was sent by then.
+    """
+
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        unread: Callable[[], bool],
+        linger_s: float,
+    ) -> None:
+        super().__init__()
+        self._transport = transport
+        self._loop = loop
+        self._unread = unread
+        self._linger_s = linger_s
+        self._closing = False
+        self._last: asyncio.TimerHandle | None = None
+        # What every chunk of every stream passes takes no detour.
+        self.write = transport.write  # type: ignore[method-assign]
+        self.pause_reading = transport.pause_reading  # type: ignore[method-assign]
+        self.resume_reading = transport.resume_reading  # type: ignore[method-assign]
+        self.get_extra_info = transport.get_extra_info  # type: ignore[method-assign]
+        self.abort = transport.abort  # type: ignore[method-assign]
+
+    def close(self) -> None:
+        if self.is_closing():
+            return
+        self._closing = True
+        self._last = self._loop.call_later(self._linger_s, self.abort)
+        if self._unread() and self._transport.can_write_eof():
+            self._transport.write_eof()
+            self._transport.resume_reading()
+        else:
+            self._transport.close()
+
+    def is_closing(self) -> bool:
+        return self._closing or self._transport.is_closing()
+
+    def lost(self) -> None:
+        """The connection is gone: nothing is left to be cut."""
+        self._closing = True
+        if self._last is not None:
+            self._last.cancel()
+
+    def can_write_eof(self) -> bool:
+        return self._transport.can_write_eof()
+
+    def write_eof(self) -> None:
+        self._transport.write_eof()
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self._transport.set_protocol(protocol)
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        return self._transport.get_protocol()
+
+    def get_write_buffer_size(self) -> int:
+        return self._transport.get_write_buffer_size()
+
+    def set_write_buffer_limits(self, high: Any = None, low: Any = None) -> None:
+        self._transport.set_write_buffer_limits(high, low)
+
+
+class PersistentParser:
+    """A parser for one connection, with the methods of httptools' that Uvicorn uses.
+
+    ``callbacks`` is told what is parsed. While :meth:`should_upgrade` it has to ignore the ends of
+    head and message; the ``head`` that it then gives comes again, and with it the message.
+    """
+
+    def __init__(self, callbacks: object, head: Callable[[], bytes]) -> None:
+        self._callbacks = callbacks
+        self._head = head
+        self._begin()
+
+    def _begin(self) -> None:
+        parser = httptools.HttpRequestParser(self._callbacks)
+        # As Uvicorn has it: what is behind a request that closes the connection is no error.
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.get_method = parser.get_method
+        self.get_http_version = parser.get_http_version
+        self.should_keep_alive = parser.should_keep_alive
+        self.should_upgrade = parser.should_upgrade
+        self._feed = parser.feed_data
+
+    def feed_data(self, data: bytes) -> None:
+        """Raises httptools.HttpParserError."""
+        left = memoryview(data)
+        while True:
+            try:
+                self._feed(left)
+                return
+            except httptools.HttpParserUpgrade as asked:
+                left = left[asked.args[0] :]
+                head = self._head()
+                self._begin()
+                self._feed(head)
+
+
+_FRAMING = 8
+"""Bytes that may come beside each byte of a body: chunks of one byte have five."""
+
+
+class EdgeProtocol(HttpToolsProtocol):
+    """``refused`` is told of every refusal here: no application will ever see the request."""
+
+    def __init__(
+        self,
+        limits: ConnectionLimits,
+        refused: Callable[[RequestError], None],
+        **uvicorn: Any,
+    ) -> None:
+        super().__init__(**uvicorn)
+        self.parser = PersistentParser(self, self._plain_head)  # type: ignore[assignment]
+        self._limits = limits
+        self._refused = refused
+        self._refusal: RequestError | None = None
+        self._deaf = False
+        """Whether nothing that comes is looked at any more: only an answer goes on."""
+        self._in_head = False
+        self._in_request = False
+        self._head = 0
+        self._headers = 0
+        self._beside = 0  # bytes of the request that were no body, about
+        self._body = 0
+        self._clock: asyncio.TimerHandle | None = None
+        self._began = 0.0
+        self._reader_clock: asyncio.TimerHandle | None = None
+
+    # The connection
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._lingering = LingeringTransport(
+            transport, self.loop, unread=self._unread, linger_s=self._limits.linger_s
+        )
+        super().connection_made(self._lingering)
+        if len(self.connections) > self._limits.max_connections:
+            self._refuse(TooManyConnections("Too many connections.", retry_after_s=1.0))
+        else:
+            self._start_clock()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lingering.lost()
+        self._stop_clock()
+        self._stop_reader_clock()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._deaf or self.transport.is_closing():
+            return  # read and forgotten: see LingeringTransport
+        self._beside += len(data)
+        super().data_received(data)
+        if self._deaf or self.transport.is_closing():
+            return
+        if self._beside > self._limits.max_head_bytes + _FRAMING * self._body:
+            self._refuse(self._head_too_large())
+        elif self._clock is None and self._idle:
+            self._start_clock()  # bytes that begin no request are no reason to stay
+
+    # The parser
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_request = self._in_head = True
+        self._head = self._headers = self._beside = self._body = 0
+        if self._clock is None:
+            self._start_clock()
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._head += len(url)
+        if len(self.url) > self._limits.max_address_bytes:
+            self._fail(AddressTooLong("The request's address is too long."))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_head:
+            return  # a trailer, which nobody reads
+        super().on_header(name, value)
+        self._headers += 1
+        self._head += len(name) + len(value)
+        if self._headers > self._limits.max_headers:
+            self._fail(
+                HeadersTooLarge(f"A request may have {self._limits.max_headers} headers at most.")
+            )
+        if self._head > self._limits.max_head_bytes:
+            self._fail(self._head_too_large())
+
+    def on_headers_complete(self) -> None:
+        if self.parser.get_method() == b"CONNECT":
+            self._fail(InvalidRequest("This server is no proxy."))
+        if self.parser.should_upgrade():
+            return  # the head comes once more
+        super().on_headers_complete()
+        self._in_head = False
+        self._stop_clock()
+        self._start_clock()
+
+    def on_body(self, body: bytes) -> None:
+        self._body += len(body)
+        self._beside -= len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
+        self._in_request = False
+        self._stop_clock()
+        super().on_message_complete()
+
+    def _plain_head(self) -> bytes:
+        """The present request's, without a wish for another protocol."""
+        version = self.parser.get_http_version().encode()
+        line = b" ".join((self.parser.get_method(), self.url, b"HTTP/" + version))
+        fields = (b"%s: %s" % field for field in self.headers if field[0] != b"upgrade")
+        return b"\r\n".join((line, *fields, b"", b""))
+
+    def send_400_response(self, msg: str) -> None:
+        """What Uvicorn calls when the parser has given up."""
+        self._refuse(self._refusal or InvalidRequest("This is no HTTP request."))
+
+    def _fail(self, refusal: RequestError) -> None:
+        """Makes the parser give up."""
+        self._refusal = refusal
+        raise refusal
+
+    # The clock of a request
+
+    @property
+    def _answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    @property
+    def _idle(self) -> bool:
+        return not self._in_request and not self._answering
+
+    def _start_clock(self) -> None:
+        self._began = self.loop.time()
+        wait_s = self._limits.body_wait_s if self._in_body else self._limits.head_wait_s
+        self._clock = self.loop.call_later(wait_s, self._rang)
+
+    def _stop_clock(self) -> None:
+        if self._clock is not None:
+            self._clock.cancel()
+            self._clock = None
+
+    @property
+    def _in_body(self) -> bool:
+        return self._in_request and not self._in_head
+
+    def _rang(self) -> None:
+        self._clock = None
+        if self.flow.read_paused:
+            self._start_clock()
+            return
+        if self._in_body:
+            allowed_s = self._limits.body_wait_s + self._body / self._limits.body_bytes_per_s
+            left_s = self._began + allowed_s - self.loop.time()
+            if left_s > 0:
+                self._clock = self.loop.call_later(left_s, self._rang)
+                return
+        if self._in_request:
+            self._refuse(RequestTimeout("The request took too long to arrive."))
+        else:
+            self.transport.close()
+
+    # The clock of a reader
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._reader_clock is None:
+            self._reader_clock = self.loop.call_later(self._limits.slow_reader_s, self._unread_long)
+
+    def resume_writing(self) -> None:
+        self._stop_reader_clock()
+        super().resume_writing()
+
+    def _unread_long(self) -> None:
+        known = self.cycle.scope.get("state", {}) if self.cycle is not None else {}
+        about = {"request_id": known.get("request_id")}
+        self.logger.warning("cut a client that does not read its answer", extra=about)
+        self.transport.abort()
+
+    def _stop_reader_clock(self) -> None:
+        if self._reader_clock is not None:
+            self._reader_clock.cancel()
+            self._reader_clock = None
+
+    # Refusals
+
+    def _unread(self) -> bool:
+        """Whether the client may still be sending what nobody will look at."""
+        return self._in_request or self.cycle is None
+
+    def _head_too_large(self) -> HeadersTooLarge:
+        return HeadersTooLarge(
+            f"A request's address and headers may have {self._limits.max_head_bytes} bytes at most."
+        )
+
+    def _refuse(self, error: RequestError) -> None:
+        """Answers on the connection itself, if it is this request's turn and nothing was said
+        yet, and closes it."""
+        self._stop_clock()
+        self._refused(error)
+        if self._in_body:
+            silent = self._answering and not self.cycle.response_started and not self.pipeline
+        elif self._answering:
+            self._deaf = True
+            self.cycle.keep_alive = False
+            return
+        else:
+            silent = True
+        if silent:
+            self.transport.write(_raw(error))
+        if self._answering:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self.transport.close()
+
+
+def _raw(error: RequestError) -> bytes:
+    """A whole answer."""
+    content = sse.encode(error.envelope()).encode()
+    headers = error.headers() | {
+        "content-type": "application/json",
+        "content-length": str(len(content)),
+        "connection": "close",
+    }
+    reason = HTTPStatus(error.status).phrase
+    lines = [f"HTTP/1.1 {error.status} {reason}", *(f"{k}: {v}" for k, v in headers.items())]
+    return "\r\n".join([*lines, "", ""]).encode() + content

@@ -1,0 +1,75 @@
+"""How much each key may ask for: requests in a minute, and at a time.
+
+Each front end counts for itself; behind several, a key has as many times as much.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mayfly_server.errors import RateLimited
+from mayfly_server.http.auth import Key
+
+_TRY_AGAIN_S = 1.0
+"""Nobody knows when one of a key's own requests will end."""
+
+
+@dataclass(slots=True)
+class Bucket:
+    """A token bucket that holds a minute's requests and fills evenly. Times are seconds on the
+    caller's monotonic clock."""
+
+    per_minute: int
+    level: float
+    filled_at: float
+
+    def take(self, now: float) -> float:
+        """Takes one request out; returns 0, or the seconds until there will be one."""
+        filled = (now - self.filled_at) * self.per_minute / 60
+        self.level = min(float(self.per_minute), self.level + filled)
+        self.filled_at = now
+        if self.level >= 1:
+            self.level -= 1
+            return 0.0
+        return (1 - self.level) * 60 / self.per_minute
+
+
+class Quotas:
+    """What every key has used."""
+
+    def __init__(self) -> None:
+        self._running: dict[bytes, int] = {}
+        self._buckets: dict[bytes, Bucket] = {}
+
+    def enter(self, key: Key, now: float) -> None:
+        """A request of this key begins. Raises RateLimited if it may not; then nothing has
+        begun."""
+        running = self._running.get(key.digest, 0)
+        if key.concurrency is not None and running >= key.concurrency:
+            raise RateLimited(
+                f"This key may have {key.concurrency} requests at a time.",
+                code="concurrency_limit_exceeded",
+                retry_after_s=_TRY_AGAIN_S,
+            )
+        if key.requests_per_minute is not None:
+            wait_s = self._bucket(key, key.requests_per_minute, now).take(now)
+            if wait_s:
+                raise RateLimited(
+                    f"This key may send {key.requests_per_minute} requests a minute.",
+                    retry_after_s=wait_s,
+                )
+        self._running[key.digest] = running + 1
+
+    def leave(self, key: Key) -> None:
+        """A request that had entered is over."""
+        left = self._running[key.digest] - 1
+        if left:
+            self._running[key.digest] = left
+        else:
+            del self._running[key.digest]
+
+    def _bucket(self, key: Key, per_minute: int, now: float) -> Bucket:
+        bucket = self._buckets.get(key.digest)
+        if bucket is None or bucket.per_minute != per_minute:  # new, or changed in the file
+            bucket = self._buckets[key.digest] = Bucket(per_minute, float(per_minute), now)
+        return bucket

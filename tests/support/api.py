@@ -1,0 +1,203 @@
+"""Requests to a running server as its clients would make them, and answers as they read them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+from tokenizers import Tokenizer
+
+from support.server import Server
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+PATHS = (CHAT, TEXT)
+
+Json = dict[str, Any]
+
+
+def user(content: Any) -> Json:
+    return {"role": "user", "content": content}
+
+
+def function(name: str, /, **properties: Any) -> Json:
+    """A tool that takes these properties, given by their JSON types."""
+    typed = {key: {"type": kind} for key, kind in properties.items()}
+    parameters = {"type": "object", "properties": typed}
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+def body(server: Server, path: str, **fields: Any) -> Json:
+    """A greedy request for a few tokens, with these fields on top."""
+    asked: Json = {"messages": [user("hi")]} if path == CHAT else {"prompt": "hi"}
+    return {"model": server.model, **asked, "temperature": 0, "max_tokens": 8, **fields}
+
+
+def post(server: Server, path: str, **fields: Any) -> httpx.Response:
+    return server.post(path, body(server, path, **fields))
+
+
+def answer(server: Server, path: str, **fields: Any) -> Json:
+    response = post(server, path, **fields)
+    assert response.status_code == 200, response.text
+    content: Json = response.json()
+    return content
+
+
+def choice(server: Server, path: str, **fields: Any) -> Json:
+    """The only choice of an answer, its text under ``text`` on either route."""
+    [only] = answer(server, path, **fields)["choices"]
+    return {"text": only["message"]["content"], **only} if path == CHAT else dict(only)
+
+
+def tokens(server: Server, **asked: Any) -> list[int]:
+    """What the server's tokenizer makes of a prompt or of messages."""
+    response = server.post("/tokenize", asked)
+    assert response.status_code == 200, response.text
+    found: list[int] = response.json()["tokens"]
+    return found
+
+
+def fields_of(server: Server, path: str) -> Json:
+    """The fields that a route takes, as the server's own description lists them."""
+    document = server.http.get("/openapi.json").json()
+    content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+    name = content["schema"]["$ref"].rpartition("/")[2]
+    fields: Json = document["components"]["schemas"][name]["properties"]
+    return fields
+
+
+def refused(response: httpx.Response, param: str | None = None, status: int = 400) -> Json:
+    """The error of a response that has to be one of ``status`` about ``param``."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"].startswith("application/json")
+    error: Json = response.json()["error"]
+    assert error["message"]
+    if response.request.url.path.startswith("/v1/messages"):
+        return _anthropic(response.json())
+    assert {"message", "type", "param", "code"} <= error.keys()
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == param, error
+    return error
+
+
+def _anthropic(content: Json) -> Json:
+    """Anthropic's errors name no field, and have the code elsewhere."""
+    assert content["type"] == "error"
+    assert content["error"]["type"] in ("invalid_request_error", "not_found_error")
+    return {**content["error"], "code": content["error"]["details"]["error_code"]}
+
+
+@dataclass
+class Stream:
+    """A stream that was read to its end: its events in order, and when each arrived."""
+
+    status: int
+    events: list[Json] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    comments: list[str] = field(default_factory=list)
+    done: bool = False
+
+    @property
+    def chunks(self) -> list[Json]:
+        return [event for event in self.events if "choices" in event]
+
+    @property
+    def errors(self) -> list[Json]:
+        return [event["error"] for event in self.events if "error" in event]
+
+    @property
+    def usage(self) -> Json | None:
+        used = [chunk["usage"] for chunk in self.chunks if chunk.get("usage")]
+        assert len(used) <= 1
+        return used[0] if used else None
+
+    def of(self, index: int) -> list[Json]:
+        """One choice's part of every chunk that it has a part in."""
+        return [c for chunk in self.chunks for c in chunk["choices"] if c["index"] == index]
+
+    def pieces(self, index: int = 0, key: str = "content") -> list[str]:
+        """What one choice's text is made of; completions have but one."""
+        parts = (c["text"] if "text" in c else c["delta"].get(key) for c in self.of(index))
+        return [part for part in parts if part]
+
+    def text(self, index: int = 0, key: str = "content") -> str:
+        return "".join(self.pieces(index, key))
+
+    def finish(self, index: int = 0) -> str:
+        """Why a choice ended, said once and in the last chunk that speaks of it."""
+        reasons = [c["finish_reason"] for c in self.of(index)]
+        assert all(reason is None for reason in reasons[:-1])
+        assert reasons[-1] is not None
+        return str(reasons[-1])
+
+    def calls(self, index: int = 0) -> dict[int, Json]:
+        """A choice's tool calls by their index: id, name and arguments, put together as clients
+        do."""
+        calls: dict[int, Json] = {}
+        for part in self.of(index):
+            for piece in part["delta"].get("tool_calls") or []:
+                known = piece["index"] in calls
+                assert known != ("id" in piece), "the id comes with the first piece alone"
+                assert known != ("name" in piece["function"])
+                assert isinstance(piece["function"]["arguments"], str)
+                call = calls.setdefault(piece["index"], {"arguments": ""})
+                call |= {} if known else {"id": piece["id"], "name": piece["function"]["name"]}
+                call["arguments"] += piece["function"]["arguments"]
+        return calls
+
+
+def read(lines: Iterator[str], into: Stream) -> None:
+    """Takes in server-sent events; whatever is neither an event of ours nor a comment fails."""
+    for line in lines:
+        assert not into.done or not line, "nothing follows [DONE]"
+        if not line:
+            continue
+        if line.startswith(":"):
+            into.comments.append(line)
+        elif line == "data: [DONE]":
+            into.done = True
+        else:
+            assert line.startswith("data: {"), line
+            into.events.append(json.loads(line.removeprefix("data: ")))
+            into.times.append(time.monotonic())
+
+
+def stream_from(http: httpx.Client, path: str, asked: Json) -> Stream:
+    """Reads a whole stream, however it ends; an answer that is none is its only event."""
+    with http.stream("POST", path, json=asked | {"stream": True}) as response:
+        found = Stream(response.status_code)
+        if response.status_code == 200:
+            assert response.headers["content-type"].startswith("text/event-stream")
+            read(response.iter_lines(), found)
+        else:
+            response.read()
+            found.events.append(response.json())
+    return found
+
+
+def stream(server: Server, path: str, **fields: Any) -> Stream:
+    return stream_from(server.http, path, body(server, path, **fields))
+
+
+def whole_stream(server: Server, path: str, **fields: Any) -> Stream:
+    """A stream that has to end well."""
+    found = stream(server, path, **fields)
+    assert found.status == 200, found.events
+    assert not found.errors
+    assert found.done
+    return found
+
+
+def together(*calls: Any) -> list[Any]:
+    """The results of calls that run at the same time."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [future.result() for future in [pool.submit(call) for call in calls]]
+
+
+def tokenizer_of(server: Server) -> Tokenizer:
+    return Tokenizer.from_file(str(server.folder / "tokenizer.json"))

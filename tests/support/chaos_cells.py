@@ -1,0 +1,168 @@
+"""The cells of the chaos matrix: what happens to a worker, and what its request is doing then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Literal
+
+from tokenizers import Tokenizer
+
+from support.models import tokenizer as tokenizers
+from support.models.scripted import Action, Fault, Play
+
+METAL_HANG = (
+    "[METAL] Command buffer execution failed: "
+    "Caused GPU Hang Error (00000003:kIOGPUCommandBufferCallbackErrorHang)."
+)
+SHAPES = "[broadcast_shapes] Shapes (1,32,64) and (1,33,64) cannot be broadcast."
+STEP_S = 0.02
+
+Moment = int | Literal["prefill"]
+
+
+@dataclass(frozen=True)
+class Blow:
+    """Something that ends a worker, or its batch. ``kind`` is what an autopsy calls it: empty
+    where no worker is lost. Without an ``action`` somebody outside has to strike it while the
+    model waits. A ``slow`` one shows by the patience of the reaper alone."""
+
+    name: str
+    kind: str = ""
+    action: Action | None = None
+    message: str = ""
+    slow: bool = False
+
+    def faults(self, at: Moment, name: str, *, held: bool) -> list[Fault]:
+        """``held``: the model waits for a word first. The wait is called ``name``."""
+        wait = Fault(at, "wait", name, times=1)
+        strike = [Fault(at, self.action, self.message, times=1)] if self.action else []
+        return [wait, *strike] if held or not self.action else strike
+
+
+BLOWS = [
+    Blow("sigkill", "killed", "kill"),
+    Blow("sigsegv", "crashed", "segfault"),
+    Blow("sigabrt", "aborted", "abort"),
+    Blow("sigstop", "silent", "sigstop", slow=True),
+    Blow("worker fault", "metal_hang", "raise", METAL_HANG),
+    Blow("batch fault", "", "raise", SHAPES),
+    Blow("wedge", "wedged", "spin_gil_released", slow=True),
+    Blow("handover", "left"),
+    Blow("recycle"),
+]
+
+
+@cache
+def _vocabulary() -> Tokenizer:
+    return tokenizers.train("tools")
+
+
+def _token_at(reply: str, fragment: str) -> int:
+    """The number of the second token of a fragment of a reply."""
+    begin = reply.index(fragment)
+    offsets = _vocabulary().encode(reply).offsets
+    inside = [n for n, (start, _) in enumerate(offsets) if start >= begin]
+    return inside[1]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What a request is doing. ``says`` is what its client gets of the reply."""
+
+    name: str
+    reply: str
+    at: Callable[[str], Moment]
+    body: dict[str, Any] = field(default_factory=dict)
+    says: str | None = None
+
+    def moment(self) -> Moment:
+        return self.at(self.reply)
+
+
+STORY = "Once upon a time there was a mayfly, and it lived for a day by the river."
+BUTTERFLY = "Look, a butterfly: \U0001f98b! It is gone."
+STOPPED = "The first half. THE END OF IT ALL is not to be seen."
+CALL = (
+    '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}\n</tool_call>'
+)
+RECORD = '{"name":"item 7","size":10.5}'
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+        },
+    },
+}
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "size": {"type": "number"}},
+    "required": ["name", "size"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "record", "schema": SCHEMA}}
+
+PHASES = [
+    Phase("queued", STORY, lambda reply: 3),
+    Phase("prefill", STORY, lambda reply: "prefill"),
+    Phase("first token", STORY, lambda reply: 0),
+    Phase("text", STORY, lambda reply: _token_at(reply, "mayfly")),
+    Phase("emoji", BUTTERFLY, lambda reply: _token_at(reply, "\U0001f98b")),
+    Phase(
+        "stop string",
+        STOPPED,
+        lambda reply: _token_at(reply, "THE END"),
+        {"stop": ["THE END OF IT ALL"]},
+        "The first half. ",
+    ),
+    Phase("tool call", CALL, lambda reply: _token_at(reply, "Paris"), {"tools": [TOOL]}, ""),
+    Phase("grammar", RECORD, lambda reply: _token_at(reply, "item"), {"response_format": FORMAT}),
+    Phase("last token", STORY, lambda reply: len(_vocabulary().encode(reply).ids)),
+]
+QUEUED = PHASES[0]
+FILLER = Play("[filler]", "and so on " * 500)
+
+
+@dataclass(frozen=True)
+class Cell:
+    blow: Blow
+    phase: Phase
+
+    @property
+    def name(self) -> str:
+        return f"{self.blow.name}, {self.phase.name}"
+
+    @property
+    def wait(self) -> str:
+        """What the model's waiting is called, where it waits."""
+        return self.name.replace(" ", "-").replace(",", "")
+
+    @property
+    def held(self) -> bool:
+        """Whether the model waits for the test before the blow: where it falls from outside, and
+        where another request has to be in the queue by then."""
+        return self.blow.action is None or self.phase is QUEUED
+
+    @property
+    def trigger(self) -> str:
+        return f"[{self.name}]"
+
+    @property
+    def blocker(self) -> str:
+        """Said by the request that the queued one waits for."""
+        return f"[before {self.name}]"
+
+    def plays(self) -> list[Play]:
+        faults = self.blow.faults(self.phase.moment(), self.wait, held=self.held)
+        if self.phase is QUEUED:
+            return [Play(self.trigger, self.phase.reply), Play(self.blocker, STORY, faults)]
+        return [Play(self.trigger, self.phase.reply, faults)]
+
+
+CELLS = [Cell(blow, phase) for blow in BLOWS for phase in PHASES]
+CROSS = [cell for cell in CELLS if cell.blow.name == "sigkill" or cell.phase.name == "text"]
+"""Every blow and every phase once."""

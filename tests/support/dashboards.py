@@ -1,0 +1,40 @@
+"""The dashboards of ``grafana/`` as Grafana would have them, and their queries."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+GRAFANA = Path(__file__).parents[2] / "grafana"
+
+
+def dashboards() -> dict[str, Any]:
+    files = sorted((GRAFANA / "dashboards").glob("*.json"))
+    return {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files}
+
+
+def queries() -> Iterator[tuple[str, str]]:
+    """Every query of every panel, and where it stands."""
+    for name, dashboard in dashboards().items():
+        for panel in dashboard["panels"]:
+            for target in panel["targets"]:
+                yield f"{name}: {panel['title']} ({target['refId']})", target["expr"]
+
+
+def variables() -> Iterator[tuple[str, str, str]]:
+    """Every variable that is asked of Prometheus: where it stands, its metric and its label."""
+    for name, dashboard in dashboards().items():
+        for variable in dashboard["templating"]["list"]:
+            if variable["type"] == "query":
+                inside = variable["query"].removeprefix("label_values(").removesuffix(")")
+                metric, _, label = inside.partition(", ")
+                yield f"{name}: {variable['name']}", metric, label
+
+
+def filled_in(query: str, interval: str) -> str:
+    """As Grafana sends it with everything selected."""
+    for variable in ("node", "slot", "model"):
+        query = query.replace(f"${variable}", ".*")
+    return query.replace("$__rate_interval", interval)

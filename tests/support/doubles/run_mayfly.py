@@ -1,0 +1,39 @@
+"""The ``mayfly`` command with a reaper and a front end of another patience: what differs from their
+defaults is the first argument, as JSON. For tests."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from mayfly_cli.app import main
+from mayfly_cli.commands import serve
+from mayfly_reaper.settings import Budgets, NodeSettings
+
+BUDGETS = {field.name for field in fields(Budgets)}
+
+
+def main_with(patience: Mapping[str, float]) -> None:
+    """What is no budget of the reaper is a field of the front end's settings."""
+    configured = serve._settings
+    budgets = Budgets(**{name: patience[name] for name in patience.keys() & BUDGETS})
+    front = {name: patience[name] for name in patience.keys() - BUDGETS}
+
+    def patient(*arguments: Any, **options: Any) -> NodeSettings:
+        settings = configured(*arguments, **options)
+        assert settings.front_end is not None
+        *command, given = settings.front_end.command
+        assert command[-1] == "--settings"
+        command.append(json.dumps({**json.loads(given), **front}))
+        front_end = replace(settings.front_end, command=tuple(command))
+        return replace(settings, budgets=budgets, front_end=front_end)
+
+    serve._settings = patient
+    main()
+
+
+if __name__ == "__main__":
+    main_with(json.loads(sys.argv.pop(1)))

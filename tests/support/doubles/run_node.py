@@ -1,0 +1,70 @@
+"""A node as a process of its own, which prints what its observer is told: for tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from mayfly_protocol.roster import SlotView
+from mayfly_reaper.node import Node, StartError
+from mayfly_reaper.rules import worker
+from mayfly_reaper.settings import (
+    NOBODY,
+    About,
+    Address,
+    Budgets,
+    FrontEnd,
+    Lifetime,
+    NodeSettings,
+    Pool,
+)
+
+
+class Printer:
+    def slot_changed(self, view: SlotView) -> None:
+        self._print("slot", view.slot, view.state, view.incarnation, view.detail, view.retry_in_s)
+
+    def front_end_ready(self, host: str, port: int) -> None:
+        self._print("front", host, port)
+
+    def note(self, text: str, about: About = NOBODY) -> None:
+        self._print("note", text)
+
+    def _print(self, *words: object) -> None:
+        os.write(1, json.dumps(words).encode() + b"\n")
+
+
+def main() -> None:
+    told = json.loads(sys.argv[1])
+    worker.LAST_WORDS_S = told["last_words_s"] or worker.LAST_WORDS_S
+    settings = NodeSettings(
+        node="test",
+        state_dir=Path(told["state_dir"]),
+        pools=(
+            Pool(
+                "org/fake model",
+                Path("/nowhere"),
+                told["workers"],
+                told["options"],
+                lifetime=Lifetime(**told["lifetime"]),
+            ),
+        ),
+        front_end=FrontEnd(tuple(told["front_end"]), port=told["port"])
+        if told["front_end"]
+        else None,
+        metrics=Address("127.0.0.1", told["metrics"]) if told["metrics"] else None,
+        preload_blas=told["preload_blas"],
+        budgets=Budgets(**told["budgets"]),
+        worker_command=tuple(told["worker_command"]),
+    )
+    try:
+        sys.exit(Node(settings, Printer()).run())
+    except StartError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""Drives an engine without threads: requests in, tokens out."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mayfly_protocol.requests import Sampling
+from mayfly_worker.engine import caches
+from mayfly_worker.engine.admission import Budget
+from mayfly_worker.engine.chunks import ChunkSizer
+from mayfly_worker.engine.sampler import RowSampling
+from mayfly_worker.engine.scheduler import Engine
+from mayfly_worker.engine.sequence import Cancel, Drawn, Event, Row, Start, Started, Step
+from mayfly_worker.prefix_cache import PrefixCache
+
+GREEDY = Sampling(seed=0, temperature=0.0)
+
+
+@dataclass
+class Ask:
+    """A request. ``tokens`` holds the prompt and, for a continuation, what was generated."""
+
+    tokens: list[int]
+    sampling: Sampling = GREEDY
+    max_tokens: int = 12
+    n: int = 1
+    generated: int = 0
+    stop_ids: frozenset[int] = frozenset()
+    logprobs: int | None = None
+    matcher: Callable[[], Any] | None = None
+    boundaries: tuple[int, ...] = ()
+    banned: tuple[int, ...] = ()
+    banned_until: int = 0
+
+
+@dataclass
+class Answer:
+    """What came back, by choice."""
+
+    drawn: dict[int, list[Drawn]] = field(default_factory=dict)
+    cached: int = 0
+
+    def ids(self, choice: int = 0) -> list[int]:
+        return [d.token for d in self.drawn.get(choice, [])]
+
+
+class FixedChunks(ChunkSizer):
+    """Chunks of so many tokens, over all rows, whatever time they take."""
+
+    def __init__(self, alone: int, shared: int) -> None:
+        super().__init__(1.0, 1.0)
+        self._alone = alone
+        self._shared = shared
+
+    def tokens(self, *, decoding: bool) -> int:
+        return self._shared if decoding else self._alone
+
+
+class Bench:
+    """An engine on a model, with a prefix cache of its own."""
+
+    def __init__(
+        self,
+        model: Any,
+        width: int,
+        *,
+        prefix_bytes: int = 1 << 28,
+        max_rows: int = 32,
+        kv_bytes: int = 1 << 30,
+        chunks: ChunkSizer | None = None,
+        padding_safe: bool = True,
+        max_kv_size: int | None = None,
+        kv_bits: int | None = None,
+        bucketed: bool = False,
+        pass_tokens: float = float("inf"),
+    ) -> None:
+        self.events: list[Event] = []
+        self.prefixes = PrefixCache(prefix_bytes)
+        self.engine = Engine(
+            model,
+            width,
+            budget=Budget(max_rows, kv_bytes, 256),
+            chunks=chunks or ChunkSizer(1.0, 1.0),
+            prefixes=self.prefixes,
+            emit=self.events.extend,
+            new_cache=caches.factory(model, max_kv_size, kv_bits),
+            padding_safe=padding_safe,
+            bucketed=bucketed,
+            pass_tokens=pass_tokens,
+        )
+        self._max_rows = max_rows
+        self._keys = map(str, itertools.count())
+        self._rows = itertools.count()
+        self._owner: dict[int, tuple[str, int]] = {}
+        self.answers: dict[str, Answer] = {}
+        self.open: dict[str, set[int]] = {}
+
+    def submit(self, ask: Ask) -> str:
+        key = next(self._keys)
+        rows = []
+        for choice in range(ask.n):
+            row = Row(
+                next(self._rows),
+                list(ask.tokens),
+                RowSampling(ask.sampling, choice, ask.banned, ask.banned_until),
+                ask.max_tokens,
+                ask.generated,
+                ask.stop_ids,
+                ask.logprobs,
+                ask.matcher() if ask.matcher else None,
+            )
+            self._owner[row.id] = (key, choice)
+            rows.append(row)
+        self.answers[key] = Answer()
+        self.open[key] = {row.id for row in rows}
+        for together in [rows] if self._max_rows > 1 else [[row] for row in rows]:
+            self.engine.commands.put(Start(key, together, ask.boundaries, key))
+        return key
+
+    def cancel(self, key: str) -> None:
+        self.engine.commands.put(Cancel(key))
+        self.open.pop(key)
+
+    def turn(self) -> None:
+        assert self.engine.turn()
+        for event in self.events:
+            if isinstance(event, Started):
+                self.answers[event.key].cached += event.cached
+            if isinstance(event, Step):
+                for drawn in event.drawn:
+                    self._note(drawn)
+        self.events.clear()
+
+    def _note(self, drawn: Drawn) -> None:
+        key, choice = self._owner[drawn.row]
+        self.answers[key].drawn.setdefault(choice, []).append(drawn)
+        if drawn.end and key in self.open:
+            self.open[key].discard(drawn.row)
+            if not self.open[key]:
+                del self.open[key]
+
+    def finish(self) -> None:
+        """Turns until every request has its answer."""
+        while self.open:
+            self.turn()
+
+    def run(self, asks: Sequence[Ask]) -> list[Answer]:
+        keys = [self.submit(ask) for ask in asks]
+        self.finish()
+        return [self.answers[key] for key in keys]

@@ -1,0 +1,54 @@
+"""Grammars over a small vocabulary, and what can be drawn under them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from mayfly_protocol.requests import Constraint
+from mayfly_worker.grammar import Compiled, Grammars, Matcher
+from support import vocabularies
+
+PLAIN = vocabularies.byte_level("plain")
+END = 2
+WIDTH = 2000
+GRAMMARS = Grammars(PLAIN, WIDTH)
+
+
+def allowed(matcher: Matcher, width: int = WIDTH) -> list[int]:
+    """The ids that may come next."""
+    mask = np.zeros((width + 31) // 32, dtype=np.int32)
+    matcher.fill(mask)
+    bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
+    return [int(id) for id in np.flatnonzero(bits)]
+
+
+def sample(
+    compiled: Compiled, seed: int, tokenizer: Any = PLAIN, longest: int = 1500
+) -> str | None:
+    """Text drawn uniformly under the masks, or None if it had not ended by then."""
+    rng = np.random.default_rng(seed)
+    matcher, ids = compiled.matcher(), []
+    for _ in range(longest):
+        id = int(rng.choice(allowed(matcher)))
+        if id == END:
+            return str(tokenizer.decode(ids))
+        matcher.consume(id)
+        ids.append(id)
+    return None
+
+
+def accepts(compiled: Compiled, text: str, tokenizer: Any = PLAIN) -> bool:
+    """Whether exactly this text can be written and then ended."""
+    matcher = compiled.matcher()
+    for id in vocabularies.ids_of(text, tokenizer):
+        if id not in allowed(matcher):
+            return False
+        matcher.consume(id)
+    return END in allowed(matcher)
+
+
+def schema(value: Any, **options: Any) -> Compiled:
+    return GRAMMARS.compile(Constraint("json_schema", json.dumps(value)), **options)

@@ -1,0 +1,233 @@
+"""A node in a process of its own, with fake workers: starts it, watches its roster, ends it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from queue import Empty, Queue
+from types import TracebackType
+from typing import Any
+
+import psutil
+import zmq
+
+from mayfly_protocol.codec import encode, from_node, rosters
+from mayfly_protocol.roster import ROSTER_TOPIC, Roster, SlotView
+from mayfly_reaper.paths import runtime_of
+
+DOUBLES = Path(__file__).parent / "doubles"
+PATIENCE_S = 20.0
+REFUSED = 2
+"""The exit status of a node that could not start."""
+
+
+def fake_worker(*arguments: str) -> list[str]:
+    return [sys.executable, str(DOUBLES / "fake_worker.py"), *arguments]
+
+
+def fake_front_end() -> list[str]:
+    return [sys.executable, str(DOUBLES / "fake_front_end.py"), "{fd}"]
+
+
+class RunningNode:
+    """To be entered; at the end nothing of it runs any more, whatever the test did. Without an
+    ``audience`` the pipe that it prints to is closed at once. A test that is about what a worker
+    says before it leaves gives that more time, ``last_words_s``, than a server does: here a message
+    may take longer than its sender's end to be noticed."""
+
+    def __init__(
+        self,
+        state_dir: Path,
+        worker: Sequence[str] = (),
+        *,
+        workers: int = 1,
+        budgets: dict[str, float] | None = None,
+        lifetime: dict[str, float] | None = None,
+        front_end: Sequence[str] = (),
+        port: int = 0,
+        preload_blas: bool = False,
+        audience: bool = True,
+        metrics: int | None = None,
+        last_words_s: float | None = None,
+    ) -> None:
+        self.state_dir = state_dir
+        self.runtime = runtime_of(state_dir)
+        told = {
+            "state_dir": str(state_dir),
+            "workers": workers,
+            "options": {"beat_interval_s": 0.1},
+            "front_end": list(front_end),
+            "port": port,
+            "budgets": budgets or {},
+            "lifetime": lifetime or {},
+            "worker_command": list(worker or fake_worker()),
+            "preload_blas": preload_blas,
+            "metrics": metrics,
+            "last_words_s": last_words_s,
+        }
+        self._command = [sys.executable, str(DOUBLES / "run_node.py"), json.dumps(told)]
+        self._audience = audience
+        self._lines: Queue[list[Any]] = Queue()
+        self.heard: list[list[Any]] = []
+        self._children: dict[int, psutil.Process] = {}
+
+    def __enter__(self) -> RunningNode:
+        self.process = subprocess.Popen(
+            self._command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        if not self._audience:
+            assert self.process.stdout is not None
+            self.process.stdout.close()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self._context = zmq.Context()
+        self.subscriber = self._context.socket(zmq.SUB)
+        self.subscriber.subscribe(ROSTER_TOPIC)
+        self.subscriber.connect(self.runtime.roster)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.children()
+        self._end()
+        for child in self._children.values():
+            if child.is_running():
+                child.kill()
+        self._reader.join()
+        assert self.process.stdout is not None and self.process.stderr is not None
+        self.process.stdout.close()
+        self.process.stderr.close()
+        self.subscriber.close(0)
+        self._context.term()
+
+    def _end(self) -> None:
+        """Stops it, hurries it, kills it."""
+        for signal in (self.process.terminate, self.process.terminate, self.process.kill):
+            signal()
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(5)
+                break
+        if self.process.returncode != REFUSED and self.runtime.folder.exists():
+            shutil.rmtree(self.runtime.folder)  # a test killed it
+
+    def _read(self) -> None:
+        if self._audience and self.process.stdout is not None:
+            for line in self.process.stdout:
+                self._lines.put(json.loads(line))
+
+    def children(self) -> list[psutil.Process]:
+        """The processes that it has spawned and that live; remembered to be ended."""
+        try:
+            found = psutil.Process(self.process.pid).children()
+        except psutil.NoSuchProcess:
+            found = []
+        self._children.update({child.pid: child for child in found})
+        return found
+
+    def roster(self, wanted: Callable[[Roster], bool], patience_s: float = PATIENCE_S) -> Roster:
+        """The first published roster that is as wanted."""
+        deadline = time.monotonic() + patience_s
+        last: Roster | None = None
+        while (left := deadline - time.monotonic()) > 0:
+            if self.subscriber.poll(int(left * 1000)):
+                last = rosters.decode(self.subscriber.recv_multipart()[1])
+                if wanted(last):
+                    self.children()
+                    return last
+        raise AssertionError(f"no such roster; the last one: {last}; heard: {self.hear()}")
+
+    def slot(self, wanted: Callable[[SlotView], bool]) -> SlotView:
+        """The view of the only slot once it is as wanted."""
+        return self.roster(lambda roster: wanted(roster.slots[0])).slots[0]
+
+    def ready(self, incarnation: int = 1) -> SlotView:
+        return self.slot(lambda view: view.state == "ready" and view.incarnation >= incarnation)
+
+    def ask(self, message: object) -> Any:
+        """Its answer on the control socket."""
+        with self._context.socket(zmq.DEALER) as socket:
+            socket.linger = 0
+            socket.connect(self.runtime.control)
+            socket.send(encode(message))
+            assert socket.poll(int(PATIENCE_S * 1000)), "no answer"
+            return from_node.decode(socket.recv())
+
+    def hear(self) -> list[list[Any]]:
+        """All that its observer has been told."""
+        while True:
+            try:
+                self.heard.append(self._lines.get_nowait())
+            except Empty:
+                return self.heard
+
+    def refusal(self) -> str:
+        """What one that could not start said of it."""
+        assert self.process.stderr is not None
+        assert self.process.wait(PATIENCE_S) == REFUSED
+        return self.process.stderr.read()
+
+    def heard_to_the_end(self) -> list[list[Any]]:
+        """All that its observer was told by one that has ended."""
+        self._reader.join(PATIENCE_S)
+        return self.hear()
+
+    def wait_for(self, *beginning: object) -> list[Any]:
+        """The first thing its observer is told that begins so."""
+        deadline = time.monotonic() + PATIENCE_S
+        seen = 0
+        while time.monotonic() < deadline:
+            for words in self.hear()[seen:]:
+                if words[: len(beginning)] == list(beginning):
+                    return words
+            seen = len(self.heard)
+            time.sleep(0.01)
+        raise AssertionError(f"heard no {beginning}: {self.heard}")
+
+    def wait_for_note(self, part: str) -> str:
+        """The first note to the operator that has this in it."""
+        found: list[str] = []
+
+        def heard() -> bool:
+            notes = (words[1] for words in self.hear() if words[0] == "note")
+            found.extend(note for note in notes if part in note)
+            return bool(found)
+
+        wait_until(heard, f"a note with {part!r}")
+        return found[0]
+
+    def autopsies(self) -> list[dict[str, Any]]:
+        path = self.state_dir / "autopsies.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def runs(process: psutil.Process) -> bool:
+    """Whether a process is there and more than an entry that nobody has collected yet."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as response:
+        text: str = response.read().decode()
+    return text
+
+
+def wait_until(condition: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
+    deadline = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < deadline, f"never happened: {what}"
+        time.sleep(0.01)

@@ -1,0 +1,95 @@
+"""Requests whose workers come and go: who is asked, and what arrives."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+
+from mayfly_protocol.serving import (
+    Rejected,
+    Submit,
+)
+from support.doubles.fake_engine import Act, FakeNode, FakeWorker, Script
+from support.doubles.running_front import RunningFront
+from support.front import CHAT, HELLO
+
+
+@contextlib.contextmanager
+def unread(front: RunningFront, path: str, body: Any) -> Iterator[socket.socket]:
+    """A connection whose client has asked and does not read."""
+    content = json.dumps(body).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(content)}\r\n\r\n"
+    )
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", front.port))
+        client.sendall(head.encode() + content)
+        yield client
+
+
+def ask(front: RunningFront, text: str = "hi", **body: Any) -> httpx.Response:
+    asked = {"messages": [{"role": "user", "content": text}], "seed": 1} | body
+    return front.client.post(CHAT, json=asked)
+
+
+def content(response: httpx.Response) -> str:
+    assert response.status_code == 200, response.text
+    return str(response.json()["choices"][0]["message"]["content"])
+
+
+def events(response: httpx.Response) -> list[Any]:
+    """A stream's events; [DONE] is None, comments are left out."""
+    lines = [line for line in response.text.split("\n\n") if line.startswith("data: ")]
+    data = [line.removeprefix("data: ") for line in lines]
+    return [None if content == "[DONE]" else json.loads(content) for content in data]
+
+
+def pieces(response: httpx.Response, choice: int = 0) -> list[str]:
+    """The texts of one choice, by chunk."""
+    return [
+        piece["delta"]["content"]
+        for event in events(response)
+        for piece in (event or {}).get("choices", [])
+        if piece["index"] == choice and piece["delta"].get("content")
+    ]
+
+
+def stream(front: RunningFront, **body: Any) -> httpx.Response:
+    asked = HELLO | {"stream": True, "stream_options": {"include_usage": True}} | body
+    response = front.client.post(CHAT, json=asked)
+    assert response.status_code == 200, response.text
+    return response
+
+
+def pair(node: FakeNode, first: Script, second: Script) -> tuple[list[FakeWorker], Script]:
+    """Two workers; whichever is asked first follows the first script, and so on."""
+    scripts = [first, second]
+
+    def next_script(submit: Submit) -> Iterator[Act]:
+        return scripts[min(submit.attempt, 2) - 1](submit)
+
+    return [node.worker(next_script), node.worker(next_script)], next_script
+
+
+def submits(node: FakeNode) -> list[Submit]:
+    found = [submit for worker in node.workers for submit in worker.submits]
+    return sorted(found, key=lambda submit: submit.attempt)
+
+
+def seen_usage(response: httpx.Response) -> tuple[int, int]:
+    usage = events(response)[-2]["usage"]
+    return usage["prompt_tokens"], usage["completion_tokens"]
+
+
+def rejecting(reason: Any, **more: Any) -> Script:
+    def script(submit: Submit) -> Iterator[Act]:
+        yield Rejected(submit.rid, submit.attempt, reason, "because", **more)
+
+    return script

@@ -1,0 +1,131 @@
+"""mlx-lm tokenizers for tests of the text side: the kinds of :mod:`models.tokenizer`, and others
+that decode in other ways."""
+
+from __future__ import annotations
+
+import importlib
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from mlx_lm.tokenizer_utils import TokenizerWrapper, load
+from tokenizers import AddedToken, Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
+from transformers.tokenization_python import PreTrainedTokenizer
+
+from support.models import tokenizer as kinds
+
+CONTEXT = 2048
+
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+WORDS = ["▁", "▁hello", "▁world", "hello", "h", "e", "l", "o", "lo", ",", ".", "▁▁", "é"]
+
+
+@lru_cache
+def byte_level(kind: kinds.Kind = "thinking", template: str | None = None) -> TokenizerWrapper:
+    with tempfile.TemporaryDirectory() as folder:
+        kinds.save(Path(folder), kind, context=CONTEXT, template=template)
+        return load(Path(folder))
+
+
+@lru_cache
+def byte_fallback(*, strips: bool = True) -> TokenizerWrapper:
+    """As SentencePiece models are converted: ``▁`` for spaces, ``<0xE2>`` for bytes; the first
+    space is dropped if it ``strips``."""
+    vocabulary = {token: id for id, token in enumerate(["<s>", "</s>", *BYTES, *WORDS])}
+    rust = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True))
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    rust.decoder = decoders.Sequence([*steps, *([decoders.Strip(" ", 1, 0)] if strips else [])])
+    rust.add_special_tokens([AddedToken("<s>", special=True), AddedToken("</s>", special=True)])
+    return TokenizerWrapper(
+        PreTrainedTokenizerFast(tokenizer_object=rust, bos_token="<s>", eos_token="</s>")
+    )
+
+
+@lru_cache
+def word_piece() -> TokenizerWrapper:
+    words = ["[UNK]", "[SEP]", "do", "##n", "'", "t", "go", "##ing", ",", "now", "."]
+    rust = Tokenizer(models.WordPiece({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
+    rust.decoder = decoders.WordPiece()
+    rust.add_special_tokens([AddedToken("[SEP]", special=True)])
+    return TokenizerWrapper(PreTrainedTokenizerFast(tokenizer_object=rust, eos_token="[SEP]"))
+
+
+class Characters(PreTrainedTokenizer):
+    """A tokenizer written in Python: an id for each character of ASCII."""
+
+    def __init__(self, **options: Any) -> None:
+        self._tokens = {chr(32 + n): n for n in range(95)}
+        super().__init__(**options)
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self._tokens)
+
+    def get_vocab(self) -> dict[str, int]:
+        return {**self._tokens, **self.added_tokens_encoder}
+
+    def _tokenize(self, text: str, **_: Any) -> list[str]:
+        return list(text)
+
+    def _convert_token_to_id(self, token: str) -> int:
+        return self._tokens.get(token, 0)
+
+    def _convert_id_to_token(self, index: int) -> str:
+        return chr(32 + index)
+
+    def convert_tokens_to_string(self, tokens: list[str]) -> str:
+        return "".join(tokens)
+
+
+@lru_cache
+def python_written() -> TokenizerWrapper:
+    return TokenizerWrapper(Characters(eos_token="</s>"))
+
+
+@lru_cache
+def with_parser(name: str, *, special: bool = False) -> TokenizerWrapper:
+    """A byte-level tokenizer with one of mlx-lm's tool parsers; its markers are tokens, ``special``
+    ones if so asked."""
+    parser = importlib.import_module(f"mlx_lm.tool_parsers.{name}")
+    rust = kinds.train("plain")
+    markers = [m for m in (parser.tool_call_start, parser.tool_call_end) if m]
+    rust.add_tokens([AddedToken(m, special=special, normalized=False) for m in markers])
+    rust.add_special_tokens([AddedToken("[ARGS]", special=True)])
+    return TokenizerWrapper(
+        PreTrainedTokenizerFast(tokenizer_object=rust, eos_token=kinds.END, pad_token=kinds.PAD),
+        eos_token_ids=[2],
+        tool_parser=parser.parse_tool_call,
+        tool_call_start=parser.tool_call_start,
+        tool_call_end=parser.tool_call_end,
+    )
+
+
+def ids_of(text: str, tokenizer: TokenizerWrapper) -> list[int]:
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+    return ids
+
+
+def in_pieces(text: str, tokenizer: TokenizerWrapper) -> list[int]:
+    """The ids of a text one character at a time, so that no marker is a token."""
+    return [id for character in text for id in ids_of(character, tokenizer)]
+
+
+@lru_cache
+def thinking_with(kind: str) -> TokenizerWrapper:
+    """A tokenizer whose thoughts end with ``</think>``: one token (``thinking``), a ``special``
+    one, or several (``plain``)."""
+    if kind == "thinking":
+        return byte_level("thinking")
+    rust = kinds.train("plain")
+    if kind == "special":
+        rust.add_special_tokens([AddedToken(m, special=True) for m in kinds.THINK_MARKERS])
+    wrapper = TokenizerWrapper(
+        PreTrainedTokenizerFast(tokenizer_object=rust, eos_token=kinds.END, pad_token=kinds.PAD)
+    )
+    # mlx-lm knows thoughts by their tokens; some formats' markers are made of several.
+    wrapper._think_start, wrapper._think_end = kinds.THINK_MARKERS
+    wrapper._think_start_tokens = tuple(ids_of(kinds.THINK_MARKERS[0], wrapper))
+    wrapper._think_end_tokens = tuple(ids_of(kinds.THINK_MARKERS[1], wrapper))
+    return wrapper

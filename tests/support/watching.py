@@ -1,0 +1,88 @@
+"""Watches a server while things happen to it: what its probe answers, and what its node says."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from dataclasses import dataclass
+from types import TracebackType
+
+import httpx
+import zmq
+
+from mayfly_protocol.codec import rosters
+from mayfly_protocol.roster import ROSTER_TOPIC, Roster
+from mayfly_reaper.paths import runtime_of
+from support.server import Server
+
+LOOK_MS = 20
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One answer of ``/health``: when it was asked for, how long it took, what it was."""
+
+    asked_at: float
+    took_s: float
+    status: int
+    retry_after: str | None
+
+
+class Watch:
+    """To be entered; at the end ``rosters`` and ``probes`` hold all that was seen, in order."""
+
+    def __init__(self, server: Server) -> None:
+        self.rosters: list[tuple[float, Roster]] = []
+        self.probes: list[Probe] = []
+        self._url = f"{server.url}/health"
+        self._node = runtime_of(server.state_dir).roster
+        self._over = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._watch_node),
+            threading.Thread(target=self._watch_health),
+        ]
+
+    def __enter__(self) -> Watch:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+
+    @property
+    def outage(self) -> tuple[float, float]:
+        """From the first roster without a worker that is READY to the one that has one again."""
+        serving = [
+            (at, any(slot.state == "ready" for slot in roster.slots)) for at, roster in self.rosters
+        ]
+        began = next(at for at, ready in serving if not ready)
+        return began, next((at for at, ready in serving if ready and at > began), float("inf"))
+
+    def _watch_node(self) -> None:
+        with zmq.Context() as context, context.socket(zmq.SUB) as node:
+            node.linger = 0
+            node.subscribe(ROSTER_TOPIC)
+            node.connect(self._node)
+            while not self._over.is_set():
+                if node.poll(LOOK_MS):
+                    roster = rosters.decode(node.recv_multipart()[1])
+                    self.rosters.append((time.monotonic(), roster))
+
+    def _watch_health(self) -> None:
+        with httpx.Client() as client:
+            while not self._over.wait(LOOK_MS / 1000):
+                with contextlib.suppress(httpx.TransportError):
+                    asked_at = time.monotonic()
+                    answer = client.get(self._url)
+                    took_s = time.monotonic() - asked_at
+                    retry_after = answer.headers.get("retry-after")
+                    self.probes.append(Probe(asked_at, took_s, answer.status_code, retry_after))

@@ -1,0 +1,71 @@
+"""How much memory the machine has to give, in bytes.
+
+What a dead process held is not always free at once. On macOS it may never be: SIGKILL of a process
+with much wired memory has stranded that until the next reboot.
+
+=======  ===========================================================================
+Linux    what the kernel calls available, or less where a cgroup sets a limit
+macOS    the pages of ``vm_stat`` that are free or can be had at once; wired ones apart
+=======  ===========================================================================
+
+The macOS half has been tested with recorded output only.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import psutil
+
+from mayfly_reaper.machine import oom
+
+VM_STAT = ("vm_stat",)
+VM_STAT_S = 2.0
+
+_PAGE_SIZE = re.compile(r"page size of (\d+) bytes")
+_PAGES = re.compile(r'^"?([^":]+)"?:\s+(\d+)\.?$', re.MULTILINE)
+_AVAILABLE = ("Pages free", "Pages inactive", "Pages speculative", "Pages purgeable")
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """``wired`` is None where wired memory can't be told from other."""
+
+    available: int
+    wired: int | None = None
+
+
+def measure() -> Room:
+    """The machine's room now. Where macOS won't say, what psutil makes of it."""
+    if sys.platform == "darwin":
+        try:
+            ran = subprocess.run(
+                VM_STAT, capture_output=True, text=True, timeout=VM_STAT_S, check=True
+            )
+            return parse_vm_stat(ran.stdout)
+        except (OSError, subprocess.SubprocessError, ValueError):
+            return Room(psutil.virtual_memory().available)
+    available = psutil.virtual_memory().available
+    limited = oom.available()
+    return Room(available if limited is None else min(available, limited))
+
+
+def total() -> int:
+    """All the memory that processes here may ever have together."""
+    limit = oom.limit() if sys.platform == "linux" else None
+    machine: int = psutil.virtual_memory().total
+    return machine if limit is None else min(machine, limit)
+
+
+def parse_vm_stat(text: str) -> Room:
+    """Reads what ``vm_stat`` prints. Raises ValueError if it is something else."""
+    size = _PAGE_SIZE.search(text)
+    pages = {name: int(count) for name, count in _PAGES.findall(text)}
+    if size is None or "Pages free" not in pages or "Pages wired down" not in pages:
+        raise ValueError("this is not vm_stat's output")
+    page_bytes = int(size[1])
+    available = sum(pages.get(name, 0) for name in _AVAILABLE)
+    return Room(available * page_bytes, pages["Pages wired down"] * page_bytes)

@@ -1,0 +1,75 @@
+"""What the reaper hears of processes from the system, and the limits that it gives to them.
+
+Signals only write their number into a socket, which the reaper's loop polls with all else: it
+hears of a child's death within milliseconds, and decides in its own time what an INT or TERM
+means.
+"""
+
+from __future__ import annotations
+
+import resource
+import signal
+import socket
+from types import FrameType, TracebackType
+from typing import Any
+
+from mayfly_protocol.common import limits
+
+STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class SignalInbox:
+    """Takes CHLD, TERM, INT and HUP over while it is entered; main thread only.
+
+    A HUP that was ignored before stays ignored: that is what nohup asks for.
+    """
+
+    def __init__(self) -> None:
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        self._handlers: dict[int, Any] = {}
+        self._wakeup_fd = -1
+
+    def fileno(self) -> int:
+        return self._reader.fileno()
+
+    def take(self) -> list[int]:
+        """The numbers of the signals that came since, in order."""
+        try:
+            return list(self._reader.recv(4096))
+        except BlockingIOError:
+            return []
+
+    def __enter__(self) -> SignalInbox:
+        # A full socket already says what one more byte would.
+        self._wakeup_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, *STOP):
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                continue
+            self._handlers[number] = signal.signal(number, _only_wake_up)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+        signal.set_wakeup_fd(self._wakeup_fd)
+        self._reader.close()
+        self._writer.close()
+
+
+def _only_wake_up(number: int, frame: FrameType | None) -> None:
+    """Python has written the number into the wake-up socket already."""
+
+
+def set_limits() -> None:
+    """Sets this process's limits, which those that it spawns inherit: no core dumps, for those of
+    a worker would be as large as its model, and as many open files as the system grants."""
+    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
+    limits.raise_limit()

@@ -1,0 +1,321 @@
+"""Starting a worker's process, and holding on to it.
+
+Always with an argument list and from the reaper's main thread, never by fork or multiprocessing:
+threads and locks do not survive a fork. The worker's stdin is a pipe whose other end only the
+reaper has: when it ends, the reaper is gone. Workers have sessions of their own, so that a Ctrl-C
+in the terminal reaches the reaper alone.
+
+What a worker writes to stderr, kept for its autopsy.
+
+A file and not a pipe: a reaper that is busy, stopped or gone then never blocks or kills a worker
+that has something to say.
+
+The environment of a worker.
+
+MLX reads its variables when it is imported, and numbers with ``atoi``: ``true`` means 0. What the
+user has set stays as it is, but for :data:`REMOVED` and the keys of clients.
+"""
+
+from __future__ import annotations
+
+import ctypes.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import fields
+from importlib import metadata
+from pathlib import Path
+
+from mayfly_protocol.common.secrets import SECRET_VARIABLES
+from mayfly_protocol.settings import WorkerSettings, worker_settings
+from mayfly_protocol.transport import keys
+from mayfly_protocol.transport.addresses import bracketed
+from mayfly_reaper.observer import Once
+from mayfly_reaper.paths import Runtime, StartError
+from mayfly_reaper.rules.mitigations import NONE, Precautions
+from mayfly_reaper.settings import Network, NodeSettings, Pool
+
+KEPT_BYTES = 64 << 10
+MOST_BYTES = 4 << 20
+
+
+class StderrFile:
+    """Open for appending; ``fileno()`` is for the process that writes. Without a path nothing is
+    kept.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
+        self._path = path
+        self._descriptor = os.open(path if path is not None else os.devnull, flags, 0o600)
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def tail(self) -> str:
+        """The last :data:`KEPT_BYTES`, from the beginning of a line."""
+        size = os.fstat(self._descriptor).st_size
+        start = max(0, size - KEPT_BYTES)
+        end = os.pread(self._descriptor, KEPT_BYTES, start)
+        if start:
+            end = end.partition(b"\n")[2] or end
+        return end.decode(errors="replace")
+
+    def trim(self) -> None:
+        """Forgets all but the tail if there is too much. What is written meanwhile may be lost;
+        appending goes on at the new end."""
+        if os.fstat(self._descriptor).st_size > MOST_BYTES:
+            tail = self.tail()
+            os.ftruncate(self._descriptor, 0)
+            with suppress(OSError):  # a full disk: then there is no tail
+                os.write(self._descriptor, tail.encode())
+
+    def close(self) -> None:
+        """Closes and removes it."""
+        os.close(self._descriptor)
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+
+DEFAULTS = {
+    # The check turns advice about performance into an exception out of mx.eval, after which the
+    # encoder was poisoned before 0.32.2: ml-explore/mlx#4326, fixed by #4356. Read MLX again at
+    # each upgrade.
+    "MLX_ENABLE_CACHE_THRASHING_CHECK": "0",
+    # Serving meets many shapes, and each is a graph of its own. MLX's 400 is too few; 0 throws.
+    "MLX_CUDA_GRAPH_CACHE_SIZE": "2000",
+}
+
+# Fences that spin on the GPU: a process killed inside one has left the GPU locked for all others.
+# MLX's own default is 0.
+REMOVED = ("MLX_METAL_FAST_SYNCH",)
+
+HOW_TO_GET_BLAS = (
+    "no shared OpenBLAS was found: on this CPU MLX computes 10 to 25 times slower without it. "
+    "Install one (Debian, Ubuntu: apt install libopenblas0-pthread; Fedora: dnf install "
+    "openblas-threads; Arch: pacman -S openblas) and start again"
+)
+
+
+def worker_environment(
+    inherited: Mapping[str, str],
+    own: Mapping[str, str],
+    ptx_folder: Path,
+    blas: str | None,
+    precautions: Precautions = NONE,
+) -> dict[str, str]:
+    """What a worker finds in its environment.
+
+    Args:
+        inherited: the reaper's environment.
+        own: what the pool's configuration sets, over everything else.
+        ptx_folder: for this slot alone. MLX writes compiled kernels there non-atomically: a kill
+            in the middle leaves a broken entry, which must not reach other workers.
+        blas: a shared BLAS to preload.
+        precautions: what its predecessors died of.
+    """
+    left_out = (*REMOVED, *SECRET_VARIABLES)
+    environment = {name: value for name, value in inherited.items() if name not in left_out}
+    for name, value in (DEFAULTS | precautions.environment()).items():
+        environment.setdefault(name, value)
+    environment.setdefault("MLX_PTX_CACHE_DIR", str(ptx_folder))
+    if blas is not None:
+        others = environment.get("LD_PRELOAD", "")
+        environment["LD_PRELOAD"] = f"{blas}:{others}" if others else blas
+    return {**environment, **own}
+
+
+def removed(inherited: Mapping[str, str]) -> list[str]:
+    """The variables that a worker does not get although the user has set them."""
+    return [name for name in REMOVED if name in inherited]
+
+
+def wants_blas() -> bool:
+    """Whether MLX is here as the wheel that computes on a Linux CPU, with a reference BLAS of its
+    own. On macOS it uses Accelerate, with CUDA cuBLAS."""
+    try:
+        metadata.version("mlx-cpu")
+    except metadata.PackageNotFoundError:
+        return False
+    return sys.platform == "linux"
+
+
+def find_blas() -> str | None:
+    """A shared OpenBLAS by the name that the dynamic linker finds it under."""
+    for name in ("openblas", "openblasp"):  # the second is Fedora's, with threads
+        if found := ctypes.util.find_library(name):
+            return found
+    return None
+
+
+class WorkerProcess:
+    """One incarnation's process, with what it leaves behind. ``told`` is its settings as they
+    stand on its command line; ``crumb`` the file that it writes before each forward pass."""
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        told: str,
+        stderr: StderrFile,
+        endpoint: Path,
+        crumb: Path,
+    ) -> None:
+        self._process = process
+        self._endpoint = endpoint
+        self.told = told
+        self.stderr = stderr
+        self.crumb = crumb
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """The exit status, a signal's number negated; None while it runs."""
+        return self._process.poll()
+
+    def signal(self, number: int) -> None:
+        """Does nothing where the process has been seen to be gone: its pid may be another's."""
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """Ends it here and now, and waits until it is gone."""
+        self._process.kill()
+        self._process.wait()
+
+    def clear(self) -> None:
+        """Removes what is left of a process that is gone."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self.stderr.close()
+        self._endpoint.unlink(missing_ok=True)
+        self.crumb.unlink(missing_ok=True)
+
+
+class Spawner:
+    """Knows how this node starts its workers.
+
+    Args:
+        note: is told, once, what the operator should know of the workers' environment.
+
+    Raises:
+        StartError: a pool's options are not a worker's.
+    """
+
+    def __init__(
+        self, settings: NodeSettings, runtime: Runtime, note: Callable[[str], None]
+    ) -> None:
+        self._command = settings.worker_command
+        self._logs = settings.logs
+        self._state_dir = settings.state_dir
+        self._runtime = runtime
+        self._memory_share = 1 / max(1, sum(pool.workers for pool in settings.pools))
+        for pool in settings.pools:
+            _check_options(pool)
+        for name in removed(os.environ):
+            note(f"{name} is set and not passed on to workers: it can leave the GPU locked")
+        self._complain = Once(note)
+        self._blas = _blas(note) if settings.preload_blas and wants_blas() else None
+        self._network = settings.network
+        self._trusted = ""
+        if settings.network is not None and keys.secret_file(self._state_dir).exists():
+            self._trusted = str(keys.trusted_file(self._state_dir))
+        self._stderr_dir = self._state_dir / "stderr"
+        try:
+            self._stderr_dir.mkdir(exist_ok=True)
+        except OSError as error:
+            raise StartError(f"cannot make {self._stderr_dir}: {error.strerror}") from error
+        for left in self._stderr_dir.glob("*.log"):
+            left.unlink(missing_ok=True)
+
+    def spawn(
+        self, slot: str, pool: Pool, incarnation: int, precautions: Precautions = NONE
+    ) -> WorkerProcess:
+        """Starts a process. Raises OSError if the system does not let us."""
+        endpoint = self._runtime.worker(incarnation)
+        crumb = self._runtime.breadcrumb(incarnation)
+        settings = WorkerSettings(
+            slot=slot,
+            incarnation=incarnation,
+            control=self._runtime.control,
+            listen=_listen(self._network, endpoint),
+            model_path=str(pool.model_path.resolve()),
+            model_name=pool.model_name,
+            breadcrumb=str(crumb),
+            canary_dir=str(self._state_dir / "canary"),
+            memory_share=self._memory_share,
+            trusted=self._trusted,
+            logs=self._logs,
+            **precautions.options(pool.options),  # type: ignore[arg-type]  # checked at the start
+        )
+        told = worker_settings.dump_json(settings).decode()
+        environment = worker_environment(
+            os.environ, pool.environment, self._kernels(slot), self._blas, precautions
+        )
+        stderr = self._stderr(f"{slot}-{incarnation}.log")
+        try:
+            process = subprocess.Popen(
+                [*self._command, "--settings", told],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr.fileno(),
+                env=environment,
+                start_new_session=True,
+            )
+        except OSError:
+            stderr.close()
+            raise
+        return WorkerProcess(process, told, stderr, endpoint, crumb)
+
+    def wipe_kernels(self, slot: str) -> None:
+        """Removes the slot's compiled kernels; there must be no process that uses them."""
+        shutil.rmtree(self._kernels(slot), ignore_errors=True)
+
+    def _kernels(self, slot: str) -> Path:
+        folder = self._state_dir / "ptx" / slot
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:  # a full disk: MLX does without
+            self._complain(f"compiled kernels cannot be kept: {error.strerror}")
+        return folder
+
+    def _stderr(self, name: str) -> StderrFile:
+        try:
+            return StderrFile(self._stderr_dir / name)
+        except OSError as error:
+            self._complain(f"what workers write to stderr cannot be kept: {error.strerror}")
+            return StderrFile(None)
+
+
+def _listen(network: Network | None, path: Path) -> str:
+    if network is None:
+        return f"ipc://{path}"
+    return f"tcp://{bracketed(network.host)}:{network.worker_ports}"
+
+
+def _check_options(pool: Pool) -> None:
+    known = {field.name for field in fields(WorkerSettings)}
+    unknown = sorted(pool.options.keys() - known)
+    if unknown:
+        raise StartError(f"model {pool.model_name}: workers have no option {', '.join(unknown)}")
+    given = {
+        **{"slot": "", "incarnation": 0, "control": "", "listen": ""},
+        **{"model_path": str(pool.model_path), "model_name": pool.model_name},
+        **pool.options,
+    }
+    try:
+        worker_settings.validate_python(given)
+    except ValueError as error:
+        raise StartError(f"model {pool.model_name}: {error}") from error
+
+
+def _blas(note: Callable[[str], None]) -> str | None:
+    blas = find_blas()
+    note(f"workers compute with {blas} (LD_PRELOAD)" if blas else HOW_TO_GET_BLAS)
+    return blas

@@ -1,0 +1,123 @@
+"""Whether a folder holds a whole model.
+
+Looked at before anything is loaded, since half a download, or a folder of the wrong kind, is told
+far more clearly by the files than by what MLX says when it meets them.
+
+Room on a disk, and one writer at a time.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from mayfly_worker.fetch.errors import FetchError
+
+
+def require(folder: Path, size: int) -> None:
+    """Returns if the disk under ``folder`` (which may not exist yet) has ``size`` bytes free.
+
+    Raises:
+        FetchError: it has not.
+    """
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    if free < size:
+        raise FetchError(
+            f"Not enough room on the disk of {folder}: {in_units(size)} are needed and "
+            f"{in_units(free)} are free."
+        )
+
+
+def in_units(size: int) -> str:
+    """Bytes for people: "1.2 GB"."""
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
+
+
+@contextmanager
+def exclusive(path: Path) -> Iterator[None]:
+    """Holds a lock file; waits while another process does. It ends with the process, so a fetch
+    that was killed blocks nobody."""
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+WEIGHTS = "model*.safetensors"
+INDEX = "model.safetensors.index.json"
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "*.tiktoken", "tiktoken.model", "vocab.json")
+
+
+def check(folder: Path) -> None:
+    """Returns if ``folder`` has a configuration, all of its weights, whole, and a tokenizer.
+
+    Raises:
+        FetchError: it has not.
+    """
+    config = _json_object(folder / "config.json")
+    if not ({"model_type", "model_file"} & config.keys()):
+        raise FetchError(f"{folder / 'config.json'} names no model_type.")
+    weights = sorted(folder.glob(WEIGHTS))
+    if not weights:
+        raise FetchError(
+            f"{folder} has no weights: no file is named {WEIGHTS}. Other formats (GGUF, PyTorch's "
+            "bin) have to be converted first: python -m mlx_lm convert --help"
+        )
+    if (folder / INDEX).exists():
+        named = set(_json_object(folder / INDEX).get("weight_map", {}).values())
+        missing = sorted(named - {path.name for path in weights})
+        if missing:
+            raise FetchError(
+                f"{folder} is incomplete: {len(missing)} of its weight files are missing, the "
+                f"first is {missing[0]}. Download the model again."
+            )
+    for path in weights:
+        _check_safetensors(path)
+    if not any(any(folder.glob(pattern)) for pattern in TOKENIZERS):
+        raise FetchError(f"{folder} has no tokenizer: none of {', '.join(TOKENIZERS)} is there.")
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise FetchError(
+            f"{path.parent} is not a model's folder: it has no {path.name}."
+        ) from error
+    except (OSError, ValueError) as error:
+        raise FetchError(f"{path} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise FetchError(f"{path} does not hold a JSON object.")
+    return value
+
+
+def _check_safetensors(path: Path) -> None:
+    """The header says where the last tensor ends: the file has to end there too.
+
+    Layout: a little-endian 64-bit length, so many bytes of JSON, the tensors' bytes.
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8).ljust(8, b"\xff"))
+            header = json.loads(file.read(length)) if length <= size - 8 else None
+    except (OSError, ValueError) as error:
+        raise FetchError(f"{path} cannot be read: {error}") from error
+    if not isinstance(header, dict):
+        raise FetchError(
+            f"{path} is not a safetensors file, or only its beginning. If it came by git, fetch "
+            "it with: git lfs pull"
+        )
+    ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
+    expected = 8 + length + max(ends, default=0)
+    if size != expected:
+        raise FetchError(
+            f"{path} has {size} bytes and should have {expected}: it was not downloaded to its "
+            "end. Download it again."
+        )

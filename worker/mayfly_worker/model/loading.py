@@ -1,0 +1,243 @@
+"""From a model folder to a model in memory, in steps that can be watched.
+
+::
+
+    weight files -> page cache -> lazy model -> layer by layer into memory -> card
+
+The weight files are in the page cache before MLX sees them
+(:mod:`mayfly_worker.model.page_cache`). Then
+parameters are evaluated layer by layer: no single command is large, and progress can be told in
+bytes. All of it runs on the engine thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+from mlx_lm.utils import load_adapters, load_model, load_tokenizer
+
+from mayfly_protocol.lifecycle import LoadPhase, ModelCard
+from mayfly_protocol.settings import WorkerSettings
+from mayfly_worker.engine import caches
+from mayfly_worker.model.page_cache import Warming, weight_files
+from mayfly_worker.model.probe import Probe, probe
+from mayfly_worker.model.reference_store import References
+
+Report = Callable[[LoadPhase, int, int], None]
+"""Phase, bytes done, bytes in all."""
+
+_SAMPLE = 1 << 20
+
+
+class CannotLoad(Exception):
+    """The folder, as it is configured, can never be served: no retry helps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    model: Any
+    tokenizer: Any
+    card: ModelCard
+    probe: Probe
+    new_cache: caches.Factory
+
+    @property
+    def bucketed(self) -> bool:
+        """Whether prefill is padded to a few lengths: where MLX runs on CUDA."""
+        return bool(mx.cuda.is_available())
+
+
+def load(settings: WorkerSettings, report: Report, warming: Warming | None = None) -> Loaded:
+    """Loads what the settings name, whose weight files ``warming`` may have begun to read.
+
+    Raises:
+        CannotLoad: the folder is incomplete, wants to run code of its own without leave, or an
+            option does not fit the model.
+    """
+    folder = Path(settings.model_path)
+    _check(folder, settings)
+    _check_limit(folder, settings.memory_limit)
+    warming = warming or Warming(weight_files(folder))
+    warming.follow(partial(report, "warming"))
+    report("loading", 0, 0)
+    model, tokenizer, config = assemble(settings)
+    weight_bytes = materialize(model, report)
+    new_cache = cache_factory(model, config, settings)
+    identity = digest(folder, settings)
+    found = _probed(model, new_cache, settings, References.of(settings.canary_dir, identity))
+    card = ModelCard(
+        digest=identity,
+        architecture=str(config.get("model_type", "")),
+        context=context_length(config, tokenizer),
+        vocabulary=found.width,
+        kv_bytes_per_token=found.cost.per_token,
+        weight_bytes=weight_bytes,
+        chat=bool(tokenizer.has_chat_template),
+        tools=bool(tokenizer.has_tool_calling),
+        reasoning=bool(tokenizer.has_thinking),
+        rows=settings.max_rows if found.batchable else 1,
+    )
+    return Loaded(model, tokenizer, card, found, new_cache)
+
+
+def assemble(settings: WorkerSettings) -> tuple[Any, Any, dict[str, Any]]:
+    """A model whose weights are still on the disk, its tokenizer and its configuration.
+
+    Raises:
+        CannotLoad: as :func:`load`.
+    """
+    folder = Path(settings.model_path)
+    _check(folder, settings)
+    trust = settings.trust_remote_code
+    try:
+        model, config = load_model(folder, lazy=True, trust_remote_code=trust)
+        if settings.adapter:
+            model = load_adapters(model, settings.adapter)
+            model.eval()
+        # The tokenizer would ask on stdin whether to run remote code if it were not told.
+        tokenizer = load_tokenizer(
+            folder,
+            {"trust_remote_code": trust},
+            eos_token_ids=config.get("eos_token_id"),
+        )
+    except (ValueError, KeyError, TypeError, FileNotFoundError, ImportError) as error:
+        raise CannotLoad(f"{folder.name} cannot be loaded: {error}") from error
+    return model, tokenizer, config
+
+
+def _check_limit(folder: Path, limit: int) -> None:
+    size = sum(file.stat().st_size for file in weight_files(folder))
+    if limit and limit <= size:
+        raise CannotLoad(
+            f"{folder.name} has weights of {size / 1e9:.3g} GB, and memory_limit is "
+            f"{limit / 1e9:.3g} GB: raise it, or leave it out"
+        )
+
+
+def _check(folder: Path, settings: WorkerSettings) -> None:
+    try:
+        config: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
+    except FileNotFoundError:
+        raise CannotLoad(f"{folder.name} is no model folder: it has no config.json") from None
+    except ValueError as error:
+        raise CannotLoad(f"{folder.name}: config.json is no JSON: {error}") from error
+    if not weight_files(folder):
+        raise CannotLoad(f"{folder.name} holds no weights (model*.safetensors)")
+    if settings.trust_remote_code:
+        return
+    tokenizer_config = folder / "tokenizer_config.json"
+    tokenizer: dict[str, Any] = (
+        json.loads(tokenizer_config.read_text("utf-8")) if tokenizer_config.exists() else {}
+    )
+    if config.get("model_file"):
+        brings = "a model"
+    elif tokenizer.get("auto_map"):
+        brings = "a tokenizer"
+    else:
+        return
+    raise CannotLoad(
+        f"{folder.name} brings {brings} that is Python code of its own. It is not run unless you "
+        "trust it: start with --trust-remote-code"
+    )
+
+
+def cache_factory(model: Any, config: dict[str, Any], settings: WorkerSettings) -> caches.Factory:
+    """How this model's empty caches are made. Raises CannotLoad where an option has no effect."""
+    kind = config.get("model_type")
+    if settings.max_kv_size is not None and not caches.can_be_bounded(model):
+        raise CannotLoad(
+            f"max_kv_size has no effect on a {kind} model: some of its layers keep a window or "
+            "a state of their own; leave the option out"
+        )
+    new_cache = caches.factory(model, settings.max_kv_size, settings.kv_bits)
+    if settings.kv_bits is not None and not caches.quantized(new_cache()):
+        bounded = " that max_kv_size bounds" if settings.max_kv_size is not None else ""
+        raise CannotLoad(
+            f"kv_bits has no effect on the cache of a {kind} model{bounded}; leave the option out"
+        )
+    return new_cache
+
+
+def _probed(
+    model: Any, new_cache: caches.Factory, settings: WorkerSettings, references: References
+) -> Probe:
+    try:
+        return probe(model, new_cache, references)
+    except (ValueError, TypeError, AttributeError) as error:
+        if settings.kv_bits is None:
+            raise
+        raise CannotLoad(
+            f"this model's cache cannot be quantized to {settings.kv_bits} bits: {error}"
+        ) from error
+
+
+def materialize(model: Any, report: Report) -> int:
+    """Evaluates a lazy model's parameters, a layer at a time; returns their bytes."""
+    parameters: list[tuple[str, mx.array]] = list(tree_flatten(model.parameters()))  # type: ignore[arg-type]
+    total = sum(p.nbytes for _, p in parameters)
+    done = 0
+    report("loading", 0, total)
+    for layer in _layers(parameters):
+        mx.eval(layer)
+        done += sum(p.nbytes for p in layer)
+        report("loading", done, total)
+    return total
+
+
+def _layers(parameters: list[tuple[str, mx.array]]) -> Iterator[list[mx.array]]:
+    """Parameters grouped by the layer that their names say they are in."""
+    groups: dict[str, list[mx.array]] = {}
+    for name, parameter in parameters:
+        match = re.match(r"(.*?\blayers\.\d+)\.", name)
+        groups.setdefault(match.group(1) if match else name, []).append(parameter)
+    yield from groups.values()
+
+
+def context_length(config: dict[str, Any], tokenizer: Any) -> int:
+    """Tokens that the model was made for: what its configuration says, else the tokenizer's limit
+    where that is one, else 0 (unlimited)."""
+    for holder in (config, config.get("text_config") or {}):
+        for name in ("max_position_embeddings", "n_positions", "max_seq_len", "model_max_length"):
+            if isinstance(value := holder.get(name), int) and value > 0:
+                return value
+    limit = getattr(tokenizer, "model_max_length", 0)
+    return int(limit) if isinstance(limit, int) and 0 < limit < 1 << 30 else 0
+
+
+def digest(folder: Path, settings: WorkerSettings) -> str:
+    """Identifies everything that decides what the model says, as hexadecimal digits.
+
+    Small files count whole. A weight file counts by its size, its header (names, shapes, types and
+    places of all tensors) and samples of its content: hashing hundreds of gigabytes at every start
+    would take longer than loading them, and two models with the same header differ everywhere.
+    """
+    sha = hashlib.sha256()
+    folders = [folder, *([Path(settings.adapter)] if settings.adapter else [])]
+    for place in folders:
+        for path in sorted(p for p in place.iterdir() if p.is_file()):
+            if path.suffix in {".json", ".jinja", ".py", ".model", ".txt"}:
+                sha.update(path.name.encode() + path.read_bytes())
+            elif path.suffix == ".safetensors":
+                sha.update(path.name.encode() + _sampled(path))
+    sha.update(repr((settings.kv_bits, settings.max_kv_size)).encode())
+    return sha.hexdigest()[:32]
+
+
+def _sampled(path: Path) -> bytes:
+    size = path.stat().st_size
+    sha = hashlib.sha256(str(size).encode())
+    with path.open("rb") as file:
+        for part in range(8):
+            file.seek(part * max(0, size - _SAMPLE) // 7, os.SEEK_SET)
+            sha.update(file.read(_SAMPLE))
+    return sha.digest()
