@@ -27,6 +27,8 @@ from support.tools import require
 PATIENCE_S = 60.0
 WINDOW = "20s"
 """In which rates are taken; Prometheus looks every second here."""
+THINK_S = 0.2
+"""How long a client waits before it asks again."""
 
 
 class Prometheus:
@@ -88,7 +90,7 @@ def loaded(server: Server) -> Iterator[None]:
 
     def ask() -> None:
         for number in itertools.count():
-            if over.is_set():
+            if over.wait(THINK_S):
                 return
             with contextlib.suppress(openai.OpenAIError):
                 server.chat(f"Tell me story {number % 3}", max_tokens=300, stop=["\0"])

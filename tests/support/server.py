@@ -68,11 +68,15 @@ def free_ports(count: int) -> int:
 
 
 def wait_for(condition: Callable[[], T], what: str, deadline_s: float = DEADLINE_S) -> T:
-    """Asks again and again until the condition gives something true, and returns that."""
+    """Asks again and again until the condition gives something true, and returns that. What takes
+    long is asked for less often: most conditions are a request to the server that is waited for,
+    and would keep it from what it does."""
     deadline = time.monotonic() + deadline_s
+    pause_s = 0.02
     while not (value := condition()):
         assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.02)
+        time.sleep(pause_s)
+        pause_s = min(1.1 * pause_s, 0.1)
     return value
 
 
