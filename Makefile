@@ -12,11 +12,18 @@ LOCK := requirements.lock
 PYTHON ?=
 EXTRA ?=
 ARGS ?=
-TEST_JOBS ?= 2
+# Tests wait more than they compute: more of them at a time than there are cores. FLEET=1 has `make
+# test` and `make coverage` run the tests of several machines, too (Linux, as root).
+TEST_JOBS ?= 4
+FLEET ?=
 
 # Files in their order in the tree: those of a folder share servers, which end where the next file
 # is of another folder.
-TESTS := -m "not long and not gpu and not fleet" -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder
+TESTS := -m "not long and not gpu$(if $(FLEET),, and not fleet)" \
+	-n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder
+
+# Tests start hundreds of Python processes. Without bytecode each would compile every module anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 MADE := $(VENV)/.made
 RUNTIME := $(VENV)/.runtime$(addprefix -,$(EXTRA))
