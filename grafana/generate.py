@@ -1,7 +1,7 @@
-"""Writes the dashboards beside this file: `make dashboards`.
+"""Writes Grafana's dashboards into the folder beside this file: `make dashboards`.
 
-Panels are described here in one line or three; Grafana's own JSON says the same in forty. The
-files that come of it are kept, so that Grafana can be pointed at this folder as it is.
+A panel takes a few lines here and forty in Grafana's JSON. The JSON files are kept in the
+repository, so that Grafana can read that folder as it is.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def rate(metric: str, by: str, where: str = MODEL) -> str:
 
 
 def number(title: str, query: str, legend: str = "{{model}}") -> Panel:
-    """What is now, in large digits."""
+    """Makes a panel that shows the present value in large digits."""
     return Panel(title, [(query, legend)], kind="stat", width=6)
 
 
@@ -44,7 +44,7 @@ OVERVIEW = Dashboard(
         number("Requests running", f"sum by (model) (mayfly_num_requests_running{{{MODEL}}})"),
         number("Requests waiting", f"sum by (model) (mayfly_num_requests_waiting{{{MODEL}}})"),
         number(
-            "Losses in a day",
+            "Workers lost in the last day",
             f'sum(increase(mayfly_worker_restarts_total{{{SLOT}, reason="lost"}}[1d]))',
             "lost",
         ),
@@ -52,29 +52,31 @@ OVERVIEW = Dashboard(
             "Tokens per second",
             [
                 (rate("mayfly_generation_tokens_total", "model"), "{{model}} generated"),
-                (rate("mayfly_prompt_tokens_total", "model"), "{{model}} of prompts"),
+                (rate("mayfly_prompt_tokens_total", "model"), "{{model}} in prompts"),
             ],
         ),
         Panel(
-            "Requests per second, by how they ended",
+            "Requests per second, by outcome",
             [(rate("mayfly_requests_total", "outcome"), "{{outcome}}")],
             unit="reqps",
             stacked=True,
         ),
         Panel(
-            "Choices per second, by why they ended",
+            "Answers per second, by finish reason",
             [(rate("mayfly_request_success_total", "finished_reason"), "{{finished_reason}}")],
             stacked=True,
+            description="A request with n > 1 has several answers (choices).",
         ),
         Panel(
-            "Rejections per second",
+            "Requests answered with an error, per second",
             [("sum by (reason) (rate(mayfly_rejections_total[$__rate_interval]))", "{{reason}}")],
             stacked=True,
         ),
         Panel(
-            "Continuations per second, by how far the prompt was",
+            "Requests continued on another worker, per second, by phase",
             [(rate("mayfly_continuations_total", "phase"), "{{phase}}")],
-            what="Requests that outlived their worker. Their clients need not have noticed.",
+            description="Requests whose worker was lost or gave them back, by how far they were. "
+            "Their clients see a pause.",
         ),
         Panel(
             "HTTP requests per second",
@@ -92,17 +94,17 @@ OVERVIEW = Dashboard(
 
 WORKER = Dashboard(
     "worker",
-    "Mayfly: a worker's life",
+    "Mayfly: workers",
     [
         Panel(
-            "State",
+            "Workers by state",
             [(f"sum by (slot, state) (mayfly_worker_state{{{SLOT}}})", "{{slot}} {{state}}")],
             width=24,
             stacked=True,
-            what="Two at a time while a worn worker's successor is loaded beside it.",
+            description="A slot has two workers while a successor is loaded beside the old one.",
         ),
         Panel(
-            "Workers that ended, by why",
+            "Workers ended, by reason",
             [
                 (
                     "sum by (slot, reason) "
@@ -113,7 +115,7 @@ WORKER = Dashboard(
             stacked=True,
         ),
         Panel(
-            "Faults, by kind",
+            "Faults by kind and scope",
             [
                 (
                     "sum by (kind, scope) "
@@ -124,15 +126,18 @@ WORKER = Dashboard(
             stacked=True,
         ),
         Panel(
-            "Choices finished, and the budget",
+            "Answers since the worker's start, and the budget",
             [
                 (f"mayfly_worker_inferences_since_start{{{SLOT}}}", "{{slot}}"),
                 (f"mayfly_worker_inferences_budget{{{SLOT}}}", "{{slot}} budget"),
             ],
+            description="A worker is replaced when it reaches its budget of answers.",
         ),
-        Panel("Age", [(f"mayfly_worker_age_seconds{{{SLOT}}}", "{{slot}}")], unit="s"),
         Panel(
-            "Seconds to load, and to recover from a loss (means)",
+            "Age of the worker", [(f"mayfly_worker_age_seconds{{{SLOT}}}", "{{slot}}")], unit="s"
+        ),
+        Panel(
+            "Mean time to load, and to recover from a loss",
             [
                 (
                     f"sum by (slot) (increase(mayfly_worker_load_seconds_sum{{{SLOT}}}[1h])) "
@@ -149,27 +154,30 @@ WORKER = Dashboard(
             unit="s",
         ),
         Panel(
-            "Age of the last heartbeat and of the last progress",
+            "Time since the last heartbeat and the last progress",
             [
                 (f"mayfly_worker_heartbeat_age_seconds{{{SLOT}}}", "{{slot}} heartbeat"),
                 (f"mayfly_worker_progress_age_seconds{{{SLOT}}}", "{{slot}} progress"),
             ],
             unit="s",
-            what="A busy worker whose progress stands still past its budget is wedged.",
+            description="A busy worker without progress for longer than its budget is killed.",
         ),
         Panel(
-            "What a slot waits for",
+            "Slots that may not start a worker, by reason",
             [(f"sum by (slot, reason) (mayfly_worker_held{{{SLOT}}})", "{{slot}} {{reason}}")],
+            description="orphans: workers of an earlier reaper still run. pause: a fault of the "
+            "machine. memory, memory_lost: the last worker's memory is not free again.",
         ),
         Panel(
-            "Late messages, of all",
+            "Messages from workers to the reaper: late ones, and all",
             [
                 (
                     f"sum by (slot) (increase(mayfly_worker_late_messages_total{{{SLOT}}}[1h]))",
-                    "{{slot}} late in an hour",
+                    "{{slot}} late, in an hour",
                 ),
                 (rate("mayfly_worker_messages_total", "slot", SLOT), "{{slot}} all, per second"),
             ],
+            description="A late message comes from a worker that has ended already. It is dropped.",
         ),
     ],
     by=("node", "model", "slot"),
@@ -180,11 +188,11 @@ LATENCY = Dashboard(
     "Mayfly: latency",
     [
         Panel("Time to first token", quantiles("mayfly_time_to_first_token_seconds"), unit="s"),
-        Panel("Between tokens", quantiles("mayfly_inter_token_latency_seconds"), unit="s"),
-        Panel("Whole requests", quantiles("mayfly_e2e_request_latency_seconds"), unit="s"),
-        Panel("In the queue", quantiles("mayfly_request_queue_time_seconds"), unit="s"),
+        Panel("Time between tokens", quantiles("mayfly_inter_token_latency_seconds"), unit="s"),
+        Panel("Time of whole requests", quantiles("mayfly_e2e_request_latency_seconds"), unit="s"),
+        Panel("Time in the queue", quantiles("mayfly_request_queue_time_seconds"), unit="s"),
         Panel(
-            "Interruptions by lost workers, in an hour",
+            "Length of interruptions after a lost worker, in the last hour",
             [
                 (
                     f"histogram_quantile({q}, sum by (model, le) "
@@ -196,31 +204,33 @@ LATENCY = Dashboard(
             unit="s",
         ),
         Panel(
-            "Attempts, retries and continuations per second",
+            "Attempts, retries and continuations, per second",
             [
                 (rate("mayfly_request_attempts_total", "model"), "{{model}} attempts"),
                 (rate("mayfly_request_retries_total", "model"), "{{model}} retries"),
                 (rate("mayfly_continuations_total", "model"), "{{model}} continuations"),
             ],
+            description="Attempt: a prompt is sent to a worker. Retry: the attempt ended before a "
+            "worker accepted it. Continuation: it ended later, and another worker took over.",
         ),
         Panel(
-            "Decode steps",
+            "Time of a decode step",
             quantiles("mayfly_worker_decode_step_seconds", "slot"),
             unit="s",
         ),
         Panel(
-            "Chunks of prompts",
+            "Time of a prefill chunk",
             quantiles("mayfly_worker_prefill_chunk_seconds", "slot"),
             unit="s",
         ),
         Panel(
-            "Rows that decode together",
+            "Rows in the batch",
             [(f"sum by (slot) (mayfly_worker_batch_rows{{{MODEL}}})", "{{slot}}")],
         ),
         Panel(
-            "Different lengths of chunks since a worker's start",
+            "Different prefill chunk lengths since the worker's start",
             [(f"sum by (slot) (mayfly_worker_prefill_lengths{{{MODEL}}})", "{{slot}}")],
-            what="Each compiles or plans kernels anew: where this keeps growing, prefill is slow.",
+            description="Each new length compiles or plans kernels, which makes prefill slow.",
         ),
     ],
 )
@@ -230,7 +240,7 @@ MEMORY = Dashboard(
     "Mayfly: memory",
     [
         Panel(
-            "Footprint of the processes",
+            "Memory footprint of worker processes",
             [
                 (
                     f'sum by (slot) (mayfly_worker_memory_bytes{{{SLOT}, kind="footprint"}})',
@@ -241,7 +251,7 @@ MEMORY = Dashboard(
             stacked=True,
         ),
         Panel(
-            "MLX: active, cached, peak",
+            "MLX memory: active, cached, peak",
             [
                 (
                     "sum by (slot, kind) "
@@ -252,7 +262,7 @@ MEMORY = Dashboard(
             unit="bytes",
         ),
         Panel(
-            "KV caches, and their budget",
+            "Memory of KV caches, and its budget",
             [
                 (f"mayfly_worker_kv_bytes{{{SLOT}}}", "{{slot}}"),
                 (f"mayfly_worker_kv_budget_bytes{{{SLOT}}}", "{{slot}} budget"),
@@ -260,7 +270,7 @@ MEMORY = Dashboard(
             unit="bytes",
         ),
         Panel(
-            "Prefix cache",
+            "Memory of the prefix cache",
             [
                 (
                     f'sum by (slot) (mayfly_worker_memory_bytes{{{SLOT}, kind="prefix_cache"}})',
@@ -270,7 +280,7 @@ MEMORY = Dashboard(
             unit="bytes",
         ),
         Panel(
-            "Share of prompts' tokens that the prefix cache had",
+            "Prefix cache hit rate, in tokens of prompts",
             [
                 (
                     f"{rate('mayfly_worker_prompt_tokens_cached_total', 'slot', SLOT)} / "
@@ -281,12 +291,12 @@ MEMORY = Dashboard(
             unit="percentunit",
         ),
         Panel(
-            "The machine: available, and wired where that is known",
+            "Memory of the machine: available, and wired",
             [('mayfly_node_memory_bytes{node=~"$node"}', "{{node}} {{kind}}")],
             unit="bytes",
         ),
         Panel(
-            "Slots that wait for memory",
+            "Slots that wait for memory before they start a worker",
             [
                 (
                     "sum by (slot, reason) "
@@ -304,14 +314,16 @@ FLEET = Dashboard(
     "fleet",
     "Mayfly: fleet",
     [
-        Panel("Nodes heard of", [("min by (node) (mayfly_node_up)", "{{node}}")], kind="stat"),
         Panel(
-            "Ready workers, as each front end sees them",
+            "Nodes that send rosters", [("min by (node) (mayfly_node_up)", "{{node}}")], kind="stat"
+        ),
+        Panel(
+            "Ready workers, by front end",
             [(f"sum by (instance, model) (mayfly_workers_ready{{{MODEL}}})", "{{instance}}")],
             kind="stat",
         ),
         Panel(
-            "Ready workers, as their nodes say",
+            "Ready workers, by node",
             [
                 (
                     "sum by (node, model) "
@@ -327,14 +339,14 @@ FLEET = Dashboard(
             stacked=True,
         ),
         Panel(
-            "Requests on each node",
+            "Requests by node",
             [
                 (f"sum by (node) (mayfly_worker_requests_running{{{MODEL}}})", "{{node}} running"),
                 (f"sum by (node) (mayfly_worker_requests_waiting{{{MODEL}}})", "{{node}} waiting"),
             ],
         ),
         Panel(
-            "Losses in an hour, by node",
+            "Workers lost in an hour, by node",
             [
                 (
                     "sum by (node) "
@@ -344,7 +356,7 @@ FLEET = Dashboard(
             ],
         ),
         Panel(
-            "Peers that were refused on the wire, in an hour",
+            "Connections and messages refused in an hour",
             [
                 (
                     "sum by (by, reason) (increase(mayfly_wire_refusals_total[1h]))",
@@ -353,18 +365,19 @@ FLEET = Dashboard(
             ],
         ),
         Panel(
-            "Quarantine: requests that are refused",
+            "Requests in quarantine",
             [("max(mayfly_quarantine_entries)", "entries")],
+            description="These requests are refused because workers died of them.",
         ),
         Panel(
-            "Late messages to front ends, of all, per second",
+            "Messages from workers to front ends, per second: late ones, and all",
             [
                 ("sum(rate(mayfly_late_messages_total[$__rate_interval]))", "late"),
                 ("sum(rate(mayfly_messages_total[$__rate_interval]))", "all"),
             ],
         ),
         Panel(
-            "Scrapes of nodes by front ends, and those without an answer, per second",
+            "Metrics requests to nodes, per second: failed ones, and all",
             [
                 ("sum(rate(mayfly_node_scrapes_total[$__rate_interval]))", "all"),
                 ("sum(rate(mayfly_node_scrape_failures_total[$__rate_interval]))", "failed"),

@@ -1,4 +1,4 @@
-"""What a dashboard is made of, and how it looks in Grafana's own JSON."""
+"""Panels and dashboards, and their rendering as Grafana's JSON."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 WIDTH = 24
-"""Of a dashboard, in columns."""
+"""Columns of a dashboard."""
 
 
 @dataclass(frozen=True)
 class Panel:
-    """``queries`` are pairs of PromQL and a legend. ``width`` is in Grafana's 24 columns."""
+    """A panel. ``queries`` are pairs of PromQL and a legend; ``width`` counts of 24 columns."""
 
     title: str
     queries: Sequence[tuple[str, str]]
     unit: str = "short"
     kind: str = "timeseries"
     width: int = 12
-    what: str = ""
+    description: str = ""
     stacked: bool = False
 
 
@@ -31,11 +31,11 @@ class Dashboard:
     title: str
     panels: Sequence[Panel]
     by: Sequence[str] = ("node", "model")
-    """Which variables it has."""
+    """The labels that the dashboard has a variable for."""
 
 
 def rendered(dashboard: Dashboard) -> str:
-    """The JSON that Grafana provisions."""
+    """Renders a dashboard as the JSON that Grafana reads."""
     model = {
         "uid": f"mayfly-{dashboard.name}",
         "title": dashboard.title,
@@ -86,7 +86,7 @@ def _variable(name: str) -> dict[str, Any]:
 
 
 def _laid_out(panels: Sequence[Panel]) -> list[dict[str, Any]]:
-    """From left to right, then down."""
+    """Places panels from left to right, then down."""
     found: list[dict[str, Any]] = []
     x = y = below = 0
     for number, panel in enumerate(panels, start=1):
@@ -109,7 +109,7 @@ def _panel(panel: Panel, number: int) -> dict[str, Any]:
         "id": number,
         "type": panel.kind,
         "title": panel.title,
-        "description": panel.what,
+        "description": panel.description,
         "datasource": SOURCE,
         "fieldConfig": {
             "defaults": {
