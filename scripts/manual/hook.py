@@ -1,9 +1,9 @@
-"""What mkdocs is told beyond the pages in ``docs/``.
+"""The mkdocs hook that adds pages to those in ``docs/`` and adapts links.
 
-- Pages are made from the code (:mod:`reference`).
+- Some pages are generated from the code (:mod:`reference`).
 - Some files of the repository are pages, too.
-- A link out of ``docs/`` leads to such a page, or becomes the file's name; one to a file that does
-  not exist is an error.
+- A link out of ``docs/`` leads to such a page, or is replaced by the file's name; a link to a
+  file that does not exist is an error.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ TAKEN: Mapping[str, str] = {
     "deploy/README.md": "deploy.md",
     "grafana/README.md": "grafana.md",
 }
-"""Files of the repository, and what they are called in the manual."""
+"""Files of the repository, and their names in the manual."""
 ELSEWHERE: Mapping[str, str] = {
     "README.md": "index.md",
 }
-"""Where links to what has no page of its own lead."""
+"""Files without a page of their own, and the page that links to them lead to."""
 
 _CODE = re.compile(r"(```.*?```|`[^`\n]*`)", re.DOTALL)
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?!https?:|mailto:|#)([^)\s]+)\)")
@@ -58,21 +58,21 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     origins = {taken: source for source, taken in TAKEN.items()}
     folder = posixpath.dirname(origins.get(name, f"docs/{name}"))
 
-    def led(link: re.Match[str]) -> str:
-        return _led(link[1], link[2], name, folder)
+    def rewrite(link: re.Match[str]) -> str:
+        return _rewrite(link[1], link[2], name, folder)
 
     # Odd parts are code, in which nothing is a link.
     parts = _CODE.split(_without_broken_links(markdown))
-    return "".join(part if n % 2 else _LINK.sub(led, part) for n, part in enumerate(parts))
+    return "".join(part if n % 2 else _LINK.sub(rewrite, part) for n, part in enumerate(parts))
 
 
 def _without_broken_links(markdown: str) -> str:
-    """Code within a link's text would be split from its link: it is no code while links are led."""
+    """Removes the code marks within links' texts, at which the page would be split."""
     return re.sub(r"\[`([^`\]]+)`\]\(", r"[\1](", markdown)
 
 
-def _led(text: str, target: str, page: str, folder: str) -> str:
-    """A link of a page that came from ``folder`` of the repository, as it is in the manual."""
+def _rewrite(text: str, target: str, page: str, folder: str) -> str:
+    """Rewrites a link, from a page that lies in ``folder`` of the repository, for the manual."""
     path, hash_, anchor = target.partition("#")
     source = posixpath.normpath(posixpath.join(folder, path))
     here = posixpath.dirname(page)

@@ -1,4 +1,4 @@
-"""The pages of the manual that are made from the code: nothing in them is written twice."""
+"""The pages of the manual that are generated from the code: configuration, commands, faults."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from mayfly_protocol.faults.exits import ENDS, LEAVINGS
 from mayfly_protocol.faults.metal import METAL
 
 Command = Any
-"""Typer's; whether that is also click's depends on its version."""
+"""A command object of typer, which is one of click in some versions only."""
 
 _SCOPES = {
     "request": "that request fails, and nothing else",
-    "batch": "the batch is thrown away and rebuilt in the same process; its requests are retried",
-    "recycle": "the worker hands its requests over and leaves in good order",
-    "worker": "the process is poisoned: it leaves at once, its requests go on elsewhere",
-    "machine": "the same, and the next worker is not started right away",
-    "model": "it would happen to the next worker too: the slot fails until it is reconfigured",
+    "batch": "the batch is discarded and rebuilt in the same process; its requests are retried",
+    "recycle": "the worker hands its requests over to other workers and exits in good order",
+    "worker": "the process is unusable: it exits at once, and its requests continue elsewhere",
+    "machine": "as with `worker`, and the next worker is not started right away",
+    "model": "the next worker would fail too: the slot fails until its configuration is changed",
 }
 _FAMILIES: tuple[tuple[str, tuple[Kind, ...]], ...] = (
     ("Metal, and memory", METAL),
     ("Streams and threads", (STREAM_THREAD,)),
     ("CUDA", CUDA),
     ("The engine and the model", ENGINE),
-    ("How a process ends, or stops without ending", ENDS),
-    ("Leaving in good order, and not starting", LEAVINGS),
+    ("Processes that end or hang", ENDS),
+    ("Orderly exits, and failures to start", LEAVINGS),
 )
 
 
@@ -50,19 +50,19 @@ def configuration() -> str:
         [
             "# Configuration",
             "",
-            "Everything that can be set is an option of `mayfly serve`, a variable and a line of a "
-            "file alike. An option is stronger than a variable, a variable than the file, and the "
-            "file than the default. Times are seconds; paths in a file are relative to it.",
+            "Every setting is an option of `mayfly serve`, an environment variable and a key of a "
+            "file. An option overrides a variable, a variable overrides the file, and the file "
+            "overrides the default. Times are in seconds; paths in a file are relative to it.",
             "",
             "```sh",
             "mayfly config init     # writes mayfly.toml, with every key in a comment",
-            "mayfly config show     # prints what is in force, and where each value came from",
+            "mayfly config show     # prints the settings in force, and where each value came from",
             "```",
             "",
             "The file is `mayfly.toml` in the folder where `mayfly serve` is started, or else the "
             "one in the platform's configuration directory; `--config` or `MAYFLY_CONFIG` names "
-            "another. A key `max_rows` is the option `--max-rows` and the variable "
-            "`MAYFLY_MAX_ROWS`. A switch that is on is turned off by `--no-...`.",
+            "another one. The key `max_rows` is the option `--max-rows` and the variable "
+            "`MAYFLY_MAX_ROWS`. `--no-...` turns off a switch that is on.",
             "",
             "## The server",
             "",
@@ -70,18 +70,18 @@ def configuration() -> str:
             "",
             "## Workers and models",
             "",
-            "Outside of `[[models]]` these hold for every model that says nothing else.",
+            "Outside of `[[models]]` these keys hold for every model that does not set them.",
             "",
             *_keys(SHARED.values()),
             "",
             "## Several models",
             "",
-            "Each `[[models]]` table has workers of its own, and takes what it leaves out from "
-            "outside. Beside the keys above it has:",
+            "Each `[[models]]` table has workers of its own. Keys that it does not set have the "
+            "values from outside of it. In addition to the keys above it has:",
             "",
             *_keys(models),
             "",
-            "## A whole file",
+            "## A complete file",
             "",
             "```toml",
             template().rstrip(),
@@ -123,8 +123,8 @@ def commands() -> str:
     lines = [
         "# Commands",
         "",
-        "Exit codes: 0 done, or stopped by Ctrl-C or SIGTERM; 1 failed, and one sentence on stderr "
-        "says how; 2 wrong usage. `--help` says the same as this page.",
+        "Exit codes: 0 for success, or a stop by Ctrl-C or SIGTERM; 1 for a failure, with one "
+        "sentence on stderr; 2 for wrong usage. `--help` prints the same as this page.",
         "",
     ]
     for path, command in _walk(("mayfly",), root):
@@ -133,7 +133,7 @@ def commands() -> str:
 
 
 def _walk(path: tuple[str, ...], command: Command) -> Iterator[tuple[tuple[str, ...], Command]]:
-    """Every command that does something, groups that do so without a subcommand included."""
+    """Yields every command that can be run, including groups that run without a subcommand."""
     inner: dict[str, Command] = getattr(command, "commands", {})
     if len(path) > 1 and (not inner or getattr(command, "invoke_without_command", False)):
         yield path, command
@@ -174,12 +174,13 @@ def faults() -> str:
     lines = [
         "# Faults, one by one",
         "",
-        "MLX has no exception types of its own, and often the process is gone before anybody can "
-        "catch one: a fault is known by its text, by how the process ended, or by clocks. This is "
-        "the table by which Mayfly judges them. `mayfly faults explain < LOG` finds the first one "
-        "in a log, which is the one that matters: what comes after it mostly only follows.",
+        "MLX has no exception types of its own, and often the process is gone before an exception "
+        "could be caught. Mayfly identifies a fault by its error message, by how the process "
+        "ended, or by a timeout, and this is its table of them. `mayfly faults explain < LOG` finds "
+        "the first fault in a log. That is the one that matters: later errors are usually "
+        "consequences.",
         "",
-        "How much is lost with a fault is its **scope**:",
+        "The **scope** of a fault says how much is lost with it:",
         "",
         *(f"- `{name}`: {words}." for name, words in _SCOPES.items()),
         "",
@@ -215,7 +216,7 @@ def _fault(kind: Kind) -> Iterator[str]:
 
 def _blame(kind: Kind) -> str:
     if kind.follows:
-        return " It is never the first error of its process: look for the one before it."
+        return " It is never the first error of its process: look for an earlier one."
     if kind.strike == "suspects":
         return " The requests of the forward pass that failed become suspects."
     return " No request is suspected."
