@@ -176,8 +176,8 @@ def faults() -> str:
         "",
         "MLX has no exception types of its own, and often the process is gone before an exception "
         "could be caught. Mayfly identifies a fault by its error message, by how the process "
-        "ended, or by a timeout, and this is its table of them. `mayfly faults explain < LOG` finds "
-        "the first fault in a log. That is the one that matters: later errors are usually "
+        "ended, or by a timeout, and this is its table of them. `mayfly faults explain < LOG` "
+        "finds the first fault in a log. That is the one that matters: later errors are usually "
         "consequences.",
         "",
         "The **scope** of a fault says how much is lost with it:",
