@@ -24,7 +24,7 @@ from decoding import GREEDY, TOGETHER, Decoder, spread
 
 from mayfly_worker.engine import caches
 from mayfly_worker.engine.chunks import ChunkSizer
-from mayfly_worker.engine.sequence import Event, Row, Start, Step
+from mayfly_worker.engine.sequence import Event, SequenceState, Start, StepResult
 
 ANSWER = 24
 
@@ -79,7 +79,7 @@ class Burst:
 
     def _emit(self, events: list[Event]) -> None:
         for event in events:
-            if isinstance(event, Step):
+            if isinstance(event, StepResult):
                 for drawn in event.drawn:
                     self._came.setdefault(drawn.row, time.perf_counter())
 
@@ -99,7 +99,9 @@ class Burst:
             for row in ids:
                 tokens = [rng.randrange(self._width) for _ in range(rng.randrange(132, 158))]
                 sent[row] = time.perf_counter()
-                self._engine.commands.put(Start(str(row), [Row(row, tokens, GREEDY, ANSWER)]))
+                self._engine.commands.put(
+                    Start(str(row), [SequenceState(row, tokens, GREEDY, ANSWER)])
+                )
                 time.sleep(self._args.every_ms / 1e3)
 
         sender = threading.Thread(target=send)

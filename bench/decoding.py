@@ -16,18 +16,18 @@ from mlx_lm.utils import load_model
 from mayfly_worker.engine import caches
 from mayfly_worker.engine.admission import Budget
 from mayfly_worker.engine.chunks import ChunkSizer
-from mayfly_worker.engine.sampler import RowSampling
+from mayfly_worker.engine.sampler import SequenceSampling
 from mayfly_worker.engine.scheduler import Engine
-from mayfly_worker.engine.sequence import Event, Row, Start
-from mayfly_worker.engine.sub_batches import pass_tokens
+from mayfly_worker.engine.sequence import Event, SequenceState, Start
+from mayfly_worker.engine.sub_batches import pass_cost_tokens
 from mayfly_worker.model.probe import Probe, probe
-from mayfly_worker.model.reference_store import References
+from mayfly_worker.model.reference_store import ReferenceStore
 from mayfly_worker.prefix_cache import PrefixCache
 
 TOGETHER, APART = float("inf"), 0.0
 """Prices of a forward pass at which rows always share one, or never do."""
 
-GREEDY = RowSampling.greedy()
+GREEDY = SequenceSampling.greedy()
 Emit = Callable[[list[Event]], None]
 WARM_UP = 5
 
@@ -46,10 +46,10 @@ class Decoder:
 
     @classmethod
     def with_model(cls, model: Any) -> Decoder:
-        found = probe(model, caches.factory(model), References.of("", ""))
+        found = probe(model, caches.factory(model), ReferenceStore.of("", ""))
         parameters: list[tuple[str, Any]] = list(tree_flatten(model.parameters()))  # type: ignore[arg-type]
         weights = sum(p.nbytes for _, p in parameters)
-        return cls(model, found, pass_tokens(weights, found.cost.per_token))
+        return cls(model, found, pass_cost_tokens(weights, found.cost.per_token))
 
     def prompts(self, lengths: Sequence[int]) -> list[list[int]]:
         """Random ones."""
@@ -69,7 +69,7 @@ class Decoder:
             emit=emit,
             new_cache=caches.factory(self.model),
             padding_safe=self.found.padding_safe,
-            pass_tokens=price,
+            pass_cost_tokens=price,
             **more,
         )
 
@@ -79,13 +79,13 @@ class Decoder:
         steps: int,
         *,
         price: float = TOGETHER,
-        sampling: RowSampling = GREEDY,
+        sampling: SequenceSampling = GREEDY,
         logprobs: int | None = None,
     ) -> float:
         """The median time of a decode step of rows with so many tokens."""
         engine = self.engine(len(lengths), price, ChunkSizer(1.0, 1.0), lambda events: None)
         for i, tokens in enumerate(self.prompts(lengths)):
-            row = Row(i, tokens, sampling, 1 << 20, logprobs=logprobs)
+            row = SequenceState(i, tokens, sampling, 1 << 20, logprobs=logprobs)
             engine.commands.put(Start(str(i), [row]))
         while engine.gauges.running < len(lengths) or engine.gauges.phase != "decode":
             engine.turn()

@@ -25,8 +25,8 @@ from mlx_lm.sample_utils import make_sampler
 
 from mayfly_protocol.requests import Sampling
 from mayfly_worker.engine.chunks import ChunkSizer
-from mayfly_worker.engine.sampler import RowSampling
-from mayfly_worker.engine.sequence import Event, Row, Start, Step
+from mayfly_worker.engine.sampler import SequenceSampling
+from mayfly_worker.engine.sequence import Event, SequenceState, Start, StepResult
 
 MAX_ROWS = 64
 Run = Callable[[Any, list[dict[str, Any]], int], dict[str, Any]]
@@ -95,7 +95,7 @@ class EngineRun:
 
     def _hear(self, events: list[Event]) -> None:
         now = time.perf_counter()
-        for drawn in (d for event in events if isinstance(event, Step) for d in event.drawn):
+        for drawn in (d for event in events if isinstance(event, StepResult) for d in event.drawn):
             self._arrivals[drawn.row].append(now)
             if drawn.end is not None:
                 self._left.discard(drawn.row)
@@ -118,7 +118,7 @@ class EngineRun:
         tokens = tokenizer.apply_chat_template(body["messages"], add_generation_prompt=True)
         sampling = Sampling(number, body.get("temperature", 0.0), body.get("top_p", 1.0))
         ends, most = frozenset(tokenizer.eos_token_ids), int(body["max_tokens"])
-        row = Row(number, tokens, RowSampling(sampling), most, stop_ids=ends)
+        row = SequenceState(number, tokens, SequenceSampling(sampling), most, stop_ids=ends)
         self._engine.commands.put(Start(str(number), [row]))
 
 

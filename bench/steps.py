@@ -20,14 +20,14 @@ from mlx_lm.generate import BatchGenerator
 from mlx_lm.sample_utils import make_sampler
 
 from mayfly_protocol.requests import Sampling
-from mayfly_worker.engine.sampler import RowSampling
+from mayfly_worker.engine.sampler import SequenceSampling
 
 PROMPT = 140
 BARE, BARE_SAMPLED = "mlx-lm, greedy", "mlx-lm, temperature and top_p"
 
 
-def sampled(**more: Any) -> RowSampling:
-    return RowSampling(Sampling(seed=1, temperature=0.7, **more))
+def sampled(**more: Any) -> SequenceSampling:
+    return SequenceSampling(Sampling(seed=1, temperature=0.7, **more))
 
 
 OURS: dict[str, dict[str, Any]] = {
@@ -36,7 +36,7 @@ OURS: dict[str, dict[str, Any]] = {
     "temperature and top_p": {"sampling": sampled(top_p=0.9)},
     "temperature, top_p, top_k, min_p": {"sampling": sampled(top_p=0.9, top_k=40, min_p=0.05)},
     "greedy, penalties": {
-        "sampling": RowSampling(Sampling(seed=1, temperature=0.0, presence_penalty=0.5))
+        "sampling": SequenceSampling(Sampling(seed=1, temperature=0.0, presence_penalty=0.5))
     },
     "greedy, 5 logprobs": {"sampling": GREEDY, "logprobs": 5},
 }

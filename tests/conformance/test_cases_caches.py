@@ -18,7 +18,7 @@ from mlx_lm.utils import load_model, load_tokenizer
 from mayfly_protocol.requests import TokenPrompt
 from mayfly_worker.engine import caches
 from mayfly_worker.model.probe import probe
-from mayfly_worker.model.reference_store import References
+from mayfly_worker.model.reference_store import ReferenceStore
 from support.api import CHAT, TEXT, Json, answer, choice, together, user, whole_stream
 from support.engine import GREEDY, Ask, Bench
 from support.models import tiny as tiny_models
@@ -34,7 +34,9 @@ class Cold:
     def __init__(self, folder: Path) -> None:
         self._model = load_model(folder)[0]
         self._tokenizer = load_tokenizer(folder)
-        self._width = probe(self._model, caches.factory(self._model), References.of("", "")).width
+        self._width = probe(
+            self._model, caches.factory(self._model), ReferenceStore.of("", "")
+        ).width
         self._known: dict[tuple[tuple[int, ...], int], list[int]] = {}
 
     def ids(self, prompt: list[int], max_tokens: int) -> list[int]:

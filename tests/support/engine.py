@@ -11,9 +11,17 @@ from mayfly_protocol.requests import Sampling
 from mayfly_worker.engine import caches
 from mayfly_worker.engine.admission import Budget
 from mayfly_worker.engine.chunks import ChunkSizer
-from mayfly_worker.engine.sampler import RowSampling
+from mayfly_worker.engine.sampler import SequenceSampling
 from mayfly_worker.engine.scheduler import Engine
-from mayfly_worker.engine.sequence import Cancel, Drawn, Event, Row, Start, Started, Step
+from mayfly_worker.engine.sequence import (
+    Cancel,
+    Event,
+    SampledToken,
+    SequenceState,
+    Start,
+    Started,
+    StepResult,
+)
 from mayfly_worker.prefix_cache import PrefixCache
 
 GREEDY = Sampling(seed=0, temperature=0.0)
@@ -40,7 +48,7 @@ class Ask:
 class Answer:
     """What came back, by choice."""
 
-    drawn: dict[int, list[Drawn]] = field(default_factory=dict)
+    drawn: dict[int, list[SampledToken]] = field(default_factory=dict)
     cached: int = 0
 
     def ids(self, choice: int = 0) -> list[int]:
@@ -75,7 +83,7 @@ class Bench:
         max_kv_size: int | None = None,
         kv_bits: int | None = None,
         bucketed: bool = False,
-        pass_tokens: float = float("inf"),
+        pass_cost_tokens: float = float("inf"),
     ) -> None:
         self.events: list[Event] = []
         self.prefixes = PrefixCache(prefix_bytes)
@@ -89,7 +97,7 @@ class Bench:
             new_cache=caches.factory(model, max_kv_size, kv_bits),
             padding_safe=padding_safe,
             bucketed=bucketed,
-            pass_tokens=pass_tokens,
+            pass_cost_tokens=pass_cost_tokens,
         )
         self._max_rows = max_rows
         self._keys = map(str, itertools.count())
@@ -102,10 +110,10 @@ class Bench:
         key = next(self._keys)
         rows = []
         for choice in range(ask.n):
-            row = Row(
+            row = SequenceState(
                 next(self._rows),
                 list(ask.tokens),
-                RowSampling(ask.sampling, choice, ask.banned, ask.banned_until),
+                SequenceSampling(ask.sampling, choice, ask.banned, ask.banned_until),
                 ask.max_tokens,
                 ask.generated,
                 ask.stop_ids,
@@ -129,12 +137,12 @@ class Bench:
         for event in self.events:
             if isinstance(event, Started):
                 self.answers[event.key].cached += event.cached
-            if isinstance(event, Step):
+            if isinstance(event, StepResult):
                 for drawn in event.drawn:
                     self._note(drawn)
         self.events.clear()
 
-    def _note(self, drawn: Drawn) -> None:
+    def _note(self, drawn: SampledToken) -> None:
         key, choice = self._owner[drawn.row]
         self.answers[key].drawn.setdefault(choice, []).append(drawn)
         if drawn.end and key in self.open:

@@ -9,8 +9,15 @@ import pytest
 from mayfly_protocol.requests import Ending, Generation, Sampling, TextPrompt
 from mayfly_protocol.serving import Accepted, Cancel, Failed, Finish, Handover, Submit, Tokens
 from mayfly_worker.engine.gauges import Gauges
-from mayfly_worker.engine.sampler import RowSampling
-from mayfly_worker.engine.sequence import YOUNG_TOKENS, Drawn, Row, RowFailed, Start, Step
+from mayfly_worker.engine.sampler import SequenceSampling
+from mayfly_worker.engine.sequence import (
+    YOUNG_TOKENS,
+    SampledToken,
+    SequenceFailed,
+    SequenceState,
+    Start,
+    StepResult,
+)
 from mayfly_worker.engine.sequence import Cancel as EngineCancel
 from mayfly_worker.prepare import Choice, Prepared
 from mayfly_worker.process import beat
@@ -61,7 +68,9 @@ class Office:
         for index in range(submit.generation.n):
             self._rows += 1
             before = list(submit.resume[index]) if submit.resume else []
-            row = Row(self._rows, [1, *before], RowSampling(Sampling(seed=0), index), 100)
+            row = SequenceState(
+                self._rows, [1, *before], SequenceSampling(Sampling(seed=0), index), 100
+            )
             choices.append(Choice(index, row, Words()))  # type: ignore[arg-type]
         self.rows[submit.rid] = [choice.row.id for choice in choices]
         self.desk.prepared(key, Prepared(submit, 1, (), choices))
@@ -70,7 +79,7 @@ class Office:
         row = self.rows[rid][choice]
         for number in range(count):
             last = end if number == count - 1 else None
-            self.desk.happened([Step([Drawn(row, 7, last)])])
+            self.desk.happened([StepResult([SampledToken(row, 7, last)])])
 
     @property
     def begun(self) -> list[str]:
@@ -107,8 +116,10 @@ def test_nothing_follows_the_end_of_a_request_whose_grammar_gave_up(office: Offi
     office.submit("a", suspect=False, n=2)
     office.submit("b", suspect=False)
     [first, second], [other] = office.rows["a"], office.rows["b"]
-    step = Step([Drawn(first, 7), Drawn(second, 7), Drawn(other, 7)])
-    office.desk.happened([step, RowFailed(second, "too much"), RowFailed(first, "too much")])
+    step = StepResult([SampledToken(first, 7), SampledToken(second, 7), SampledToken(other, 7)])
+    office.desk.happened(
+        [step, SequenceFailed(second, "too much"), SequenceFailed(first, "too much")]
+    )
     told = [type(m) for m in office.sent if not isinstance(m, Accepted)]
     assert told == [Tokens, Failed]
     assert office.ordered[-1] == EngineCancel(office.ordered[0].key)

@@ -249,7 +249,7 @@ def test_an_old_request_is_marked_beside_a_new_one(model: Any, width: int) -> No
     new = bench.submit(Ask(prompt(rng, width, 20), max_tokens=40))
     while not bench.answers[new].ids():
         bench.turn()
-    assert bench.engine.blamed(RuntimeError()) == ((new,), (old,))
+    assert bench.engine.suspects_of(RuntimeError()) == ((new,), (old,))
 
 
 @pytest.mark.parametrize("gone", [0, 1, 2])

@@ -19,9 +19,9 @@ from mlx_lm.utils import load_model
 from mayfly_protocol.requests import Sampling
 from mayfly_protocol.settings import WorkerSettings
 from mayfly_worker.engine import caches
-from mayfly_worker.model.loading import CannotLoad, load
+from mayfly_worker.model.loading import ModelLoadError, load
 from mayfly_worker.model.probe import Probe, probe
-from mayfly_worker.model.reference_store import References
+from mayfly_worker.model.reference_store import ReferenceStore
 from mayfly_worker.prefix_cache.layers import leaves
 from support.engine import GREEDY, Ask, Bench, FixedChunks
 from support.models import tiny
@@ -109,7 +109,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     folder = tiny.build(tmp_path_factory.mktemp("model"), architecture=case.architecture, **options)
     model = load_model(folder)[0]
     new_cache = caches.factory(model, case.max_kv_size, case.kv_bits)
-    return Served(case, model, probe(model, new_cache, References.of("", "")), new_cache)
+    return Served(case, model, probe(model, new_cache, ReferenceStore.of("", "")), new_cache)
 
 
 def prompt(rng: random.Random, length: int) -> list[int]:
@@ -261,7 +261,7 @@ def test_an_option_that_would_do_nothing_is_refused(
 ) -> None:
     folder = tiny.build(tmp_path, architecture=architecture)
     settings = WorkerSettings("test/0", 1, "", "", str(folder), "test", **options)
-    with pytest.raises(CannotLoad, match=named):
+    with pytest.raises(ModelLoadError, match=named):
         load(settings, lambda *_: None)
 
 

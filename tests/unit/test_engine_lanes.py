@@ -14,9 +14,9 @@ from mlx_lm.utils import load_model
 
 from mayfly_worker.engine import sub_batches
 from mayfly_worker.engine.admission import Budget
-from mayfly_worker.engine.sampler import RowSampling
-from mayfly_worker.engine.sequence import Row
-from mayfly_worker.engine.sub_batches import MOST, cheapest, pass_tokens
+from mayfly_worker.engine.sampler import SequenceSampling
+from mayfly_worker.engine.sequence import SequenceState
+from mayfly_worker.engine.sub_batches import MOST, cheapest_batch, pass_cost_tokens
 from support.engine import GREEDY, Ask, Bench
 
 NEW = -1
@@ -42,7 +42,7 @@ INFINITE = float("inf")
 def test_where_rows_join(
     running: list[list[int]], joining: list[int], price: float, lane: int
 ) -> None:
-    assert cheapest(running, joining, price) == (len(running) if lane == NEW else lane)
+    assert cheapest_batch(running, joining, price) == (len(running) if lane == NEW else lane)
 
 
 lengths = st.lists(st.integers(1, 10_000), min_size=1, max_size=8)
@@ -58,7 +58,7 @@ def test_no_other_place_is_cheaper(
         return sum(len(rows) * max(rows) + price for rows in after)
 
     places = range(min(MOST, len(running) + 1))
-    best = cheapest(running, joining, price)
+    best = cheapest_batch(running, joining, price)
     assert best in places
     assert cost(best) <= min(map(cost, places)) * (1 + 1e-9)
 
@@ -76,8 +76,8 @@ def test_what_a_forward_pass_costs(
 ) -> None:
     for name in ("metal", "cuda"):
         monkeypatch.setattr(getattr(mx, name), "is_available", lambda name=name: name == device)
-    assert pass_tokens(512_000, 512) == 1000 + launch / 512
-    assert pass_tokens(512_000, 0) == INFINITE
+    assert pass_cost_tokens(512_000, 512) == 1000 + launch / 512
+    assert pass_cost_tokens(512_000, 0) == INFINITE
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def asks() -> list[Ask]:
 
 def test_a_long_row_goes_apart_and_all_say_what_they_say_alone(model: Any) -> None:
     alone = [Bench(model, 1800).run([ask])[0].ids() for ask in asks()]
-    bench = Bench(model, 1800, pass_tokens=500.0)
+    bench = Bench(model, 1800, pass_cost_tokens=500.0)
     decode = bench.engine._decode
     seen = set()
     keys = [bench.submit(ask) for ask in asks()]
@@ -115,7 +115,7 @@ def test_a_long_row_goes_apart_and_all_say_what_they_say_alone(model: Any) -> No
 
 def test_who_outgrows_the_budget_is_the_newest_wherever_it_is(model: Any) -> None:
     """What is short and apart takes less than as part of the long one's batch."""
-    bench = Bench(model, 1800, pass_tokens=0.0)
+    bench = Bench(model, 1800, pass_cost_tokens=0.0)
     first, second, *_ = asks()
     [old] = [bench.submit(second)]
     while not len(bench.engine._decode):
@@ -133,8 +133,8 @@ def test_who_outgrows_the_budget_is_the_newest_wherever_it_is(model: Any) -> Non
 
 
 def test_lanes_are_counted_one_by_one() -> None:
-    def row(length: int) -> Row:
-        return Row(0, [1] * length, RowSampling.greedy(), 1)
+    def row(length: int) -> SequenceState:
+        return SequenceState(0, [1] * length, SequenceSampling.greedy(), 1)
 
     budget = Budget(32, 1000, bytes_per_token=2, bytes_per_row=10)
     assert budget.holds([[row(200), row(200)]])  # 2 * 200 * 2 + 2 * 10

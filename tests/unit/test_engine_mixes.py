@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from mlx_lm.utils import load_model, load_tokenizer
 
 from mayfly_protocol.requests import Constraint, Sampling
-from mayfly_worker.engine.sequence import Cancel, Drawn, Stop
+from mayfly_worker.engine.sequence import Cancel, SampledToken, Stop
 from mayfly_worker.grammar import Compiled, Grammars
 from support.engine import Answer, Ask, Bench, FixedChunks
 from support.schemas import SCHEMAS
@@ -136,7 +136,7 @@ class Oracle:
             [self._whole[kind]] = Bench(self.model, self.width).run([self._ask(kind, [])])
         return self._whole[kind]
 
-    def alone(self, kind: Kind) -> list[list[Drawn]]:
+    def alone(self, kind: Kind) -> list[list[SampledToken]]:
         """By choice, what is to come of the request as it is asked."""
         done = len(self._done(kind))
         whole = self.whole(kind)
@@ -253,7 +253,7 @@ any_mix = given(
     chunks=st.builds(FixedChunks, st.sampled_from([2048, 256, 32]), st.sampled_from([512, 32])),
     prefix_tokens=st.sampled_from([300, 800, 100_000, 0]),
     bucketed=st.booleans(),
-    pass_tokens=st.sampled_from([float("inf"), 100.0, 0.0]),
+    pass_cost_tokens=st.sampled_from([float("inf"), 100.0, 0.0]),
     kv_tokens=st.sampled_from([1 << 22, 1 << 22, 400, 100]),
 )
 
@@ -265,7 +265,7 @@ def assert_alone_is_together(
     chunks: FixedChunks,
     prefix_tokens: int,
     bucketed: bool,
-    pass_tokens: float,
+    pass_cost_tokens: float,
     kv_tokens: int,
 ) -> Bench:
     bench = Bench(
@@ -275,7 +275,7 @@ def assert_alone_is_together(
         max_rows=rows,
         prefix_bytes=prefix_tokens * TOKEN_BYTES,
         bucketed=bucketed,
-        pass_tokens=pass_tokens,
+        pass_cost_tokens=pass_cost_tokens,
         kv_bytes=kv_tokens * KV_BYTES,
     )
     mix = Mix(oracle, bench)

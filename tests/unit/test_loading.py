@@ -17,8 +17,8 @@ from mlx_lm.utils import load_model
 
 from mayfly_protocol.faults import classify_exception
 from mayfly_protocol.settings import WorkerSettings
-from mayfly_worker.model.loading import CannotLoad, context_length, digest, load
-from mayfly_worker.model.page_cache import Warming, weight_files
+from mayfly_worker.model.loading import ModelLoadError, context_length, digest, load
+from mayfly_worker.model.page_cache import WeightReader, weight_files
 from support.models.scripted import Play
 
 
@@ -83,7 +83,7 @@ def test_a_file_that_cannot_be_read_is_what_loading_fails_of(copied: Path) -> No
 
 def test_files_may_be_read_long_before_anybody_looks(tiny_model: Path) -> None:
     files = weight_files(tiny_model)
-    warming = Warming(files)
+    warming = WeightReader(files)
     size = sum(file.stat().st_size for file in files)
     for _ in range(2):
         told: list[tuple[int, int]] = []
@@ -129,9 +129,9 @@ def test_an_adapter_of_another_model_is_refused(copied: Path, adapter: Path) -> 
     shutil.copytree(adapter, wrong)
     weights = {"model.layers.0.self_attn.q_proj.lora_a": mx.zeros((3, 4))}
     mx.save_safetensors(str(wrong / "adapters.safetensors"), weights)
-    with pytest.raises(CannotLoad, match="incompatible"):
+    with pytest.raises(ModelLoadError, match="incompatible"):
         load(settings(copied, adapter=str(wrong)), quiet)
-    with pytest.raises(CannotLoad, match="adapter"):
+    with pytest.raises(ModelLoadError, match="adapter"):
         load(settings(copied, adapter=str(copied.parent / "nowhere")), quiet)
 
 
@@ -162,13 +162,15 @@ def test_a_folder_that_is_no_model_is_refused(
     copied: Path, spoil: Callable[[Path], None], says: str
 ) -> None:
     spoil(copied)
-    with pytest.raises(CannotLoad, match=says):
+    with pytest.raises(ModelLoadError, match=says):
         load(settings(copied), quiet)
 
 
 def test_a_memory_limit_has_to_hold_the_weights(tiny_model: Path) -> None:
     size = (tiny_model / "model.safetensors").stat().st_size
-    with pytest.raises(CannotLoad, match=r"weights of 0\.\d+ GB, and memory_limit is 0\.\d+ GB"):
+    with pytest.raises(
+        ModelLoadError, match=r"weights of 0\.\d+ GB, and memory_limit is 0\.\d+ GB"
+    ):
         load(settings(tiny_model, memory_limit=size), quiet)
     load(settings(tiny_model, memory_limit=2 * size), quiet)
 
@@ -184,7 +186,7 @@ def test_corrupt_weights_are_a_fault_of_the_model(copied: Path) -> None:
 def test_R124_code_that_comes_with_a_model_is_not_run_unasked(
     scripted_model: Callable[..., Path], copied: Path
 ) -> None:
-    with pytest.raises(CannotLoad, match="--trust-remote-code"):
+    with pytest.raises(ModelLoadError, match="--trust-remote-code"):
         load(settings(scripted_model([Play("a", "b")])), quiet)
 
     marker = copied.parent / "marker"
@@ -194,7 +196,7 @@ def test_R124_code_that_comes_with_a_model_is_not_run_unasked(
     config = json.loads(path.read_text())
     config["auto_map"] = {"AutoTokenizer": ["tokenization_own.Own", None]}
     path.write_text(json.dumps(config))
-    with pytest.raises(CannotLoad, match="a tokenizer that is Python code"):
+    with pytest.raises(ModelLoadError, match="a tokenizer that is Python code"):
         load(settings(copied), quiet)
     assert not marker.exists()
 

@@ -13,9 +13,9 @@ from mayfly_protocol.requests import TokenPrompt
 from mayfly_protocol.serving import Submit
 from mayfly_protocol.settings import WorkerSettings
 from mayfly_worker.engine.admission import Budget
-from mayfly_worker.engine.sequence import Drawn, Step
+from mayfly_worker.engine.sequence import SampledToken, StepResult
 from mayfly_worker.errors import InvalidRequest
-from mayfly_worker.model.loading import Loaded, load
+from mayfly_worker.model.loading import LoadedModel, load
 from mayfly_worker.model.memory import within
 from mayfly_worker.prepare import Preparer
 from mayfly_worker.request_state import Session
@@ -29,7 +29,7 @@ LEFT = 16
 
 
 @pytest.fixture(scope="module")
-def loaded(tiny_model: Path) -> Loaded:
+def loaded(tiny_model: Path) -> LoadedModel:
     settings = WorkerSettings("tiny/0", 1, "", "", str(tiny_model), "tiny")
     return load(settings, lambda *_: None)
 
@@ -39,7 +39,7 @@ def budget() -> Budget:
     return Budget(max_rows=32, kv_bytes=ROOM * BYTES, bytes_per_token=BYTES)
 
 
-def test_the_context_is_what_memory_holds_of_it(loaded: Loaded, budget: Budget) -> None:
+def test_the_context_is_what_memory_holds_of_it(loaded: LoadedModel, budget: Budget) -> None:
     card = loaded.card
     assert within(card, budget).context == ROOM
     assert within(replace(card, context=0), budget).context == ROOM
@@ -52,7 +52,7 @@ def test_the_context_is_what_memory_holds_of_it(loaded: Loaded, budget: Budget) 
 @pytest.mark.parametrize("max_tokens", [None, LEFT, 10**9])
 @pytest.mark.parametrize("n", [1, 3])
 def test_R27_an_answer_that_memory_ends_has_filled_the_context(
-    loaded: Loaded, budget: Budget, max_tokens: int | None, n: int
+    loaded: LoadedModel, budget: Budget, max_tokens: int | None, n: int
 ) -> None:
     """Choices that do not fit together run one after the other."""
     fitted = replace(loaded, card=within(loaded.card, budget))
@@ -63,19 +63,19 @@ def test_R27_an_answer_that_memory_ends_has_filled_the_context(
     bench = Bench(loaded.model, loaded.probe.width, kv_bytes=budget.kv_bytes)
     for start in starts:
         bench.engine.commands.put(start)
-    drawn: dict[int, list[Drawn]] = {choice.row.id: [] for choice in prepared.choices}
+    drawn: dict[int, list[SampledToken]] = {choice.row.id: [] for choice in prepared.choices}
     while not all(tokens and tokens[-1].end for tokens in drawn.values()):
         assert bench.engine.turn()
         assert bench.engine.gauges.running <= 1
         for event in bench.events:
-            for token in event.drawn if isinstance(event, Step) else ():
+            for token in event.drawn if isinstance(event, StepResult) else ():
                 drawn[token.row].append(token)
         bench.events.clear()
     assert [len(tokens) for tokens in drawn.values()] == [LEFT] * n
     assert {tokens[-1].end for tokens in drawn.values()} == {"length"}
 
 
-def test_choices_that_fit_together_share_their_prefill(loaded: Loaded, budget: Budget) -> None:
+def test_choices_that_fit_together_share_their_prefill(loaded: LoadedModel, budget: Budget) -> None:
     def starts(n: int, budget: Budget = budget, **options: Any) -> list[int]:
         """How many choices each of a request's starts has."""
         wanted = generation(TokenPrompt((5, 6)), max_tokens=8, n=n)
@@ -92,14 +92,14 @@ def test_choices_that_fit_together_share_their_prefill(loaded: Loaded, budget: B
     assert starts(3, resume=((7,), (), ())) == [1, 1, 1]
 
 
-def test_an_answer_counts_for_what_it_is_likely_to_need(loaded: Loaded) -> None:
+def test_an_answer_counts_for_what_it_is_likely_to_need(loaded: LoadedModel) -> None:
     """Who leaves max_tokens out asks for the whole context, and is admitted for a part of it."""
     budget = Budget(max_rows=32, kv_bytes=4 * 2048 * BYTES, bytes_per_token=BYTES)
     submit = Submit("r", 1, generation(TokenPrompt((5, 6)), max_tokens=None, n=3))
     assert Preparer(loaded, budget, itertools.count()).prepare(submit).together >= 3
 
 
-def test_more_choices_than_rows_come_one_after_the_other(loaded: Loaded) -> None:
+def test_more_choices_than_rows_come_one_after_the_other(loaded: LoadedModel) -> None:
     rows, n = 3, 8
     sampled = generation(TokenPrompt(tuple(range(20, 60))), temperature=0.8, n=n, ignore_eos=True)
 
@@ -110,13 +110,13 @@ def test_more_choices_than_rows_come_one_after_the_other(loaded: Loaded) -> None
         bench = Bench(loaded.model, loaded.probe.width, max_rows=max_rows)
         for start in Session(b"", submit, "key").accept(prepared):
             bench.engine.commands.put(start)
-        drawn: dict[int, list[Drawn]] = {choice.row.id: [] for choice in prepared.choices}
+        drawn: dict[int, list[SampledToken]] = {choice.row.id: [] for choice in prepared.choices}
         most = 0
         while not all(tokens and tokens[-1].end for tokens in drawn.values()):
             assert bench.engine.turn()
             most = max(most, bench.engine.gauges.running)
             for event in bench.events:
-                for token in event.drawn if isinstance(event, Step) else ():
+                for token in event.drawn if isinstance(event, StepResult) else ():
                     drawn[token.row].append(token)
             bench.events.clear()
         return [[token.token for token in tokens] for tokens in drawn.values()], most
@@ -128,7 +128,7 @@ def test_more_choices_than_rows_come_one_after_the_other(loaded: Loaded) -> None
     assert len({tuple(ids) for ids in at_once}) > 1
 
 
-def test_a_prompt_that_memory_has_no_room_for(loaded: Loaded, budget: Budget) -> None:
+def test_a_prompt_that_memory_has_no_room_for(loaded: LoadedModel, budget: Budget) -> None:
     fitted = replace(loaded, card=within(loaded.card, budget))
     preparer = Preparer(fitted, budget, itertools.count())
     with pytest.raises(InvalidRequest, match=rf"{ROOM} tokens.*{ROOM} tokens") as caught:

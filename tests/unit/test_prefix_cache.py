@@ -21,7 +21,7 @@ from mlx_lm.models.cache import (
     RotatingKVCache,
 )
 
-from mayfly_worker.prefix_cache import Hit, PrefixCache
+from mayfly_worker.prefix_cache import PrefixCache, PrefixHit
 
 Tokens = list[int]
 WINDOW = 6
@@ -74,7 +74,7 @@ def held(layer: Any) -> Tokens:
     return keys.flatten().tolist()
 
 
-def found(cache: PrefixCache, tokens: Tokens, at_most: int | None = None) -> Hit:
+def found(cache: PrefixCache, tokens: Tokens, at_most: int | None = None) -> PrefixHit:
     hit = cache.lookup(tokens, len(tokens) if at_most is None else at_most)
     assert hit is not None
     return hit

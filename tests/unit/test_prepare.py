@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mayfly_protocol.requests import Ending, Generation, Output, Sampling, TokenPrompt
 from mayfly_protocol.serving import Delta, Submit, Usage
 from mayfly_worker.engine.admission import Budget
-from mayfly_worker.engine.sequence import Drawn
+from mayfly_worker.engine.sequence import SampledToken
 from mayfly_worker.prepare import Preparer
 from mayfly_worker.request_state import Session
 from support import vocabularies
@@ -42,7 +42,9 @@ def drawn(session: Session, row: int, ids: tuple[int, ...]) -> list[Delta]:
     """What comes of a row's tokens, of which an end token ends it."""
     found = []
     for id in ids:
-        delta, _ = session.drawn(Drawn(row, id, "stop" if id == END else None), lambda _: ("", b""))
+        delta, _ = session.drawn(
+            SampledToken(row, id, "stop" if id == END else None), lambda _: ("", b"")
+        )
         found += [delta] if delta is not None else []
     return found
 
@@ -79,7 +81,7 @@ def test_nothing_is_lost_of_an_answer_that_a_smaller_context_ends(
     whole, at_once = begun(Submit("r", 1, generation))
     [row] = whole.rows
     expected = drawn(whole, row, ids[: at - 1])
-    last, _ = whole.drawn(Drawn(row, ids[at - 1], "length"), lambda _: ("", b""))
+    last, _ = whole.drawn(SampledToken(row, ids[at - 1], "length"), lambda _: ("", b""))
     assert last is not None
     assert words(said + rest) == words([*at_once, *expected, last])
     assert second.usage() == whole.usage()

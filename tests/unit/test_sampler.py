@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mayfly_protocol.requests import Sampling
-from mayfly_worker.engine.sampler import RowSampling, Sampler, healthy, keys_at, stream_of
+from mayfly_worker.engine.sampler import Sampler, SequenceSampling, healthy, keys_at, stream_of
 
 WIDTH = 97
 
@@ -33,7 +33,7 @@ samplings = st.builds(
     logit_bias=st.sampled_from([(), ((3, 5.0), (4, -100.0))]),
 )
 rows = st.builds(
-    RowSampling,
+    SequenceSampling,
     samplings,
     choice=st.integers(0, 3),
     banned=st.sampled_from([(), (1, 2)]),
@@ -48,7 +48,7 @@ rows = st.builds(
     st.sampled_from([mx.float32, mx.bfloat16, mx.float16]),
 )
 def test_a_row_draws_the_same_alone_and_in_any_batch(
-    batch: list[RowSampling], seed: int, kind: mx.Dtype
+    batch: list[SequenceSampling], seed: int, kind: mx.Dtype
 ) -> None:
     together, alone = Sampler(batch, WIDTH), [Sampler([row], WIDTH) for row in batch]
     for position in range(4):
@@ -61,7 +61,7 @@ def test_a_row_draws_the_same_alone_and_in_any_batch(
 def test_the_callers_logits_are_left_alone() -> None:
     x = logits(2)
     before = np.array(x)
-    row = RowSampling(
+    row = SequenceSampling(
         Sampling(seed=1, temperature=0.5, top_k=3, repetition_penalty=1.5, logit_bias=((1, 9.0),)),
         banned=(4,),
         banned_until=9,
@@ -74,7 +74,7 @@ def test_the_callers_logits_are_left_alone() -> None:
 
 def test_draws_follow_the_softmax() -> None:
     x = mx.array([[0.0, 1.0, 2.0]])
-    sampler = Sampler([RowSampling(Sampling(seed=7, temperature=1.0))], 3)
+    sampler = Sampler([SequenceSampling(Sampling(seed=7, temperature=1.0))], 3)
     drawn = [sampler(x, [p]).item() for p in range(6000)]
     expected = np.exp([0, 1, 2]) / np.exp([0, 1, 2]).sum()
     assert np.allclose(np.bincount(drawn, minlength=3) / 6000, expected, atol=0.02)
@@ -95,7 +95,7 @@ def test_draws_follow_the_softmax() -> None:
 )
 def test_filters_keep_what_they_should(options: dict[str, float], allowed: set[int]) -> None:
     x = mx.array([[0.0, 1.0, 2.0, 3.0, 4.0]])  # 0.012, 0.032, 0.086, 0.234, 0.636
-    sampler = Sampler([RowSampling(Sampling(seed=3, **options))], 5)  # type: ignore[arg-type]
+    sampler = Sampler([SequenceSampling(Sampling(seed=3, **options))], 5)  # type: ignore[arg-type]
     drawn = {sampler(x, [p]).item() for p in range(600)}
     assert drawn == allowed
 
@@ -109,18 +109,18 @@ def test_penalties_count_the_output() -> None:
         {"frequency_penalty": 1.0},
     ):
         sampling = Sampling(seed=0, temperature=0.0, **options)  # type: ignore[arg-type]
-        sampler = Sampler([RowSampling(sampling)], 3)
+        sampler = Sampler([SequenceSampling(sampling)], 3)
         assert [sampler(x, [p]).item() for p in range(2)] == [0, 1]
-    sampler = Sampler([RowSampling(plain)], 3)
+    sampler = Sampler([SequenceSampling(plain)], 3)
     assert [sampler(x, [p]).item() for p in range(2)] == [0, 0]
 
 
 def test_counts_survive_a_rebuild() -> None:
     x = mx.array([[2.0, 1.9, 0.0]])
-    row = RowSampling(Sampling(seed=0, temperature=0.0, presence_penalty=1.0))
+    row = SequenceSampling(Sampling(seed=0, temperature=0.0, presence_penalty=1.0))
     first = Sampler([row], 3)
     first(x, [0])
-    other = RowSampling(Sampling(seed=0, temperature=0.0))
+    other = SequenceSampling(Sampling(seed=0, temperature=0.0))
     second = Sampler([other, row], 3, [None, first.counts_of(0)])
     assert second(mx.concatenate([x, x]), [0, 1]).tolist() == [0, 1]
 
@@ -141,7 +141,7 @@ def test_unhealthy_rows_are_told_apart() -> None:
 
 
 def test_of_equals_the_first_is_taken_in_every_type() -> None:
-    greedy, hot = RowSampling.greedy(), RowSampling(Sampling(seed=0, temperature=1.0))
+    greedy, hot = SequenceSampling.greedy(), SequenceSampling(Sampling(seed=0, temperature=1.0))
     for kind in (mx.float32, mx.bfloat16, mx.float16):
         x = mx.array(np.random.default_rng(0).integers(0, 3, (64, WIDTH))).astype(kind)
         first = np.array(x.astype(mx.float32)).argmax(axis=-1).tolist()

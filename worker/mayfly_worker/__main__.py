@@ -23,10 +23,10 @@ def main() -> NoReturn:
     given = parser.parse_args().settings
     gc.disable()
     from mayfly_protocol.settings import worker_settings
-    from mayfly_worker.model.page_cache import Warming, weight_files
+    from mayfly_worker.model.page_cache import WeightReader, weight_files
 
     settings = worker_settings.validate_json(given)
-    warming = Warming(weight_files(Path(settings.model_path)))
+    warming = WeightReader(weight_files(Path(settings.model_path)))
     if not settings.trust_remote_code:
         sys.modules["torch"] = None  # type: ignore[assignment]
     from mayfly_worker import process

@@ -29,7 +29,7 @@ from mayfly_worker.engine.admission import Budget
 from mayfly_worker.fetch.errors import FetchError
 from mayfly_worker.fetch.resolve import find
 from mayfly_worker.model import memory
-from mayfly_worker.model.loading import CannotLoad, assemble, cache_factory, context_length
+from mayfly_worker.model.loading import ModelLoadError, assemble, cache_factory, context_length
 from mayfly_worker.model.page_cache import weight_files
 from mayfly_worker.model.probe import can_batch, kv_cost
 
@@ -72,7 +72,7 @@ def diagnose(settings: WorkerSettings) -> Diagnosis:
     """How a worker with these settings would get on.
 
     Raises:
-        CannotLoad: it cannot be served at all.
+        ModelLoadError: it cannot be served at all.
     """
     model, tokenizer, config = assemble(settings)
     new_cache = cache_factory(model, config, settings)
@@ -142,7 +142,7 @@ def main() -> int:
                 **arguments.options,
             )
             json.dump(asdict(diagnose(settings)), out)
-        except (FetchError, CannotLoad) as error:
+        except (FetchError, ModelLoadError) as error:
             json.dump({"error": str(error)}, out)
             return Exit.CONFIGURATION
     return Exit.BYE

@@ -26,12 +26,12 @@ from mayfly_worker.engine.admission import Budget
 from mayfly_worker.engine.chunks import ChunkSizer
 from mayfly_worker.engine.gauges import Gauges
 from mayfly_worker.engine.scheduler import Engine
-from mayfly_worker.engine.sequence import Event, Leave
-from mayfly_worker.engine.sub_batches import pass_tokens
+from mayfly_worker.engine.sequence import Event, Shutdown
+from mayfly_worker.engine.sub_batches import pass_cost_tokens
 from mayfly_worker.model.canary import Canary
-from mayfly_worker.model.loading import CannotLoad, Loaded, load
+from mayfly_worker.model.loading import LoadedModel, ModelLoadError, load
 from mayfly_worker.model.memory import plan, within
-from mayfly_worker.model.page_cache import Warming
+from mayfly_worker.model.page_cache import WeightReader
 from mayfly_worker.prefix_cache import PrefixCache
 
 
@@ -46,7 +46,7 @@ class LoadProgress:
 class LoadedNow:
     """The model is there; ``engine`` takes commands from now on."""
 
-    loaded: Loaded
+    loaded: LoadedModel
     budget: Budget
     engine: Engine
 
@@ -85,7 +85,7 @@ class EngineThread:
     """``post`` takes reports to the main thread; it is called from the engine thread alone."""
 
     def __init__(
-        self, settings: WorkerSettings, warming: Warming, post: Callable[[Report], None]
+        self, settings: WorkerSettings, warming: WeightReader, post: Callable[[Report], None]
     ) -> None:
         self._settings = settings
         self._warming = warming
@@ -103,15 +103,15 @@ class EngineThread:
     def leave(self) -> None:
         """Asks the thread to end after the turn that it is in."""
         if self._engine is not None:
-            self._engine.commands.put(Leave())
+            self._engine.commands.put(Shutdown())
 
     def _main(self) -> None:
         try:
             loaded, budget = self._load()
             self._post(LoadProgress("canary", 0, 0))
             canary = Canary.of(loaded, self._settings.canary_dir)
-            canary.sing()
-        except CannotLoad as error:
+            canary.check()
+        except ModelLoadError as error:
             self._post(LoadFailed(error, "model_load", "model"))
             return
         except Exception as error:
@@ -123,7 +123,7 @@ class EngineThread:
         while self._serve(loaded, budget, canary):
             pass
 
-    def _serve(self, loaded: Loaded, budget: Budget, canary: Canary) -> bool:
+    def _serve(self, loaded: LoadedModel, budget: Budget, canary: Canary) -> bool:
         """Runs the engine until it ends; whether there is a new one to run."""
         engine = self._engine
         assert engine is not None
@@ -131,7 +131,9 @@ class EngineThread:
             engine.run()
         except Exception as error:
             verdict = classify_exception(error)
-            suspects, marked = engine.blamed(error) if verdict.strike == "suspects" else ((), ())
+            suspects, marked = (
+                engine.suspects_of(error) if verdict.strike == "suspects" else ((), ())
+            )
             rebuild = verdict.scope in ("request", "batch")
             self._engine = self._build(loaded, budget, canary) if rebuild else None
             self._post(Faulted(error, verdict, suspects, marked, self._engine))
@@ -143,13 +145,13 @@ class EngineThread:
         """Whether the model still computes what it did, after a fault that it seemed to survive."""
         assert self._engine is not None
         try:
-            canary.sing(self._engine.gauges)
+            canary.check(self._engine.gauges)
         except Exception as error:
             self._post(Faulted(error, classify_exception(error), (), (), None))
             return False
         return True
 
-    def _load(self) -> tuple[Loaded, Budget]:
+    def _load(self) -> tuple[LoadedModel, Budget]:
         def report(phase: LoadPhase, done: int, total: int) -> None:
             self._post(LoadProgress(phase, done, total))
 
@@ -157,7 +159,7 @@ class EngineThread:
         budget = plan(self._settings, loaded)
         return replace(loaded, card=within(loaded.card, budget)), budget
 
-    def _build(self, loaded: Loaded, budget: Budget, canary: Canary) -> Engine:
+    def _build(self, loaded: LoadedModel, budget: Budget, canary: Canary) -> Engine:
         settings = self._settings
         gauges = self._gauges
         return Engine(
@@ -170,9 +172,11 @@ class EngineThread:
             new_cache=loaded.new_cache,
             padding_safe=loaded.probe.padding_safe,
             bucketed=loaded.bucketed,
-            pass_tokens=pass_tokens(loaded.card.weight_bytes, loaded.probe.cost.per_token),
+            pass_cost_tokens=pass_cost_tokens(
+                loaded.card.weight_bytes, loaded.probe.cost.per_token
+            ),
             gauges=gauges,
-            when_idle=lambda: canary.sing(gauges),
+            when_idle=lambda: canary.check(gauges),
             idle_s=settings.canary_interval_s,
             breadcrumbs=self._breadcrumbs,
         )

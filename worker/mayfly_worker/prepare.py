@@ -23,11 +23,11 @@ from mayfly_protocol.requests import (
 from mayfly_protocol.serving import Detokenize, Detokenized, Inquiry, Submit, Tokenize, Tokenized
 from mayfly_protocol.transport.sockets import MAX_FRAME_BYTES
 from mayfly_worker.engine.admission import Budget
-from mayfly_worker.engine.sampler import RowSampling
-from mayfly_worker.engine.sequence import Row
+from mayfly_worker.engine.sampler import SequenceSampling
+from mayfly_worker.engine.sequence import SequenceState
 from mayfly_worker.errors import InvalidRequest
 from mayfly_worker.grammar import Compiled, Grammars
-from mayfly_worker.model.loading import Loaded
+from mayfly_worker.model.loading import LoadedModel
 from mayfly_worker.text.choice import ChoiceText, Piece
 from mayfly_worker.text.prompts import Rendered, check_ids, param_of, render, token_budget
 
@@ -37,7 +37,7 @@ _ID_BYTES = 5
 """That a token id takes on the wire, at most."""
 
 
-def reply(inquiry: Inquiry, loaded: Loaded) -> Tokenized | Detokenized:
+def reply(inquiry: Inquiry, loaded: LoadedModel) -> Tokenized | Detokenized:
     """The answer. Safe to call from several threads.
 
     Raises:
@@ -60,7 +60,7 @@ def reply(inquiry: Inquiry, loaded: Loaded) -> Tokenized | Detokenized:
             return Detokenized(rid, attempt, text)
 
 
-def _ids(inquiry: Tokenize, loaded: Loaded) -> list[int]:
+def _ids(inquiry: Tokenize, loaded: LoadedModel) -> list[int]:
     prompt = inquiry.prompt
     if isinstance(prompt, TextPrompt):
         if not prompt.text:
@@ -82,7 +82,7 @@ class Choice:
     back of its text."""
 
     index: int
-    row: Row
+    row: SequenceState
     text: ChoiceText
     ended: Piece | None = None
 
@@ -106,7 +106,7 @@ class Prepared:
 class Preparer:
     """Checks and prepares requests for one loaded model. Safe to use from several threads."""
 
-    def __init__(self, loaded: Loaded, budget: Budget, row_ids: Iterator[int]) -> None:
+    def __init__(self, loaded: LoadedModel, budget: Budget, row_ids: Iterator[int]) -> None:
         self._loaded = loaded
         self._budget = budget
         self._row_ids = row_ids
@@ -155,7 +155,7 @@ class Preparer:
             submit.generation, self._loaded.tokenizer, rendered, rid=submit.rid, choice=index
         )
 
-    def _together(self, rows: Sequence[Row]) -> int:
+    def _together(self, rows: Sequence[SequenceState]) -> int:
         """How many of the choices fit beside each other; each always fits alone. Those that go on
         from where they were have nothing in common."""
         if any(row.generated for row in rows):
@@ -204,10 +204,10 @@ class Preparer:
         if grammar is not None:
             matcher = grammar.matcher()
             matcher.replay(before)
-        row = Row(
+        row = SequenceState(
             id=next(self._row_ids),
             tokens=[*rendered.ids, *before],
-            sampling=RowSampling(
+            sampling=SequenceSampling(
                 generation.sampling,
                 index,
                 # A finished grammar allows the end alone; to ban that would leave nothing.

@@ -69,8 +69,8 @@ from mayfly_worker.engine.gauges import Gauges
 from mayfly_worker.engine.scheduler import Engine
 from mayfly_worker.engine_thread import EngineThread
 from mayfly_worker.errors import InvalidRequest
-from mayfly_worker.model.loading import Loaded
-from mayfly_worker.model.page_cache import Warming
+from mayfly_worker.model.loading import LoadedModel
+from mayfly_worker.model.page_cache import WeightReader
 from mayfly_worker.model.reference_store import versions
 from mayfly_worker.prepare import Prepared, Preparer, reply
 from mayfly_worker.requests import Desk
@@ -151,7 +151,7 @@ log = structlog.get_logger()
 class Worker:
     """One incarnation of a slot. :meth:`run` does not return."""
 
-    def __init__(self, settings: WorkerSettings, warming: Warming) -> None:
+    def __init__(self, settings: WorkerSettings, warming: WeightReader) -> None:
         self._settings = settings
         self._wire = Wire(settings)
         self._inbox: deque[reports.Report | Outcome] = deque()
@@ -318,7 +318,7 @@ class Worker:
             return
         self._desk.failed(key, "preparation", "the request could not be prepared by the worker")
 
-    def _inquire(self, loaded: Loaded, peer: bytes, inquiry: Inquiry) -> None:
+    def _inquire(self, loaded: LoadedModel, peer: bytes, inquiry: Inquiry) -> None:
         def work() -> None:
             try:
                 self._post((peer, reply(inquiry, loaded), inquiry))
@@ -437,7 +437,7 @@ class Worker:
         os._exit(code)
 
 
-def main(settings: WorkerSettings, warming: Warming) -> NoReturn:
+def main(settings: WorkerSettings, warming: WeightReader) -> NoReturn:
     """Runs a worker in this process, whose weight files are being read already."""
     sys.stderr = LossyText(sys.stderr.fileno())
     faulthandler.enable()

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from mayfly_protocol.serving import Delta, Progress, Submit, TokenLogprob, TopLogprob, Usage
-from mayfly_worker.engine.sequence import YOUNG_TOKENS, Drawn, Logprobs, Start
+from mayfly_worker.engine.sequence import YOUNG_TOKENS, Logprobs, SampledToken, Start
 from mayfly_worker.prepare import Choice, Prepared
 
 PROGRESS_INTERVAL_S = 1.0
@@ -120,7 +120,7 @@ class Session:
         self._progress_at = now
         return Progress(self.submit.rid, self.submit.attempt, done, total)
 
-    def drawn(self, token: Drawn, text_of: TokenText) -> tuple[Delta | None, bool]:
+    def drawn(self, token: SampledToken, text_of: TokenText) -> tuple[Delta | None, bool]:
         """A row's next token, as its client will see it; and whether the engine has to be told
         that the row is complete (a stop string, or enough tool calls).
 
@@ -170,7 +170,7 @@ def _resumed(submit: Submit, choice: int) -> int:
     return len(submit.resume[choice]) if choice < len(submit.resume) else 0
 
 
-def _logprobs(token: Drawn, text_of: TokenText) -> tuple[TokenLogprob, ...]:
+def _logprobs(token: SampledToken, text_of: TokenText) -> tuple[TokenLogprob, ...]:
     found: Logprobs | None = token.logprobs
     if found is None:
         return ()

@@ -239,7 +239,7 @@ class Desk:
         """What the engine did, in order."""
         deltas: dict[bytes, list[Delta]] = {}
         touched: dict[str, Session] = {}
-        failed: list[engine.RowFailed] = []
+        failed: list[engine.SequenceFailed] = []
         for event in events:
             match event:
                 case engine.Step(drawn):
@@ -250,7 +250,7 @@ class Desk:
                         self._prefilled(key, cached, total)
                 case engine.Prefilled(key, done, total):
                     self._prefilled(key, done, total)
-                case engine.RowFailed():
+                case engine.SequenceFailed():
                     failed.append(event)
         for peer, its in deltas.items():
             self._send(peer, Tokens(tuple(its)))
@@ -262,7 +262,7 @@ class Desk:
 
     def _drawn(
         self,
-        drawn: list[engine.Drawn],
+        drawn: list[engine.SampledToken],
         deltas: dict[bytes, list[Delta]],
         touched: dict[str, Session],
     ) -> None:

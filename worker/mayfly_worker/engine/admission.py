@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from mayfly_worker.engine.sequence import Row
+from mayfly_worker.engine.sequence import SequenceState
 
 
 def free_memory() -> int | None:
@@ -43,7 +43,7 @@ class Budget:
         once = rows * (longest * self.bytes_per_token + self.bytes_per_row)
         return 2 * once if rows > 1 else once
 
-    def admits(self, running: Sequence[Row], joining: Sequence[Row]) -> bool:
+    def admits(self, running: Sequence[SequenceState], joining: Sequence[SequenceState]) -> bool:
         """Whether ``joining`` may start beside what runs. A request always may start alone: what
         can never fit was refused before it was queued."""
         if not running:
@@ -53,11 +53,11 @@ class Budget:
             return False
         return self.need(len(rows), max(r.expected for r in rows)) <= self.kv_bytes
 
-    def holds(self, batches: Sequence[Sequence[Row]]) -> bool:
+    def holds(self, batches: Sequence[Sequence[SequenceState]]) -> bool:
         """Whether the rows that decode fit as long as they are now."""
         return self.taken(batches) <= self.kv_bytes
 
-    def taken(self, batches: Sequence[Sequence[Row]]) -> int:
+    def taken(self, batches: Sequence[Sequence[SequenceState]]) -> int:
         """Bytes of cache that rows take as long as they are now, in batches that have one each."""
         tokens = sum(len(rows) * max((len(r.tokens) for r in rows), default=0) for rows in batches)
         return tokens * self.bytes_per_token + sum(map(len, batches)) * self.bytes_per_row

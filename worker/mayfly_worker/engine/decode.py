@@ -24,7 +24,7 @@ import numpy as np
 from mayfly_worker.engine import caches
 from mayfly_worker.engine.caches import Cache
 from mayfly_worker.engine.sampler import Sampler, healthy
-from mayfly_worker.engine.sequence import Drawn, Logprobs, Row
+from mayfly_worker.engine.sequence import Logprobs, SampledToken, SequenceState
 from mayfly_worker.errors import GrammarFailed
 
 
@@ -57,7 +57,9 @@ class PendingLogprobs:
         return found
 
 
-def of_step(rows: Sequence[Row], logits: mx.array, tokens: mx.array) -> PendingLogprobs | None:
+def of_step(
+    rows: Sequence[SequenceState], logits: mx.array, tokens: mx.array
+) -> PendingLogprobs | None:
     """The log-probabilities of ``tokens`` [rows] under ``logits`` [rows, width] as the model gave
     them, before penalties, masks and temperature. Lazy; None where nobody asked."""
     asking = [(i, r.id, r.logprobs) for i, r in enumerate(rows) if r.logprobs is not None]
@@ -88,7 +90,7 @@ class DecodeBatch:
         self._model = model
         self._width = width
         self._ids = mx.arange(width)
-        self.rows: list[Row] = []
+        self.rows: list[SequenceState] = []
         self._cache: Cache = []
         self._inputs: mx.array | None = None  # [rows] tokens to feed next
         self._healthy: mx.array | None = None
@@ -101,7 +103,7 @@ class DecodeBatch:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def join(self, rows: Sequence[Row], cache: Cache) -> None:
+    def join(self, rows: Sequence[SequenceState], cache: Cache) -> None:
         """Adds rows with their batched cache, which holds all but the last of their tokens."""
         last = mx.array([r.tokens[-1] for r in rows], dtype=mx.uint32)
         self._cache = caches.extend(self._cache, cache)
@@ -134,7 +136,7 @@ class DecodeBatch:
         """How many tokens of a row its cache holds: all, but for the last of a fresh one."""
         return len(self.rows[row].tokens) - (row >= len(self.rows) - self._fresh)
 
-    def step(self) -> list[Drawn]:
+    def step(self) -> list[SampledToken]:
         """Launches the next step and returns the tokens of the one before.
 
         Rows that have just joined return nothing yet.
@@ -178,7 +180,7 @@ class DecodeBatch:
         inputs: mx.array,
         was_healthy: mx.array | None,
         pending: PendingLogprobs | None,
-    ) -> list[Drawn]:
+    ) -> list[SampledToken]:
         tokens: list[Any] = inputs.tolist()  # type: ignore[assignment]
         verdicts: list[Any] = was_healthy.tolist() if was_healthy is not None else []  # type: ignore[assignment]
         if not all(verdicts):
@@ -192,11 +194,11 @@ class DecodeBatch:
                 with self._blaming(row):
                     row.matcher.consume(token)
             end = self._end(row, token)
-            drawn.append(Drawn(row.id, token, end, values.get(row.id)))
+            drawn.append(SampledToken(row.id, token, end, values.get(row.id)))
         return drawn
 
     @staticmethod
-    def _end(row: Row, token: int) -> Any:
+    def _end(row: SequenceState, token: int) -> Any:
         if token in row.stop_ids:
             return "stop"
         return "length" if row.generated >= row.max_tokens else None
@@ -212,7 +214,7 @@ class DecodeBatch:
         return ((bits >> (self._ids & 31).astype(mx.uint32)) & 1).astype(mx.bool_)
 
     @contextmanager
-    def _blaming(self, row: Row) -> Iterator[None]:
+    def _blaming(self, row: SequenceState) -> Iterator[None]:
         """What a row's grammar raises is the row's own affair, and ends no other."""
         try:
             yield
@@ -222,7 +224,7 @@ class DecodeBatch:
     def _rebuild(self, counts: list[mx.array | None]) -> None:
         self._sampler = Sampler([r.sampling for r in self.rows], self._width, counts)
 
-    def _replayed(self, row: Row) -> mx.array | None:
+    def _replayed(self, row: SequenceState) -> mx.array | None:
         """How often a continued row has emitted each token, for its penalties."""
         if not row.sampling.penalised or not row.generated:
             return None

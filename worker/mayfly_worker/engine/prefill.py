@@ -17,7 +17,7 @@ import mlx.core as mx
 from mayfly_worker.engine import caches
 from mayfly_worker.engine.caches import Cache
 from mayfly_worker.engine.chunks import bucket
-from mayfly_worker.engine.sequence import Row
+from mayfly_worker.engine.sequence import SequenceState
 
 
 @dataclass(slots=True)
@@ -31,9 +31,9 @@ class Prompt:
     """
 
     key: str
-    row: Row
+    row: SequenceState
     fed: int
-    copies: list[Row]
+    copies: list[SequenceState]
     stops: list[int]
     cached: int = 0
 

@@ -66,7 +66,7 @@ _LEAST = 1e-30
 
 
 @dataclass(frozen=True, slots=True)
-class RowSampling:
+class SequenceSampling:
     """What the sampler has to know of a row.
 
     ``banned`` ids cannot be drawn before position ``banned_until`` (``min_tokens``).
@@ -78,7 +78,7 @@ class RowSampling:
     banned_until: int = 0
 
     @classmethod
-    def greedy(cls) -> RowSampling:
+    def greedy(cls) -> SequenceSampling:
         return cls(Sampling(seed=0, temperature=0.0))
 
     @property
@@ -103,7 +103,7 @@ class Sampler:
 
     def __init__(
         self,
-        rows: Sequence[RowSampling],
+        rows: Sequence[SequenceSampling],
         width: int,
         counts: Sequence[mx.array | None] | None = None,
     ) -> None:

@@ -34,18 +34,18 @@ from mayfly_worker.engine.prefill import PrefillGroup, Prompt
 from mayfly_worker.engine.sequence import (
     Cancel,
     Command,
-    Drawn,
     Event,
-    Leave,
     Prefilled,
-    Row,
-    RowFailed,
+    SampledToken,
+    SequenceFailed,
+    SequenceState,
+    Shutdown,
     Start,
     Started,
-    Step,
+    StepResult,
     Stop,
 )
-from mayfly_worker.engine.sub_batches import Lanes
+from mayfly_worker.engine.sub_batches import SubBatches
 from mayfly_worker.prefix_cache import PrefixCache
 
 PREFILL_ROWS = 32
@@ -65,7 +65,7 @@ class Engine:
 
     ``padding_safe`` says whether prompts of different lengths may be prefilled together (some
     state-space models ignore the padding mask). Rows that cannot decode together at all need a
-    budget of one row. ``pass_tokens`` is what a forward pass costs: see :mod:`.lanes`.
+    budget of one row. ``pass_cost_tokens`` is what a forward pass costs: see :mod:`.lanes`.
     ``when_idle`` is called on the engine thread after every ``idle_s`` seconds in which there was
     nothing to do.
     """
@@ -82,7 +82,7 @@ class Engine:
         new_cache: caches.Factory,
         padding_safe: bool = True,
         bucketed: bool = False,
-        pass_tokens: float = float("inf"),
+        pass_cost_tokens: float = float("inf"),
         gauges: Gauges | None = None,
         when_idle: Callable[[], None] | None = None,
         idle_s: float | None = None,
@@ -106,7 +106,7 @@ class Engine:
         self._waiting: deque[Start] = deque()
         self._groups: deque[PrefillGroup] = deque()
         self._shapes: set[tuple[int, int, int]] = set()  # that were planned
-        self._decode = Lanes(model, width, pass_tokens)
+        self._decode = SubBatches(model, width, pass_cost_tokens)
         self._owners: dict[int, Start] = {}  # by row id, of every row that runs
         self._events: list[Event] = []
 
@@ -130,7 +130,7 @@ class Engine:
         self._measure()
         return True
 
-    def blamed(self, error: Exception) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def suspects_of(self, error: Exception) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The requests that may have caused what :meth:`run` raised, and the others of the forward
         pass that it surfaced in. Bad logits are their own rows' fault, anything else that of
         requests that were new."""
@@ -160,7 +160,7 @@ class Engine:
                     self._stop(row)
                 case Cancel(key):
                     self._cancel(key)
-                case Leave():
+                case Shutdown():
                     return False
 
     def _stop(self, row: int) -> None:
@@ -169,7 +169,7 @@ class Engine:
         self._withdraw(lambda _, first: first.id == row)
         self._owners.pop(row, None)
 
-    def _withdraw(self, gone: Callable[[str, Row], bool]) -> None:
+    def _withdraw(self, gone: Callable[[str, SequenceState], bool]) -> None:
         """Takes out of the queue and of prefill what ``gone`` says of a key and its first row."""
         self._waiting = deque(s for s in self._waiting if not gone(s.key, s.rows[0]))
         for group in self._groups:
@@ -186,7 +186,7 @@ class Engine:
 
     def _decode_step(self) -> None:
         begin = time.monotonic()
-        drawn: list[Drawn] = []
+        drawn: list[SampledToken] = []
         failed: dict[int, str] = {}
         for batch in self._decode.batches:
             self._enter("decode", batch.rows)
@@ -197,8 +197,8 @@ class Engine:
         self.gauges.steps += 1
         self.gauges.generated_tokens += len(drawn)
         if drawn:
-            self._events.append(Step(drawn))
-        self._events += [RowFailed(row, why) for row, why in failed.items()]
+            self._events.append(StepResult(drawn))
+        self._events += [SequenceFailed(row, why) for row, why in failed.items()]
         ended = {d.row for d in drawn if d.end is not None} | failed.keys()
         if ended:
             self._remove_decoding([i for i, r in enumerate(self._decode.rows) if r.id in ended])
@@ -215,7 +215,7 @@ class Engine:
             self._remove_decoding([newest])
             self._waiting.appendleft(Start(owner.key, [row], (), owner.rid))
 
-    def _batches(self) -> list[list[Row]]:
+    def _batches(self) -> list[list[SequenceState]]:
         return [batch.rows for batch in self._decode.batches]
 
     def _remove_decoding(self, indices: list[int], keep: bool = True) -> None:
@@ -231,7 +231,7 @@ class Engine:
 
     # Prefill
 
-    def _running(self) -> Iterator[Row]:
+    def _running(self) -> Iterator[SequenceState]:
         yield from self._decode.rows
         for group in self._groups:
             for prompt in group.prompts:
@@ -330,7 +330,7 @@ class Engine:
 
     # Accounts
 
-    def _enter(self, phase: WorkPhase, rows: Sequence[Row]) -> None:
+    def _enter(self, phase: WorkPhase, rows: Sequence[SequenceState]) -> None:
         """Says what the next forward pass is, before it runs."""
         self.gauges.phase = phase
         named = [(self._owners[row.id].rid, row.young) for row in rows]

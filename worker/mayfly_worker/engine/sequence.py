@@ -2,8 +2,8 @@
 
 ::
 
-    I/O thread  --- Start, Stop, Cancel, Leave --->  engine thread
-    I/O thread  <-- Started, Prefilled, Step, Ended, Refused ---  engine thread
+    I/O thread  --- Start, Stop, Cancel, Shutdown --->  engine thread
+    I/O thread  <-- Started, Prefilled, StepResult, Ended, Refused ---  engine thread
 
 A *row* is one choice of one request, known by an integer that is never used again.
 """
@@ -17,7 +17,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mayfly_worker.engine.sampler import RowSampling
+from mayfly_worker.engine.sampler import SequenceSampling
 
 YOUNG_TOKENS = 8
 RESERVED_TOKENS = 1024
@@ -36,7 +36,7 @@ class Matcher(Protocol):
 
 
 @dataclass(slots=True)
-class Row:
+class SequenceState:
     """One choice to generate.
 
     ``tokens`` is the prompt and whatever the choice had generated before (a continuation);
@@ -46,7 +46,7 @@ class Row:
 
     id: int
     tokens: list[int]
-    sampling: RowSampling
+    sampling: SequenceSampling
     max_tokens: int
     generated: int = 0
     stop_ids: frozenset[int] = frozenset()
@@ -78,7 +78,7 @@ class Start:
     """
 
     key: str
-    rows: list[Row]
+    rows: list[SequenceState]
     boundaries: tuple[int, ...] = ()
     rid: str = ""
 
@@ -98,11 +98,11 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
+class Shutdown:
     """End the engine thread."""
 
 
-Command = Start | Stop | Cancel | Leave
+Command = Start | Stop | Cancel | Shutdown
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class Logprobs:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class SampledToken:
     """A row's next token. ``end`` is set on its last: ``stop`` for a stop id, ``length`` where
     the budget is used up."""
 
@@ -145,18 +145,18 @@ class Drawn:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepResult:
     """All tokens of one step."""
 
-    drawn: list[Drawn] = field(default_factory=list)
+    drawn: list[SampledToken] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
-class RowFailed:
+class SequenceFailed:
     """A row cannot go on, through nobody's fault but its request's."""
 
     row: int
     message: str
 
 
-Event = Started | Prefilled | Step | RowFailed
+Event = Started | Prefilled | StepResult | SequenceFailed

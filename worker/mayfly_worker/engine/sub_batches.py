@@ -25,7 +25,7 @@ import mlx.core as mx
 
 from mayfly_worker.engine.caches import Cache
 from mayfly_worker.engine.decode import DecodeBatch
-from mayfly_worker.engine.sequence import Row
+from mayfly_worker.engine.sequence import SequenceState
 
 MOST = 2
 
@@ -36,7 +36,7 @@ pass: measured on an H200 (``bench/ragged.py``), where it is a tenth of what the
 estimated for Metal. On a CPU a launch costs nothing beside the pass."""
 
 
-def pass_tokens(weight_bytes: int, bytes_per_token: int) -> float:
+def pass_cost_tokens(weight_bytes: int, bytes_per_token: int) -> float:
     """A forward pass's price: so many tokens of one row's cache are read in the same time.
     Infinite where a cache does not grow with its tokens, or only up to a window."""
     if bytes_per_token <= 0:
@@ -46,13 +46,13 @@ def pass_tokens(weight_bytes: int, bytes_per_token: int) -> float:
     return (weight_bytes + launch) / bytes_per_token
 
 
-def cheapest(lanes: Sequence[Sequence[int]], joining: Sequence[int], price: float) -> int:
+def cheapest_batch(lanes: Sequence[Sequence[int]], joining: Sequence[int], price: float) -> int:
     """The lane that rows should join; ``len(lanes)`` stands for a new one.
 
     Args:
         lanes: the lengths of the rows in each.
         joining: those of the rows that join. They stay together.
-        price: what a forward pass costs, see :func:`pass_tokens`.
+        price: what a forward pass costs, see :func:`pass_cost_tokens`.
     """
     if not lanes:
         return 0
@@ -68,7 +68,7 @@ def cheapest(lanes: Sequence[Sequence[int]], joining: Sequence[int], price: floa
     return len(lanes) if len(lanes) < MOST and alone < grown(lanes[best]) else best
 
 
-class Lanes:
+class SubBatches:
     """As a :class:`~.decode.DecodeBatch`, but for the step: that is one of each of ``batches``."""
 
     def __init__(self, model: Any, width: int, price: float) -> None:
@@ -81,13 +81,13 @@ class Lanes:
         return sum(map(len, self.batches))
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[SequenceState]:
         return list(chain.from_iterable(batch.rows for batch in self.batches))
 
-    def join(self, rows: Sequence[Row], cache: Cache) -> None:
+    def join(self, rows: Sequence[SequenceState], cache: Cache) -> None:
         """Adds rows with their batched cache, which holds all but the last of their tokens."""
         lengths = [[len(row.tokens) for row in batch.rows] for batch in self.batches]
-        lane = cheapest(lengths, [len(row.tokens) for row in rows], self._price)
+        lane = cheapest_batch(lengths, [len(row.tokens) for row in rows], self._price)
         if lane == len(self.batches):
             self.batches.append(DecodeBatch(self._model, self._width))
         self.batches[lane].join(rows, cache)

@@ -19,11 +19,11 @@ from mayfly_protocol.requests import Sampling
 from mayfly_worker.engine.admission import Budget
 from mayfly_worker.engine.chunks import ChunkSizer
 from mayfly_worker.engine.gauges import Gauges
-from mayfly_worker.engine.sampler import RowSampling
+from mayfly_worker.engine.sampler import SequenceSampling
 from mayfly_worker.engine.scheduler import Engine
-from mayfly_worker.engine.sequence import Event, Row, Start, Step
-from mayfly_worker.model.loading import Loaded
-from mayfly_worker.model.reference_store import References
+from mayfly_worker.engine.sequence import Event, SequenceState, Start, StepResult
+from mayfly_worker.model.loading import LoadedModel
+from mayfly_worker.model.reference_store import ReferenceStore
 from mayfly_worker.prefix_cache import PrefixCache
 
 TEXT = "The mayfly lives for a day."
@@ -39,16 +39,16 @@ class CanaryMismatch(RuntimeError):
 class Canary:
     """Sings for one loaded model. ``references`` are where right answers are kept."""
 
-    loaded: Loaded
-    references: References
+    loaded: LoadedModel
+    references: ReferenceStore
 
     @classmethod
-    def of(cls, loaded: Loaded, folder: str) -> Canary:
+    def of(cls, loaded: LoadedModel, folder: str) -> Canary:
         """``folder`` is where references are; with none, every run is compared with the first one
         of this process."""
-        return cls(loaded, References.of(folder, loaded.card.digest))
+        return cls(loaded, ReferenceStore.of(folder, loaded.card.digest))
 
-    def sing(self, gauges: Gauges | None = None) -> None:
+    def check(self, gauges: Gauges | None = None) -> None:
         """Raises CanaryMismatch if the tokens are not the stored ones; whatever the engine raises
         comes out as it is."""
         tokens = self._run(gauges)
@@ -76,7 +76,7 @@ class Canary:
             gauges=gauges,
         )
         *first, last = self._rows()
-        late: Row | None = last
+        late: SequenceState | None = last
         for row in first:
             engine.commands.put(Start(str(row.id), [row]))
         drawn: dict[int, list[int]] = {row.id: [] for row in (*first, last)}
@@ -86,18 +86,18 @@ class Canary:
             if drawn[first[0].id] and late is not None:
                 engine.commands.put(Start(str(late.id), [late]))
                 late = None
-            for token in (t for e in events if isinstance(e, Step) for t in e.drawn):
+            for token in (t for e in events if isinstance(e, StepResult) for t in e.drawn):
                 drawn[token.row].append(token.token)
                 ended += token.end is not None
             events.clear()
         return list(drawn.values())
 
-    def _rows(self) -> list[Row]:
+    def _rows(self) -> list[SequenceState]:
         ids: list[int] = self.loaded.tokenizer.encode(TEXT)[:64] or [0]
-        greedy = RowSampling.greedy()
-        sampled = RowSampling(Sampling(seed=1, temperature=0.8, top_p=0.9))
+        greedy = SequenceSampling.greedy()
+        sampled = SequenceSampling(Sampling(seed=1, temperature=0.8, top_p=0.9))
         return [
-            Row(0, ids, greedy, TOKENS),
-            Row(1, ids[: max(1, len(ids) // 2)], sampled, TOKENS - 4),
-            Row(2, ids[::-1], sampled, TOKENS - 2),
+            SequenceState(0, ids, greedy, TOKENS),
+            SequenceState(1, ids[: max(1, len(ids) // 2)], sampled, TOKENS - 4),
+            SequenceState(2, ids[::-1], sampled, TOKENS - 2),
         ]

@@ -29,9 +29,9 @@ from mlx_lm.utils import load_adapters, load_model, load_tokenizer
 from mayfly_protocol.lifecycle import LoadPhase, ModelCard
 from mayfly_protocol.settings import WorkerSettings
 from mayfly_worker.engine import caches
-from mayfly_worker.model.page_cache import Warming, weight_files
+from mayfly_worker.model.page_cache import WeightReader, weight_files
 from mayfly_worker.model.probe import Probe, probe
-from mayfly_worker.model.reference_store import References
+from mayfly_worker.model.reference_store import ReferenceStore
 
 Report = Callable[[LoadPhase, int, int], None]
 """Phase, bytes done, bytes in all."""
@@ -39,12 +39,12 @@ Report = Callable[[LoadPhase, int, int], None]
 _SAMPLE = 1 << 20
 
 
-class CannotLoad(Exception):
+class ModelLoadError(Exception):
     """The folder, as it is configured, can never be served: no retry helps."""
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedModel:
     model: Any
     tokenizer: Any
     card: ModelCard
@@ -57,24 +57,26 @@ class Loaded:
         return bool(mx.cuda.is_available())
 
 
-def load(settings: WorkerSettings, report: Report, warming: Warming | None = None) -> Loaded:
+def load(
+    settings: WorkerSettings, report: Report, warming: WeightReader | None = None
+) -> LoadedModel:
     """Loads what the settings name, whose weight files ``warming`` may have begun to read.
 
     Raises:
-        CannotLoad: the folder is incomplete, wants to run code of its own without leave, or an
+        ModelLoadError: the folder is incomplete, wants to run code of its own without leave, or an
             option does not fit the model.
     """
     folder = Path(settings.model_path)
     _check(folder, settings)
     _check_limit(folder, settings.memory_limit)
-    warming = warming or Warming(weight_files(folder))
+    warming = warming or WeightReader(weight_files(folder))
     warming.follow(partial(report, "warming"))
     report("loading", 0, 0)
     model, tokenizer, config = assemble(settings)
     weight_bytes = materialize(model, report)
     new_cache = cache_factory(model, config, settings)
     identity = digest(folder, settings)
-    found = _probed(model, new_cache, settings, References.of(settings.canary_dir, identity))
+    found = _probed(model, new_cache, settings, ReferenceStore.of(settings.canary_dir, identity))
     card = ModelCard(
         digest=identity,
         architecture=str(config.get("model_type", "")),
@@ -87,14 +89,14 @@ def load(settings: WorkerSettings, report: Report, warming: Warming | None = Non
         reasoning=bool(tokenizer.has_thinking),
         rows=settings.max_rows if found.batchable else 1,
     )
-    return Loaded(model, tokenizer, card, found, new_cache)
+    return LoadedModel(model, tokenizer, card, found, new_cache)
 
 
 def assemble(settings: WorkerSettings) -> tuple[Any, Any, dict[str, Any]]:
     """A model whose weights are still on the disk, its tokenizer and its configuration.
 
     Raises:
-        CannotLoad: as :func:`load`.
+        ModelLoadError: as :func:`load`.
     """
     folder = Path(settings.model_path)
     _check(folder, settings)
@@ -111,14 +113,14 @@ def assemble(settings: WorkerSettings) -> tuple[Any, Any, dict[str, Any]]:
             eos_token_ids=config.get("eos_token_id"),
         )
     except (ValueError, KeyError, TypeError, FileNotFoundError, ImportError) as error:
-        raise CannotLoad(f"{folder.name} cannot be loaded: {error}") from error
+        raise ModelLoadError(f"{folder.name} cannot be loaded: {error}") from error
     return model, tokenizer, config
 
 
 def _check_limit(folder: Path, limit: int) -> None:
     size = sum(file.stat().st_size for file in weight_files(folder))
     if limit and limit <= size:
-        raise CannotLoad(
+        raise ModelLoadError(
             f"{folder.name} has weights of {size / 1e9:.3g} GB, and memory_limit is "
             f"{limit / 1e9:.3g} GB: raise it, or leave it out"
         )
@@ -128,11 +130,11 @@ def _check(folder: Path, settings: WorkerSettings) -> None:
     try:
         config: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
     except FileNotFoundError:
-        raise CannotLoad(f"{folder.name} is no model folder: it has no config.json") from None
+        raise ModelLoadError(f"{folder.name} is no model folder: it has no config.json") from None
     except ValueError as error:
-        raise CannotLoad(f"{folder.name}: config.json is no JSON: {error}") from error
+        raise ModelLoadError(f"{folder.name}: config.json is no JSON: {error}") from error
     if not weight_files(folder):
-        raise CannotLoad(f"{folder.name} holds no weights (model*.safetensors)")
+        raise ModelLoadError(f"{folder.name} holds no weights (model*.safetensors)")
     if settings.trust_remote_code:
         return
     tokenizer_config = folder / "tokenizer_config.json"
@@ -145,38 +147,42 @@ def _check(folder: Path, settings: WorkerSettings) -> None:
         brings = "a tokenizer"
     else:
         return
-    raise CannotLoad(
+    raise ModelLoadError(
         f"{folder.name} brings {brings} that is Python code of its own. It is not run unless you "
         "trust it: start with --trust-remote-code"
     )
 
 
 def cache_factory(model: Any, config: dict[str, Any], settings: WorkerSettings) -> caches.Factory:
-    """How this model's empty caches are made. Raises CannotLoad where an option has no effect."""
+    """Returns a factory of empty caches for this model.
+
+    Raises:
+        ModelLoadError: an option of the settings has no effect on this model's caches.
+    """
     kind = config.get("model_type")
     if settings.max_kv_size is not None and not caches.can_be_bounded(model):
-        raise CannotLoad(
+        raise ModelLoadError(
             f"max_kv_size has no effect on a {kind} model: some of its layers keep a window or "
             "a state of their own; leave the option out"
         )
     new_cache = caches.factory(model, settings.max_kv_size, settings.kv_bits)
     if settings.kv_bits is not None and not caches.quantized(new_cache()):
         bounded = " that max_kv_size bounds" if settings.max_kv_size is not None else ""
-        raise CannotLoad(
+        raise ModelLoadError(
             f"kv_bits has no effect on the cache of a {kind} model{bounded}; leave the option out"
         )
     return new_cache
 
 
 def _probed(
-    model: Any, new_cache: caches.Factory, settings: WorkerSettings, references: References
+    model: Any, new_cache: caches.Factory, settings: WorkerSettings, references: ReferenceStore
 ) -> Probe:
     try:
         return probe(model, new_cache, references)
     except (ValueError, TypeError, AttributeError) as error:
         if settings.kv_bits is None:
             raise
-        raise CannotLoad(
+        raise ModelLoadError(
             f"this model's cache cannot be quantized to {settings.kv_bits} bits: {error}"
         ) from error
 

@@ -19,7 +19,7 @@ from mayfly_protocol.lifecycle import ModelCard
 from mayfly_protocol.settings import WorkerSettings
 from mayfly_worker.engine import admission
 from mayfly_worker.engine.admission import Budget
-from mayfly_worker.model.loading import Loaded
+from mayfly_worker.model.loading import LoadedModel
 
 _HEADROOM = 0.1
 _LEAST = 64 << 20
@@ -60,7 +60,7 @@ def _share(settings: WorkerSettings) -> int:
     return int(device_bytes() * settings.memory_share)
 
 
-def plan(settings: WorkerSettings, loaded: Loaded) -> Budget:
+def plan(settings: WorkerSettings, loaded: LoadedModel) -> Budget:
     """The admission budget of a loaded model, and MLX's own limits set to match it."""
     weights = loaded.card.weight_bytes
     limit = limit_bytes(settings, held=weights)

@@ -22,7 +22,7 @@ def weight_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("model*.safetensors"))
 
 
-class Warming:
+class WeightReader:
     """Reads files from beginning to end on a thread of its own, from now on."""
 
     def __init__(self, files: list[Path]) -> None:

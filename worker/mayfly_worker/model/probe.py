@@ -10,9 +10,9 @@ import mlx.core as mx
 
 from mayfly_worker.engine import caches
 from mayfly_worker.engine.prefill import PrefillGroup, Prompt
-from mayfly_worker.engine.sampler import RowSampling
-from mayfly_worker.engine.sequence import Row
-from mayfly_worker.model.reference_store import References
+from mayfly_worker.engine.sampler import SequenceSampling
+from mayfly_worker.engine.sequence import SequenceState
+from mayfly_worker.model.reference_store import ReferenceStore
 from mayfly_worker.prefix_cache.layers import leaves
 
 _LONG = [7, 3, 11, 5, 2, 13, 4]
@@ -43,7 +43,7 @@ class Probe:
     padding_safe: bool
 
 
-def probe(model: Any, new_cache: caches.Factory, references: References) -> Probe:
+def probe(model: Any, new_cache: caches.Factory, references: ReferenceStore) -> Probe:
     """Runs a few tokens through the model, unless the references say what would come of it. Shapes
     are known without."""
     cache = new_cache()
@@ -93,7 +93,7 @@ def _flat(state: Any) -> Iterator[mx.array]:
             yield from _flat(item)
 
 
-def _padding_safe(model: Any, new_cache: caches.Factory, references: References) -> bool:
+def _padding_safe(model: Any, new_cache: caches.Factory, references: ReferenceStore) -> bool:
     """Whether prompts of different lengths may be prefilled together. Only a yes is kept: a no may
     be the word of a device that was not well."""
     question = ("padding", _LONG, _SHORT, _TOLERANCE)
@@ -115,7 +115,9 @@ def _ends_as_alone(model: Any, new_cache: caches.Factory) -> bool:
 
 def _next_logits(model: Any, new_cache: caches.Factory, prompts: list[list[int]]) -> mx.array:
     """Logits after each prompt, shape [prompts, width]."""
-    rows = [Row(i, tokens, RowSampling.greedy(), 1) for i, tokens in enumerate(prompts)]
+    rows = [
+        SequenceState(i, tokens, SequenceSampling.greedy(), 1) for i, tokens in enumerate(prompts)
+    ]
     group = PrefillGroup(
         model, [Prompt("", row, 0, [], []) for row in rows], [new_cache() for _ in rows]
     )

@@ -37,7 +37,7 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class References:
+class ReferenceStore:
     """Of the model with this digest. Without a ``folder`` they last as long as the process."""
 
     folder: Path | None
@@ -45,7 +45,7 @@ class References:
     heard: dict[str, Any]
 
     @classmethod
-    def of(cls, folder: str, digest: str) -> References:
+    def of(cls, folder: str, digest: str) -> ReferenceStore:
         return cls(Path(folder) if folder else None, digest, {})
 
     def known(self, question: object) -> Any | None:

@@ -4,6 +4,6 @@
 of mlx-lm's per-layer caches may be asked for, ``store`` is the cache built of the two.
 """
 
-from mayfly_worker.prefix_cache.store import Hit, Kind, PrefixCache, Stats
+from mayfly_worker.prefix_cache.store import EntryKind, PrefixCache, PrefixCacheStats, PrefixHit
 
-__all__ = ["Hit", "Kind", "PrefixCache", "Stats"]
+__all__ = ["EntryKind", "PrefixCache", "PrefixCacheStats", "PrefixHit"]

@@ -29,13 +29,13 @@ from mayfly_worker.prefix_cache import layers
 from mayfly_worker.prefix_cache.layers import LayerCache
 from mayfly_worker.prefix_cache.radix import Node, RadixTree, Tokens, as_tokens
 
-Kind: TypeAlias = Literal["system", "prompt", "answer"]
+EntryKind: TypeAlias = Literal["system", "prompt", "answer"]
 """The boundary at which an entry was stored: the end of the system prompt, of the prompt
 or of the answer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Hit:
+class PrefixHit:
     """The state after the first ``length`` tokens of a query.
 
     ``caches`` has one cache a layer for one sequence, and is the caller's to change. ``kind``
@@ -44,11 +44,11 @@ class Hit:
 
     length: int
     caches: list[LayerCache]
-    kind: Kind
+    kind: EntryKind
 
 
 @dataclass(slots=True)
-class Stats:
+class PrefixCacheStats:
     """Counts since the start. ``refused`` entries were larger than the whole cache."""
 
     hits: int = 0
@@ -62,7 +62,7 @@ class Stats:
 class _Entry:
     caches: list[LayerCache]
     nbytes: int
-    kind: Kind
+    kind: EntryKind
     tree: RadixTree[_Entry]
 
 
@@ -80,7 +80,7 @@ class PrefixCache:
         self.max_bytes = max_bytes
         self.min_length = min_length
         self.nbytes = 0
-        self.stats = Stats()
+        self.stats = PrefixCacheStats()
         self._trimmable: RadixTree[_Entry] = RadixTree()
         self._fixed: RadixTree[_Entry] = RadixTree()
         self._by_use: OrderedDict[Node[_Entry], _Entry] = OrderedDict()  # oldest first
@@ -88,7 +88,7 @@ class PrefixCache:
     def __len__(self) -> int:
         return len(self._by_use)
 
-    def lookup(self, tokens: Sequence[int] | Tokens, at_most: int) -> Hit | None:
+    def lookup(self, tokens: Sequence[int] | Tokens, at_most: int) -> PrefixHit | None:
         """Find the longest stored prefix of the first ``at_most`` of ``tokens``.
 
         ``at_most`` is to be len(tokens) - 1, because one token must be left to prefill.
@@ -106,13 +106,13 @@ class PrefixCache:
         self.stats.hits += 1
         self.stats.hit_tokens += length
         entry = self._by_use[node]
-        return Hit(length, layers.copied(entry.caches, length), entry.kind)
+        return PrefixHit(length, layers.copied(entry.caches, length), entry.kind)
 
     def insert(
         self,
         tokens: Sequence[int] | Tokens,
         caches: Sequence[LayerCache],
-        kind: Kind = "prompt",
+        kind: EntryKind = "prompt",
     ) -> None:
         """Store the state that ``caches``, one a layer, hold after exactly ``tokens``.
 
