@@ -19,7 +19,7 @@ FOR_PEOPLE = {
     "mayfly_reaper/crash_log.py": "when a worker was lost, in its autopsy",
     "mayfly_reaper/machine/oom.py": "how old a file of this machine is",
     "mayfly_server/app.py": "since when a model is served, in /v1/models",
-    "mayfly_server/api/run.py": "when an answer was made",
+    "mayfly_server/api/answer.py": "when an answer was made",
     "mayfly_server/api/openai/chat.py": "the day, for the template",
     "mayfly_server/api/anthropic/conversation.py": "the day, for the template",
     "mayfly_server/api/responses/conversation.py": "the day, for the template",

@@ -1,4 +1,4 @@
-"""The one way from a run to a client's bytes, for every API that generates.
+"""Sends what workers generate to the client, for every API that generates.
 
 ::
 
@@ -11,54 +11,88 @@
       v
     end of the stream, in the API's own way
 
-Not streamed, nothing is sent before the end, so that every error keeps its status. Whatever
-happens, a client that goes away or does not read included, the run is closed.
+An answer that is not streamed sends nothing before the end, so that every error keeps its status.
+The relays are closed in any case: also when the client goes away or does not read.
 """
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import structlog
 from fastapi import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from mayfly_protocol.requests import Generation
 from mayfly_protocol.serving import Delta, Progress, Usage
-from mayfly_server.api.run import Head, Run
-from mayfly_server.dispatch.relay import Event, Waiting
+from mayfly_server.api.dependencies import Front
+from mayfly_server.dispatch.link import Mailbox
+from mayfly_server.dispatch.relay import Event, Relay, Waiting
 from mayfly_server.errors import RequestError
 from mayfly_server.http import sse
 from mayfly_server.http.errors import internal_error
-from mayfly_server.metrics import Metrics
 
 _log = structlog.get_logger(__name__)
 
 _COMMENT_INTERVAL_S = 1.0
-"""Seconds without a byte after which a client may like to know why."""
+"""Seconds without a byte after which a stream gets a comment."""
+_EVER_S = 3600.0
+
+Arrivals = AsyncGenerator[tuple[int, list[Event]], None]
+"""Events, each list with the number of the prompt that they belong to."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationJob:
+    """A client's request to generate: one generation for each prompt, all of one model.
+
+    ``prefix`` begins the answer's id. ``key`` is the conversation's, for routing; ``tenant`` is the
+    name of the caller's API key.
+    """
+
+    front: Front
+    generations: Sequence[Generation]
+    prefix: str
+    key: bytes
+    tenant: str
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The fields that every chunk of an answer repeats, and the prompts' length together.
+    ``created`` is in seconds since 1970."""
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str | None
+    prompt_tokens: int
 
 
 class Chunks(Protocol):
-    """Turns a run into events. ``prompt`` is the number of the prompt that a delta belongs to."""
+    """Turns deltas into server-sent events. ``prompt`` is the number of a delta's prompt."""
 
     def begin(self) -> str:
-        """The events before the first delta, if there are any."""
+        """The events before the first delta; may be empty."""
 
     def chunk(self, prompt: int, delta: Delta) -> str:
-        """The events that say what is new; none where there is nothing to say yet."""
+        """The events for one delta; empty where there is nothing to say yet."""
 
     def end(self, usage: Usage) -> str:
         """The events after the last delta."""
 
     def failure(self, error: RequestError) -> str:
-        """The last events of a run that could not go on."""
+        """The last events of a stream that failed."""
 
 
 class Body(Protocol):
-    """Collects a run into one JSON object."""
+    """Collects deltas into one JSON object."""
 
     def add(self, prompt: int, delta: Delta) -> None: ...
 
@@ -74,17 +108,34 @@ class _TooSlow(Exception):
 
 
 class _Answer(Response):
-    """Runs to its end, unless the client goes away."""
+    """Runs one relay for each prompt to its end, unless the client goes away."""
 
-    def __init__(self, run: Run, metrics: Metrics) -> None:
+    def __init__(self, job: GenerationJob) -> None:
         super().__init__()
-        self._run = run
-        self._metrics = metrics
+        self._metrics = job.front.metrics
+        self._model = job.generations[0].model
+        self._id = f"{job.prefix}{secrets.token_hex(12)}"
+        self._created = int(time.time())
         self._outcome = "200"
+        self._overfull = asyncio.Event()
+        several = len(job.generations) > 1
+        self._relays = [
+            Relay(
+                job.front.fleet,
+                job.front.settings,
+                job.front.metrics,
+                rid=f"{self._id}-{i}" if several else self._id,
+                generation=generation,
+                key=job.key,
+                tenant=job.tenant,
+                overfull=self._overfull,
+            )
+            for i, generation in enumerate(job.generations)
+        ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await _while_connected(receive, self._run.overfull, self._work(send))
+            await _while_connected(receive, self._overfull, self._work(send))
         except RequestError as error:
             self._outcome = str(error.status)
             raise
@@ -92,7 +143,7 @@ class _Answer(Response):
             self._outcome = "cancelled"
         except _TooSlow:
             self._outcome = "slow"
-            _log.warning("cut a client that does not read its answer", rid=self._run.id)
+            _log.warning("cut a client that does not read its answer", rid=self._id)
         except asyncio.CancelledError:
             self._outcome = "cancelled"
             raise
@@ -100,54 +151,91 @@ class _Answer(Response):
             self._outcome = "500"
             raise
         finally:
-            self._run.close()
-            self._metrics.requests.labels(self._run.model, self._outcome).inc()
+            for relay in self._relays:
+                relay.close()
+            self._metrics.requests.labels(self._model, self._outcome).inc()
 
     async def _work(self, send: Send) -> None:
         raise NotImplementedError
 
+    async def _start(self) -> Head:
+        """Returns when every prompt has been accepted. Raises as
+        :meth:`mayfly_server.dispatch.relay.Relay.start`."""
+        starts = [asyncio.ensure_future(relay.start()) for relay in self._relays]
+        try:
+            await asyncio.gather(*starts)
+        finally:
+            for start in starts:
+                start.cancel()
+        digest = self._relays[0].digest
+        fingerprint = f"fp_{digest[:12]}" if digest else None
+        prompt_tokens = sum(relay.prompt_tokens for relay in self._relays)
+        return Head(self._id, self._created, self._model, fingerprint, prompt_tokens)
+
+    async def _events(self) -> Arrivals:
+        """The prompts' events until all have ended. Raises as
+        :meth:`mayfly_server.dispatch.relay.Relay.events`."""
+        source = _events_of(self._relays[0]) if len(self._relays) == 1 else _merged(self._relays)
+        async with aclosing(source):
+            async for prompt, events in source:
+                yield prompt, events
+
+    def _usage(self) -> Usage:
+        """The sum over all prompts; known once :meth:`_events` has ended."""
+        total = Usage()
+        for relay in self._relays:
+            usage = relay.usage
+            total = replace(
+                total,
+                prompt_tokens=total.prompt_tokens + usage.prompt_tokens,
+                completion_tokens=total.completion_tokens + usage.completion_tokens,
+                cached_tokens=total.cached_tokens + usage.cached_tokens,
+                reasoning_tokens=total.reasoning_tokens + usage.reasoning_tokens,
+            )
+        return total
+
 
 class WholeAnswer(_Answer):
-    """One JSON object at the end."""
+    """Sends one JSON object at the end."""
 
-    def __init__(self, run: Run, metrics: Metrics, body: Callable[[Head], Body]) -> None:
-        super().__init__(run, metrics)
+    def __init__(self, job: GenerationJob, body: Callable[[Head], Body]) -> None:
+        super().__init__(job)
         self._body = body
 
     async def _work(self, send: Send) -> None:
-        body = self._body(await self._run.start())
-        async with aclosing(self._run.events()) as arrivals:
+        body = self._body(await self._start())
+        async with aclosing(self._events()) as arrivals:
             async for prompt, events in arrivals:
                 for event in events:
                     if isinstance(event, Delta):
                         body.add(prompt, event)
-        content = sse.encode(body.content(self._run.usage)).encode()
+        content = sse.encode(body.content(self._usage())).encode()
         headers = {"content-type": "application/json", "content-length": str(len(content))}
         await send(_head(headers))
         await send(_part(content, more=False))
 
 
 class StreamedAnswer(_Answer):
-    """Server-sent events as there is something to say, and a comment now and then otherwise."""
+    """Sends server-sent events as text comes, and now and then a comment while none does."""
 
-    def __init__(self, run: Run, metrics: Metrics, chunks: Callable[[Head], Chunks]) -> None:
-        super().__init__(run, metrics)
+    def __init__(self, job: GenerationJob, chunks: Callable[[Head], Chunks]) -> None:
+        super().__init__(job)
         self._chunks = chunks
         self._sent_at = 0.0
 
     async def _work(self, send: Send) -> None:
-        chunks = self._chunks(await self._run.start())
+        chunks = self._chunks(await self._start())
         self._sent_at = time.monotonic()
         await send(_head(sse.HEADERS))
         try:
             if begun := chunks.begin():
                 await send(_part(begun.encode()))
             await self._relay(chunks, send)
-            last = chunks.end(self._run.usage)
+            last = chunks.end(self._usage())
         except RequestError as error:
             last = self._failed(chunks, error)
         except Exception:
-            _log.exception("an error nobody foresaw, in a stream", rid=self._run.id)
+            _log.exception("unhandled exception in a stream", rid=self._id)
             last = self._failed(chunks, internal_error())
         await send(_part(last.encode(), more=False))
 
@@ -157,7 +245,7 @@ class StreamedAnswer(_Answer):
         return chunks.failure(error)
 
     async def _relay(self, chunks: Chunks, send: Send) -> None:
-        async with aclosing(self._run.events()) as arrivals:
+        async with aclosing(self._events()) as arrivals:
             async for prompt, events in arrivals:
                 text = "".join(
                     chunks.chunk(prompt, event) for event in events if isinstance(event, Delta)
@@ -184,6 +272,38 @@ def _head(headers: dict[str, str]) -> Message:
 
 def _part(body: bytes, *, more: bool = True) -> Message:
     return {"type": "http.response.body", "body": body, "more_body": more}
+
+
+async def _events_of(relay: Relay) -> Arrivals:
+    async for events in relay.events():
+        yield 0, events
+
+
+async def _merged(relays: Sequence[Relay]) -> Arrivals:
+    """The events of several relays as they come."""
+    arrived: Mailbox[tuple[int, list[Event]]] = Mailbox()
+
+    async def pump(prompt: int, relay: Relay) -> None:
+        try:
+            async for events in relay.events():
+                arrived.put((prompt, events))
+                await arrived.taken()  # or what a slow reader leaves would pile up here
+        finally:
+            arrived.put((prompt, []))  # wakes the reader below
+
+    pumps = {asyncio.create_task(pump(i, relay)) for i, relay in enumerate(relays)}
+    try:
+        while pumps:
+            for item in await arrived.take(_EVER_S):
+                yield item
+            done = {task for task in pumps if task.done()}
+            for task in done:
+                task.result()
+            pumps -= done
+    finally:
+        for task in pumps:
+            task.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
 
 
 async def _while_connected(

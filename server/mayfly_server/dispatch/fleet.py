@@ -18,7 +18,6 @@ from mayfly_protocol.lifecycle import ModelCard
 from mayfly_protocol.roster import (
     AskMetrics,
     FromNode,
-    Loss,
     MetricsText,
     Quarantine,
     Quarantined,
@@ -97,7 +96,7 @@ class Fleet:
         self.closing = False
         self._settings = settings
         self._metrics = metrics
-        self._rosters = Rosters(settings.roster_silence_s)
+        self.rosters = Rosters(settings.roster_silence_s)
         self._links: dict[Incarnation, Link] = {}
         self._context: Context = zmq.Context()
         self._quarantine = QuarantineView()
@@ -134,7 +133,7 @@ class Fleet:
             self._dialler.control(wanted[text])
         for text in [text for text in self._nodes if text not in wanted]:
             self._nodes.pop(text).close()
-            self._rosters.forget(text)
+            self.rosters.forget(text)
             self._quarantine.forget(text)
             for link in [link for link in self._links.values() if link.slot.address == text]:
                 link.lose("its node is not used any more")
@@ -167,22 +166,14 @@ class Fleet:
 
     def nodes(self) -> Iterator[tuple[Roster, bool]]:
         """Every node's latest roster, and whether the node has been silent since."""
-        return self._rosters.nodes(self._loop.time())
+        return self.rosters.nodes(self._loop.time())
 
     def models(self) -> list[ServedModel]:
         """The served models in the order of their names, loaded or not."""
         cards: dict[str, ModelCard | None] = {}
-        for slot in self._rosters.slots(self._loop.time()):
+        for slot in self.rosters.slots(self._loop.time()):
             cards[slot.view.model] = cards.get(slot.view.model) or slot.view.card
         return [ServedModel(name, cards[name]) for name in sorted(cards)]
-
-    def loss(self, incarnation: Incarnation) -> Loss | None:
-        """What a lost worker's reaper says of it, once it does."""
-        return self._rosters.loss(incarnation)
-
-    def watched(self, incarnation: Incarnation) -> bool:
-        """Whether there is a reaper who will say what became of this worker."""
-        return self._rosters.watched(incarnation, self._loop.time())
 
     def machine_fails(self) -> bool:
         """Whether some node has lost workers of late for which no one request can be blamed."""
@@ -213,7 +204,7 @@ class Fleet:
 
     def outlook(self, model: str | None = None) -> Outlook:
         """Of one model, or of all there are."""
-        slots = self._rosters.slots(self._loop.time())
+        slots = self.rosters.slots(self._loop.time())
         connected = {slot.incarnation for slot, _ in self._usable()}
         return outlook([slot for slot in slots if model in (None, slot.view.model)], connected)
 
@@ -278,19 +269,19 @@ class Fleet:
     @property
     def partly_known(self) -> bool:
         """Whether there are nodes that have not said yet what they serve."""
-        return any(address not in self._rosters for address in self._nodes)
+        return any(address not in self.rosters for address in self._nodes)
 
     async def heard(self, timeout_s: float) -> bool:
         """Waits for the first roster of a front end that has only just started."""
         deadline = self._loop.time() + timeout_s
-        while not self._rosters and not self.closing and (left := deadline - self._loop.time()) > 0:
+        while not self.rosters and not self.closing and (left := deadline - self._loop.time()) > 0:
             await self.changed(left)
-        return bool(self._rosters)
+        return bool(self.rosters)
 
     # How it comes to be known
 
     def _usable(self) -> Iterator[tuple[Slot, Link]]:
-        for slot in self._rosters.slots(self._loop.time()):
+        for slot in self.rosters.slots(self._loop.time()):
             link = self._links.get(slot.incarnation)
             if slot.view.state == "ready" and not slot.silent and link and link.state is State.OPEN:
                 yield slot, link
@@ -316,19 +307,19 @@ class Fleet:
 
     def _hear(self, address: str, roster: Roster) -> None:
         now = self._loop.time()
-        if self.closing or not self._rosters.hear(address, roster, now):
+        if self.closing or not self.rosters.hear(address, roster, now):
             return
         self._refused.take(str(self._nodes[address].address), roster.epoch, roster.refused)
         for known in self._quarantine.hear(address, roster, now):
             self._nodes[address].tell(known)
-        for slot in self._rosters.slots(now):
+        for slot in self.rosters.slots(now):
             link = self._links.get(slot.incarnation)
             if link is not None:
                 link.follow(slot)
             elif slot.view.state == "ready" and slot.view.endpoint:
                 self._dial(slot)
         for link in list(self._links.values()):
-            if self._rosters.gone(link.incarnation):
+            if self.rosters.gone(link.incarnation):
                 link.lose("gone from the roster")
         self._changed()
 

@@ -328,9 +328,10 @@ class Relay:
     async def _await_verdict(self, inquest: _Inquest) -> None:
         """Who may have killed a worker is known a moment after it is gone. What goes on before
         that goes on without a flag."""
-        loss = self._fleet.loss(inquest.worker)
-        left = inquest.until - self._loop.time()
-        if loss is None and left > 0 and self._fleet.watched(inquest.worker):
+        now = self._loop.time()
+        loss = self._fleet.rosters.loss(inquest.worker)
+        left = inquest.until - now
+        if loss is None and left > 0 and self._fleet.rosters.watched(inquest.worker, now):
             await self._fleet.changed(left)
             return
         self._inquest = None

@@ -20,7 +20,7 @@ from typing import Any
 
 from mayfly_protocol.requests import FinishReason
 from mayfly_protocol.serving import Delta, ToolCallDelta, Usage
-from mayfly_server.api.run import Head
+from mayfly_server.api.answer import Head
 from mayfly_server.errors import RequestError
 from mayfly_server.http import sse
 from mayfly_server.http.errors import error_object

@@ -11,14 +11,13 @@ from fastapi import APIRouter, Request, Response
 from mayfly_protocol.requests import ChatPrompt, Constraint, Ending, Generation, Output
 from mayfly_protocol.serving import Tokenize, Tokenized
 from mayfly_server.api import parameters
-from mayfly_server.api.answer import StreamedAnswer, WholeAnswer
+from mayfly_server.api.answer import GenerationJob, StreamedAnswer, WholeAnswer
 from mayfly_server.api.anthropic.answer import MessageBody, MessageEvents
 from mayfly_server.api.anthropic.conversation import chat_prompt
 from mayfly_server.api.anthropic.request import CountTokensRequest, MessagesRequest, PromptFields
 from mayfly_server.api.dependencies import FrontDep, TenantDep
 from mayfly_server.api.fields import CommonFields
 from mayfly_server.api.parameters import chat_key
-from mayfly_server.api.run import Run
 from mayfly_server.api.schemas.base import streamed
 from mayfly_server.api.schemas.messages import EVENTS, MessageAnswer, MessageEvent, TokenCount
 from mayfly_server.dispatch.tokenize import inquire
@@ -50,13 +49,15 @@ async def messages(
         ending=Ending(max_tokens=request.max_tokens, stop=tuple(request.stop_sequences or ())),
         output=output,
     )
-    run = Run(front, [generation], prefix="msg_", key=chat_key(prompt.messages), tenant=tenant)
+    job = GenerationJob(
+        front, [generation], prefix="msg_", key=chat_key(prompt.messages), tenant=tenant
+    )
     thoughts = not (request.thinking and request.thinking.display == "omitted")
     if request.stream:
         id = request_id(http.scope)
         events = partial(MessageEvents, thoughts=thoughts, request_id=id)
-        return StreamedAnswer(run, front.metrics, events)
-    return WholeAnswer(run, front.metrics, partial(MessageBody, thoughts=thoughts))
+        return StreamedAnswer(job, events)
+    return WholeAnswer(job, partial(MessageBody, thoughts=thoughts))
 
 
 @router.post(

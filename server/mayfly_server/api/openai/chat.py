@@ -9,13 +9,12 @@ from fastapi import APIRouter, Response
 
 from mayfly_protocol.requests import ChatPrompt, Generation, Output
 from mayfly_server.api import parameters
-from mayfly_server.api.answer import StreamedAnswer, WholeAnswer
+from mayfly_server.api.answer import GenerationJob, StreamedAnswer, WholeAnswer
 from mayfly_server.api.dependencies import FrontDep, TenantDep
 from mayfly_server.api.openai.chat_answer import ChatBody, ChatChunks
 from mayfly_server.api.openai.chat_request import ChatRequest, Tool, ToolChoice
 from mayfly_server.api.openai.messages import conversation
 from mayfly_server.api.parameters import chat_key, named_key
-from mayfly_server.api.run import Run
 from mayfly_server.api.schemas.base import streamed
 from mayfly_server.api.schemas.completions import CHAT_EVENTS, ChatCompletion, ChatEvent
 from mayfly_server.errors import InvalidRequest
@@ -47,17 +46,14 @@ async def chat_completions(request: ChatRequest, front: FrontDep, tenant: Tenant
     )
     cache_key = request.prompt_cache_key
     key = chat_key(prompt.messages) if cache_key is None else named_key(cache_key)
-    run = Run(front, [generation], prefix="chatcmpl-", key=key, tenant=tenant)
+    job = GenerationJob(front, [generation], prefix="chatcmpl-", key=key, tenant=tenant)
     logprobs = bool(request.logprobs)
     if request.stream:
         return StreamedAnswer(
-            run,
-            front.metrics,
+            job,
             lambda head: ChatChunks(head, logprobs=logprobs, usage=usage),
         )
-    return WholeAnswer(
-        run, front.metrics, lambda head: ChatBody(head, n=generation.n, logprobs=logprobs)
-    )
+    return WholeAnswer(job, lambda head: ChatBody(head, n=generation.n, logprobs=logprobs))
 
 
 def chat_prompt(request: ChatRequest) -> ChatPrompt:

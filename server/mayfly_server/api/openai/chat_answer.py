@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mayfly_protocol.serving import Delta, TokenLogprob, ToolCallDelta, Usage
+from mayfly_server.api.answer import Head
 from mayfly_server.api.logprobs import chat_logprobs
-from mayfly_server.api.run import Head
 from mayfly_server.api.usage import ChunkEnds, Told, usage_object
 from mayfly_server.http import sse
 

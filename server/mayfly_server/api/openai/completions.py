@@ -20,7 +20,7 @@ from pydantic_core import PydanticCustomError
 from mayfly_protocol.requests import Generation, Output, Sampling, TextPrompt, TokenPrompt
 from mayfly_protocol.serving import Delta, Usage
 from mayfly_server.api import parameters
-from mayfly_server.api.answer import StreamedAnswer, WholeAnswer
+from mayfly_server.api.answer import GenerationJob, Head, StreamedAnswer, WholeAnswer
 from mayfly_server.api.dependencies import FrontDep, TenantDep
 from mayfly_server.api.fields import (
     MAX_CHOICES,
@@ -29,7 +29,6 @@ from mayfly_server.api.fields import (
 )
 from mayfly_server.api.logprobs import CompletionLogprobs, empty_lists
 from mayfly_server.api.parameters import prompt_key
-from mayfly_server.api.run import Head, Run
 from mayfly_server.api.schemas.base import streamed
 from mayfly_server.api.schemas.completions import TEXT_EVENTS, TextCompletion, TextEvent
 from mayfly_server.api.usage import ChunkEnds, Told, usage_object
@@ -212,17 +211,17 @@ async def completions(request: CompletionRequest, front: FrontDep, tenant: Tenan
         )
         for prompt in prompts
     ]
-    run = Run(front, generations, prefix="cmpl-", key=prompt_key(prompts[0]), tenant=tenant)
+    job = GenerationJob(
+        front, generations, prefix="cmpl-", key=prompt_key(prompts[0]), tenant=tenant
+    )
     logprobs = request.logprobs is not None
     if request.stream:
         return StreamedAnswer(
-            run,
-            front.metrics,
+            job,
             lambda head: CompletionChunks(head, n=n, logprobs=logprobs, usage=usage),
         )
     return WholeAnswer(
-        run,
-        front.metrics,
+        job,
         lambda head: CompletionBody(head, prompts=len(prompts), n=n, logprobs=logprobs),
     )
 

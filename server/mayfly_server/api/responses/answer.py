@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from mayfly_protocol.serving import Delta, ToolCallDelta, Usage
+from mayfly_server.api.answer import Head
 from mayfly_server.api.logprobs import chat_logprobs
-from mayfly_server.api.run import Head
 from mayfly_server.errors import InvalidRequest, RequestError
 from mayfly_server.http import sse
 

@@ -10,14 +10,13 @@ from fastapi import APIRouter, Response
 
 from mayfly_protocol.requests import ChatPrompt, Constraint, Ending, Generation, Output
 from mayfly_server.api import parameters
-from mayfly_server.api.answer import StreamedAnswer, WholeAnswer
+from mayfly_server.api.answer import GenerationJob, StreamedAnswer, WholeAnswer
 from mayfly_server.api.dependencies import FrontDep, TenantDep
 from mayfly_server.api.fields import CommonFields
 from mayfly_server.api.parameters import chat_key, named_key
 from mayfly_server.api.responses.answer import ResponseBody, ResponseEvents
 from mayfly_server.api.responses.conversation import chat_prompt
 from mayfly_server.api.responses.request import JsonObjectFormat, JsonSchemaFormat, ResponsesRequest
-from mayfly_server.api.run import Run
 from mayfly_server.api.schemas.base import streamed
 from mayfly_server.api.schemas.responses import EVENTS, ResponseAnswer, ResponsesEvent
 from mayfly_server.errors import InvalidRequest
@@ -54,13 +53,13 @@ async def responses(request: ResponsesRequest, front: FrontDep, tenant: TenantDe
     )
     name = request.prompt_cache_key
     key = chat_key(prompt.messages) if name is None else named_key(name)
-    run = Run(front, [generation], prefix="resp_", key=key, tenant=tenant)
+    job = GenerationJob(front, [generation], prefix="resp_", key=key, tenant=tenant)
     echoed = _echoed(request)
     if request.stream:
         events = partial(ResponseEvents, echoed=echoed, logprobs=logprobs)
-        return StreamedAnswer(run, front.metrics, events)
+        return StreamedAnswer(job, events)
     body = partial(ResponseBody, echoed=echoed, logprobs=logprobs)
-    return WholeAnswer(run, front.metrics, body)
+    return WholeAnswer(job, body)
 
 
 def _output(request: ResponsesRequest, prompt: ChatPrompt, *, logprobs: bool) -> Output:
