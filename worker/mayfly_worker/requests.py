@@ -242,7 +242,7 @@ class Desk:
         failed: list[engine.SequenceFailed] = []
         for event in events:
             match event:
-                case engine.Step(drawn):
+                case engine.StepResult(drawn):
                     self._drawn(drawn, deltas, touched)
                 case engine.Started(key, cached, total):
                     if (session := self._sessions.get(key)) is not None:
