@@ -29,7 +29,7 @@ MADE := $(VENV)/.made
 RUNTIME := $(VENV)/.runtime$(addprefix -,$(EXTRA))
 DEV := $(VENV)/.dev
 
-.PHONY: help serve test coverage test-fleet test-long test-gpu lint format bench docs dashboards lock wheel hooks clean distclean
+.PHONY: help serve test coverage test-fleet test-long test-gpu lint format bench docs dashboards metrics lock wheel hooks clean distclean
 .DELETE_ON_ERROR:
 
 help: ## List the commands
@@ -55,6 +55,9 @@ bench: $(RUNTIME) ## Measure speed beside mlx-lm (ARGS="MODEL_FOLDER --concurren
 
 dashboards: $(DEV) ## Write Grafana's dashboards anew, from grafana/generate.py
 	$(BIN)/python grafana/generate.py
+
+metrics: $(DEV) ## Write the tables of docs/metrics.md anew, from the metrics
+	$(BIN)/python scripts/manual/metric_tables.py
 
 test-gpu: $(DEV) ## Run the tests that need an NVIDIA GPU, and print what they measured
 	$(BIN)/python -m pytest -m gpu -n0 -s $(ARGS) tests/gpu

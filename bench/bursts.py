@@ -109,7 +109,7 @@ class Burst:
         while not self._came.keys() >= set(ids):
             self._engine.turn()
         sender.join()
-        while self._engine.gauges.running:
+        while self._engine.running:
             self._engine.turn()
         return sorted((self._came[row] - sent[row]) * 1e3 for row in ids)
 

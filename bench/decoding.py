@@ -87,7 +87,7 @@ class Decoder:
         for i, tokens in enumerate(self.prompts(lengths)):
             row = SequenceState(i, tokens, sampling, 1 << 20, logprobs=logprobs)
             engine.commands.put(Start(str(i), [row]))
-        while engine.gauges.running < len(lengths) or engine.gauges.phase != "decode":
+        while engine.running < len(lengths) or engine.counters.phase != "decode":
             engine.turn()
         return median_ms(engine.turn, steps)
 

@@ -38,8 +38,7 @@ class OtherVersion(BadFrame):
 def _as_map(value: Any) -> dict[str, Any]:
     if not is_dataclass(value):
         raise TypeError(f"{type(value).__name__} cannot travel in a frame")
-    names: tuple[str, ...] = vars(type(value))["__slots__"]  # a dataclass's fields, in order
-    return {name: getattr(value, name) for name in names}
+    return {name: getattr(value, name) for name in value.__dataclass_fields__}
 
 
 def encode(message: object) -> bytes:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Literal
 
-from mayfly_protocol.common.histogram import NOTHING, Distribution
+from mayfly_protocol.counters import WorkerCounters
 
 LoadPhase = Literal["starting", "warming", "loading", "canary"]
 WorkPhase = Literal["loading", "idle", "prefill", "decode", "stopping"]
@@ -88,54 +88,16 @@ class Ready:
     public_key: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Bytes. ``footprint`` is the process's own (resident set on Linux); the others are MLX's.
-    ``device_free`` is what nobody uses of a device that has memory of its own, None elsewhere."""
-
-    footprint: int = 0
-    active: int = 0
-    cache: int = 0
-    peak: int = 0
-    prefix_cache: int = 0
-    device_free: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Beat:
-    """A pulse with proof of work in it.
+@dataclass(slots=True)
+class Beat(WorkerCounters):
+    """A heartbeat with proof of work in it, and with all counters of the worker.
 
     ``progress`` counts the engine's steps and only grows: a busy worker whose number stands still
-    is wedged, however regular its beats are. ``inferences`` counts finished choices;
-    ``waiting`` are requests admitted and not yet prefilling, of which the engine has not been
-    given those that are still ``preparing``.
-
-    What is counted only grows, too: tokens and finished choices, and the seconds that each decode
-    step and each chunk of a prompt took. ``rows`` decode together now; ``kv_bytes`` are what the
-    caches of all rows take of ``kv_budget``, as admission counts it; ``prefill_lengths`` is how
-    many different lengths chunks have had, each of which compiles or plans kernels anew.
-    ``refused`` counts, by reason, what the worker refused peers at its socket.
+    is wedged, however regular its beats are.
     """
 
     phase: WorkPhase
     progress: int
-    running: int = 0
-    waiting: int = 0
-    waiting_tokens: int = 0
-    inferences: int = 0
-    generated_tokens: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    memory: Memory = field(default_factory=Memory)
-    rows: int = 0
-    kv_bytes: int = 0
-    kv_budget: int = 0
-    prefill_lengths: int = 0
-    decode_s: Distribution = NOTHING
-    """Over ``STEP_BOUNDS_S``, as is the next one."""
-    prefill_s: Distribution = NOTHING
-    refused: dict[str, int] = field(default_factory=dict)
-    preparing: int = 0
 
 
 @dataclass(frozen=True, slots=True)

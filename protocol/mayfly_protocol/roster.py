@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mayfly_protocol.lifecycle import Memory, ModelCard
+from mayfly_protocol.counters import PublishedCounters
+from mayfly_protocol.lifecycle import ModelCard
 
 ROSTER_INTERVAL_S = 1.0
 ROSTER_TOPIC = b"roster"
@@ -19,8 +20,8 @@ SlotState = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class SlotView:
+@dataclass(slots=True)
+class SlotView(PublishedCounters):
     """One slot as it is now. ``detail`` is for people: why it failed, what it waits for.
 
     ``load_done`` and ``load_total`` are bytes while it loads; ``retry_in_s`` is when a slot in
@@ -43,13 +44,7 @@ class SlotView:
     phase: str = ""
     load_done: int = 0
     load_total: int = 0
-    running: int = 0
-    waiting: int = 0
-    waiting_tokens: int = 0
-    inferences: int = 0
-    generated_tokens: int = 0
     progress: int = 0
-    memory: Memory = field(default_factory=Memory)
     age_s: float = 0.0
     retry_in_s: float | None = None
     detail: str = ""

@@ -12,7 +12,8 @@ import psutil
 import pytest
 
 from conformance.test_cases_lifecycle import given_up
-from mayfly_protocol.lifecycle import Beat, Memory
+from mayfly_protocol.counters import Memory
+from mayfly_protocol.lifecycle import Beat
 from mayfly_protocol.requests import Generation, TokenPrompt
 from mayfly_protocol.serving import Cancel, Finish
 from support.api import CHAT, together, user

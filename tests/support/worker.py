@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 import zmq
 
 from mayfly_protocol import codec
-from mayfly_protocol.lifecycle import Beat, Memory, Ready, ToReaper
+from mayfly_protocol.counters import Memory
+from mayfly_protocol.lifecycle import Beat, Ready, ToReaper
 from mayfly_protocol.requests import Ending, Generation, Output, Sampling, TextPrompt
 from mayfly_protocol.serving import (
     Delta,

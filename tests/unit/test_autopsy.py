@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from mayfly_protocol.breadcrumb import Breadcrumb
-from mayfly_protocol.lifecycle import Beat, Cause, Fault, Memory
+from mayfly_protocol.counters import Memory
+from mayfly_protocol.lifecycle import Beat, Cause, Fault
 from mayfly_reaper import crash_log as autopsies
 from mayfly_reaper.crash_log import LINE, append, autopsy, records, redacted
 from mayfly_reaper.rules.events import Exited

@@ -8,7 +8,7 @@ import pytest
 
 from mayfly_protocol.requests import Ending, Generation, Sampling, TextPrompt
 from mayfly_protocol.serving import Accepted, Cancel, Failed, Finish, Handover, Submit, Tokens
-from mayfly_worker.engine.gauges import Gauges
+from mayfly_worker.engine.engine_counters import EngineCounters
 from mayfly_worker.engine.sampler import SequenceSampling
 from mayfly_worker.engine.sequence import (
     YOUNG_TOKENS,
@@ -99,7 +99,9 @@ def test_a_beat_tells_what_is_still_prepared_from_what_waits_for_the_engine() ->
         office.submit(rid, suspect=False)
 
     def told() -> tuple[int, int]:
-        one = beat(Gauges(), office.desk, leaving=False, footprint=0, kv_budget=0, refused={})
+        one = beat(
+            EngineCounters(), office.desk, leaving=False, footprint=0, kv_budget=0, refused={}
+        )
         return one.waiting, one.preparing
 
     assert told() == (3, 3)

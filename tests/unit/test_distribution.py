@@ -5,17 +5,17 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mayfly_protocol.common.histogram import NOTHING, STEP_BOUNDS_S, Distribution, Tally
+from mayfly_protocol.common.histogram import NOTHING, STEP_BOUNDS_S, Distribution
 
 BOUNDS = (0.1, 0.5, 1.0)
 values = st.lists(st.floats(0, 10))
 
 
 def of(measured: list[float]) -> Distribution:
-    tally = Tally(BOUNDS)
+    found = Distribution((0,) * (len(BOUNDS) + 1))
     for value in measured:
-        tally.observe(value)
-    return tally.snapshot()
+        found = found.observed(value, BOUNDS)
+    return found
 
 
 def test_a_bound_belongs_to_the_bucket_below_it() -> None:
@@ -37,9 +37,8 @@ def test_two_together_are_as_one(some: list[float], more: list[float]) -> None:
     assert both.count == len(some) + len(more)
 
 
-def test_a_snapshot_is_one() -> None:
-    tally = Tally(STEP_BOUNDS_S)
-    before = tally.snapshot()
-    tally.observe(0.02)
+def test_a_measurement_does_not_change_the_distribution_before_it() -> None:
+    before = NOTHING
+    after = before.observed(0.02, STEP_BOUNDS_S)
     assert before.count == 0
-    assert tally.snapshot().count == 1
+    assert after.count == 1

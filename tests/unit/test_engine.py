@@ -207,7 +207,7 @@ def test_a_row_whose_text_is_complete_leaves(model: Any, width: int) -> None:
     bench.turn()
     bench.engine.commands.put(Stop(row))
     bench.turn()
-    assert bench.engine.gauges.running == 0
+    assert bench.engine.running == 0
 
 
 def test_admission_is_first_come_first_served_within_its_rows(model: Any, width: int) -> None:
@@ -217,7 +217,7 @@ def test_admission_is_first_come_first_served_within_its_rows(model: Any, width:
     order: list[str] = []
     while bench.open:
         bench.turn()
-        assert bench.engine.gauges.running <= 2
+        assert bench.engine.running <= 2
         order += [k for k in keys if k not in bench.open and k not in order]
     assert order == keys
 
@@ -265,7 +265,7 @@ def test_R74_a_row_leaves_a_group_in_the_middle_of_its_prompt(
     assert [e.done for e in bench.events if isinstance(e, Prefilled)] == [45, 30, 37]
     bench.cancel(keys[gone])
     bench.turn()
-    assert bench.engine.gauges.running == 2
+    assert bench.engine.running == 2
     bench.finish()
     for i, (key, ask) in enumerate(zip(keys, asks, strict=True)):
         expected = [] if i == gone else alone(model, width, ask)[0]
@@ -317,7 +317,7 @@ def test_rows_that_outgrow_the_memory_take_turns(
     keys = [bench.submit(ask) for ask in asks]
     while bench.open:
         bench.turn()
-        running.append(bench.engine.gauges.running)
+        running.append(bench.engine.running)
     assert [[bench.answers[key].ids()] for key in keys] == [alone(model, width, a) for a in asks]
     assert running[0] == 5
     assert min(running[: len(running) // 2]) < 5, "nobody had to make room"
@@ -332,13 +332,13 @@ def test_a_row_whose_text_is_complete_leaves_though_it_made_room(
     rng = random.Random(14)
     bench = Bench(model, width, kv_bytes=3 * 80 * 256, prefix_bytes=0, chunks=FixedChunks(32, 32))
     keys = [bench.submit(Ask(prompt(rng, width, 20), max_tokens=m)) for m in (90, 100, 1000)]
-    while bench.engine.gauges.rows < len(keys):
+    while bench.engine.counters.rows < len(keys):
         bench.turn()
-    while not bench.engine.gauges.waiting:
+    while not bench.engine.waiting:
         bench.turn()
-    while prefilled_anew and bench.engine.gauges.waiting:
+    while prefilled_anew and bench.engine.waiting:
         bench.turn()
-    assert bench.engine.gauges.rows < bench.engine.gauges.running or not prefilled_anew
+    assert bench.engine.counters.rows < bench.engine.running or not prefilled_anew
     newest = keys[-1]
     said = bench.answers[newest].ids()
     [row] = bench.open.pop(newest)
@@ -347,5 +347,5 @@ def test_a_row_whose_text_is_complete_leaves_though_it_made_room(
     for _ in range(10):
         bench.engine.commands.put(Stop(-1))  # an idle engine would wait for commands
         bench.turn()
-    assert (bench.engine.gauges.running, bench.engine.gauges.waiting) == (0, 0)
+    assert (bench.engine.running, bench.engine.waiting) == (0, 0)
     assert bench.answers[newest].ids() == said

@@ -229,8 +229,8 @@ class Mix:
     def _assert_idle(self) -> None:
         self._bench.engine.commands.put(Stop(-1))
         self._bench.turn()
-        gauges = self._bench.engine.gauges
-        assert (gauges.running, gauges.waiting) == (0, 0)
+        engine = self._bench.engine
+        assert (engine.running, engine.waiting) == (0, 0)
 
     def check(self) -> None:
         """Whole answers are the solo ones, and others the beginnings of theirs."""

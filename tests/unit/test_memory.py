@@ -66,7 +66,7 @@ def test_R27_an_answer_that_memory_ends_has_filled_the_context(
     drawn: dict[int, list[SampledToken]] = {choice.row.id: [] for choice in prepared.choices}
     while not all(tokens and tokens[-1].end for tokens in drawn.values()):
         assert bench.engine.turn()
-        assert bench.engine.gauges.running <= 1
+        assert bench.engine.running <= 1
         for event in bench.events:
             for token in event.drawn if isinstance(event, StepResult) else ():
                 drawn[token.row].append(token)
@@ -114,7 +114,7 @@ def test_more_choices_than_rows_come_one_after_the_other(loaded: LoadedModel) ->
         most = 0
         while not all(tokens and tokens[-1].end for tokens in drawn.values()):
             assert bench.engine.turn()
-            most = max(most, bench.engine.gauges.running)
+            most = max(most, bench.engine.running)
             for event in bench.events:
                 for token in event.drawn if isinstance(event, StepResult) else ():
                     drawn[token.row].append(token)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mayfly_protocol.common.histogram import Distribution
+from mayfly_protocol.counters import WorkerCounters
 from mayfly_protocol.lifecycle import Beat, Bye, Exit, Hello, Scope
 from mayfly_reaper.rules.events import (
     Event,
@@ -26,7 +27,7 @@ from mayfly_reaper.rules.events import (
 )
 from mayfly_reaper.rules.slot import Slot, SlotRules
 from mayfly_reaper.rules.worker import LAST_WORDS_S
-from mayfly_reaper.slot_counters import RESTART_REASONS, Account, Counts, Reading, account
+from mayfly_reaper.slot_counters import RESTART_REASONS, Account, Reading, account
 from support.slot_scenario import BUDGETS, IDLE, READY, fault
 
 
@@ -76,7 +77,7 @@ def test_a_successor_counts_on() -> None:
     assert counted.account.total.inferences == 7
     counted.serve()
     counted.say(beat(2, 5))
-    assert counted.account.total == Counts(inferences=9, generated_tokens=105)
+    assert counted.account.total == WorkerCounters(inferences=9, generated_tokens=105)
     assert (counted.account.starts, counted.account.restarts) == (2, {"lost": 1})
     assert counted.account.faults == {("killed", "worker"): 1}
 
@@ -111,9 +112,9 @@ def test_what_comes_late_does_not_count() -> None:
 
 
 def test_a_count_that_falls_begins_anew() -> None:
-    reading = Reading().next(Counts(inferences=5)).next(Counts(inferences=2))
+    reading = Reading().next(WorkerCounters(inferences=5)).next(WorkerCounters(inferences=2))
     assert reading.total.inferences == 7
-    assert reading.next(Counts(inferences=3)).total.inferences == 8
+    assert reading.next(WorkerCounters(inferences=3)).total.inferences == 8
 
 
 @pytest.mark.parametrize(
@@ -198,13 +199,13 @@ def test_no_total_ever_falls(happened: list[Any]) -> None:
     """And each is the sum of what every worker counted, whatever becomes of them."""
     counted = Counted()
     counted.serve()
-    added: dict[int, Counts] = {}
+    added: dict[int, WorkerCounters] = {}
     for what in happened:
         last = counted.account.total
         match what:
             case Beat():
                 for number in [life.number for _, life in counted.slot.lives]:
-                    so_far = added.get(number, Counts()).plus(Counts.of(what))
+                    so_far = added.get(number, WorkerCounters()).plus(what.totals())
                     added[number] = so_far
                     counted.say(_as_beat(so_far), number)
             case "kill" | "crash" | "leave":
@@ -219,7 +220,7 @@ def test_no_total_ever_falls(happened: list[Any]) -> None:
                 if counted.slot.life is None:
                     counted.serve()
         assert not counted.account.total.fell_from(last)
-    everything = Counts()
+    everything = WorkerCounters()
     for each in added.values():
         everything = everything.plus(each)
     assert not everything.fell_from(counted.account.total)
@@ -228,7 +229,7 @@ def test_no_total_ever_falls(happened: list[Any]) -> None:
     assert counted.account.starts == ended + len(counted.slot.lives)
 
 
-def _as_beat(counts: Counts) -> Beat:
+def _as_beat(counts: WorkerCounters) -> Beat:
     return replace(
         IDLE,
         inferences=counts.inferences,

@@ -13,8 +13,9 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from mayfly_protocol.common.histogram import STEP_BOUNDS_S, Tally
-from mayfly_protocol.lifecycle import Beat, Exit, Hello, Memory
+from mayfly_protocol.common.histogram import NOTHING, STEP_BOUNDS_S
+from mayfly_protocol.counters import Memory
+from mayfly_protocol.lifecycle import Beat, Exit, Hello
 from mayfly_protocol.roster import AskMetrics, MetricsText
 from mayfly_reaper.machine.memory import Room
 from mayfly_reaper.metrics import NodeMetrics
@@ -90,8 +91,6 @@ class Watched:
 def test_a_serving_worker() -> None:
     watched = Watched()
     watched.serve()
-    steps = Tally(STEP_BOUNDS_S)
-    steps.observe(0.02)
     watched.say(
         Beat(
             phase="decode",
@@ -107,7 +106,7 @@ def test_a_serving_worker() -> None:
             kv_bytes=11,
             kv_budget=22,
             prefill_lengths=3,
-            decode_s=steps.snapshot(),
+            decode_s=NOTHING.observed(0.02, STEP_BOUNDS_S),
         )
     )
     watched.now += 0.25

@@ -6,13 +6,13 @@ import itertools
 from dataclasses import replace
 
 from mayfly_protocol.codec import encode, rosters
+from mayfly_protocol.counters import Memory
 from mayfly_protocol.lifecycle import (
     Beat,
     Cause,
     Fault,
     Hello,
     Loading,
-    Memory,
     ModelCard,
     Ready,
     ToReaper,

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from mayfly_protocol.lifecycle import Beat, Drain, Exit, Memory
+from mayfly_protocol.counters import Memory
+from mayfly_protocol.lifecycle import Beat, Drain, Exit
 from mayfly_reaper.rules.events import Exited, NotStarted, RecycleAsked, StopAsked
 from mayfly_reaper.rules.incarnation import Incarnation, Record, Send, Signal, Spawn
 from mayfly_reaper.rules.recycle import Renewal, next_renewal, worn

@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from mayfly_protocol.counters import Memory
 from mayfly_protocol.faults import KINDS
 from mayfly_protocol.lifecycle import (
     Beat,
@@ -13,7 +14,6 @@ from mayfly_protocol.lifecycle import (
     Hello,
     Loading,
     LoadPhase,
-    Memory,
     ModelCard,
     Ready,
 )

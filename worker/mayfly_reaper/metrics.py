@@ -34,6 +34,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from mayfly_protocol import counters
 from mayfly_protocol.common.histogram import STEP_BOUNDS_S, Distribution
 from mayfly_protocol.lifecycle import Beat
 from mayfly_protocol.roster import SlotState
@@ -153,33 +154,24 @@ def _labels(node: str, standing: Standing) -> list[str]:
 
 
 def _counters(node: str, standings: list[Standing]) -> Iterator[Metric]:
+    def total(name: str) -> Callable[[Standing], int]:
+        return lambda s: int(getattr(s.account.total, name))
+
     numbers: tuple[tuple[str, str, Callable[[Standing], int]], ...] = (
-        ("starts", "Workers that were started.", lambda s: s.account.starts),
-        ("inferences", "Finished choices.", lambda s: s.account.total.inferences),
-        (
-            "generated_tokens",
-            "Tokens that were drawn, the canary's included.",
-            lambda s: s.account.total.generated_tokens,
-        ),
-        (
-            "prompt_tokens",
-            "Tokens of prompts that were begun.",
-            lambda s: s.account.total.prompt_tokens,
-        ),
-        (
-            "prompt_tokens_cached",
-            "Those of them that came from a prefix cache.",
-            lambda s: s.account.total.cached_tokens,
+        ("starts", "Workers started.", lambda s: s.account.starts),
+        *(
+            (metric.name, metric.help, total(name))
+            for name, metric in counters.metrics("counter").items()
         ),
         (
             "prefill_tokens",
-            "Those of them that did not, and have to be computed.",
+            "Prompt tokens that were not in the prefix cache and have to be computed.",
             lambda s: s.account.total.prompt_tokens - s.account.total.cached_tokens,
         ),
-        ("messages", "Messages of workers to the reaper.", lambda s: s.account.messages),
+        ("messages", "Messages from workers to the reaper.", lambda s: s.account.messages),
         (
             "late_messages",
-            "Messages of workers that were over already; they are dropped.",
+            "Messages from workers that had already ended; they are dropped.",
             lambda s: s.slot.late,
         ),
     )
@@ -190,12 +182,12 @@ def _counters(node: str, standings: list[Standing]) -> Iterator[Metric]:
         yield family
     restarts = CounterMetricFamily(
         "mayfly_worker_restarts",
-        "Workers that ended other than by the end of the node, by why.",
+        "Workers that ended while their node went on, by reason.",
         labels=[*SLOT_LABELS, "reason"],
     )
     faults = CounterMetricFamily(
         "mayfly_faults",
-        "Faults that workers met, by kind and by what they cost.",
+        "Faults of workers, by kind and scope.",
         labels=[*SLOT_LABELS, "kind", "scope"],
     )
     for standing in standings:
@@ -208,30 +200,25 @@ def _counters(node: str, standings: list[Standing]) -> Iterator[Metric]:
 
 
 def _histograms(node: str, standings: list[Standing]) -> Iterator[Metric]:
+    def total(name: str) -> Callable[[Account], Distribution]:
+        return lambda a: getattr(a.total, name)
+
     tables: tuple[tuple[str, str, tuple[float, ...], Callable[[Account], Distribution]], ...] = (
         (
             "load_seconds",
-            "From the start of a worker until it is ready.",
+            "Duration from the start of a worker until it is ready.",
             LOAD_BOUNDS_S,
             lambda a: a.loads,
         ),
         (
             "recovery_seconds",
-            "From the loss of a worker until its slot is ready again.",
+            "Duration from the loss of a worker until its slot is ready again.",
             RECOVERY_BOUNDS_S,
             lambda a: a.recoveries,
         ),
-        (
-            "decode_step_seconds",
-            "Of one decode step of all rows.",
-            STEP_BOUNDS_S,
-            lambda a: a.total.decode_s,
-        ),
-        (
-            "prefill_chunk_seconds",
-            "Of one chunk of one or several prompts.",
-            STEP_BOUNDS_S,
-            lambda a: a.total.prefill_s,
+        *(
+            (metric.name, metric.help, STEP_BOUNDS_S, total(name))
+            for name, metric in counters.metrics("histogram").items()
         ),
     )
     for name, what, bounds, of in tables:
@@ -251,12 +238,12 @@ def _buckets(found: Distribution, bounds: tuple[float, ...]) -> list[tuple[str, 
 def _states(node: str, standings: list[Standing]) -> Iterator[Metric]:
     states = GaugeMetricFamily(
         "mayfly_worker_state",
-        "How many workers of the slot are in a state; of one without workers, its own is 1.",
+        "Workers of the slot in each state; without a worker, 1 for the state of the slot.",
         labels=[*SLOT_LABELS, "state"],
     )
     held = GaugeMetricFamily(
         "mayfly_worker_held",
-        "1 for what keeps a slot from being given the worker that it wants.",
+        "1 for the reason why a slot without a worker is not given one.",
         labels=[*SLOT_LABELS, "reason"],
     )
     for standing in standings:
@@ -272,59 +259,51 @@ def _states(node: str, standings: list[Standing]) -> Iterator[Metric]:
 
 def _gauges(node: str, standings: list[Standing], now: float) -> Iterator[Metric]:
     """Of the worker that serves, or is to: a slot without one has no such numbers."""
+
+    def value(name: str) -> Callable[[Incarnation, Beat, Pool], float]:
+        return lambda w, b, p: float(getattr(b, name))
+
     numbers: tuple[tuple[str, str, Callable[[Incarnation, Beat, Pool], float]], ...] = (
-        ("age_seconds", "Since the worker was started.", lambda w, b, p: now - w.spawned_at),
+        (
+            "age_seconds",
+            "Time since the start of the worker.",
+            lambda w, b, p: now - w.spawned_at,
+        ),
         (
             "heartbeat_age_seconds",
-            "Since the worker's last message.",
+            "Time since the worker's last message.",
             lambda w, b, p: now - w.heard_at,
         ),
         (
             "progress_age_seconds",
-            "Since the worker was last seen to move, or to have nothing to do.",
+            "Time since the worker last made progress, or had nothing to do.",
             lambda w, b, p: now - w.moved_at,
         ),
         (
-            "inferences_since_start",
-            "Choices that the worker has finished.",
-            lambda w, b, p: b.inferences,
-        ),
-        (
             "inferences_budget",
-            "After how many it is replaced; 0: never.",
+            "Choices after which the worker is replaced; 0: never.",
             lambda w, b, p: inference_budget(w, p.lifetime),
         ),
-        ("requests_running", "Requests that have left its queue.", lambda w, b, p: b.running),
-        ("requests_waiting", "Requests in its queue.", lambda w, b, p: b.waiting),
-        ("batch_rows", "Rows that decode together.", lambda w, b, p: b.rows),
-        (
-            "kv_bytes",
-            "What the KV caches of all rows take, as admission counts it.",
-            lambda w, b, p: b.kv_bytes,
-        ),
-        ("kv_budget_bytes", "What they may take.", lambda w, b, p: b.kv_budget),
-        (
-            "prefill_lengths",
-            "How many different lengths chunks of prompts have had since it was started; each "
-            "compiles or plans kernels anew.",
-            lambda w, b, p: b.prefill_lengths,
+        *(
+            (metric.name, metric.help, value(name))
+            for name, metric in counters.metrics("gauge").items()
         ),
     )
     lives = [(s, s.slot.life) for s in standings if s.slot.life is not None]
     for name, what, number in numbers:
         family = GaugeMetricFamily(f"mayfly_worker_{name}", what, labels=SLOT_LABELS)
         for standing, life in lives:
-            value = number(life, life.beat or _NO_BEAT, standing.pool)
-            family.add_metric(_labels(node, standing), value)
+            shown = number(life, life.beat or _NO_BEAT, standing.pool)
+            family.add_metric(_labels(node, standing), shown)
         yield family
     memory = GaugeMetricFamily(
         "mayfly_worker_memory_bytes",
-        "Memory of the slot's workers: of the processes (footprint), and MLX's own accounts.",
+        "Memory of the slot's workers: of their processes (footprint), and as MLX counts it.",
         labels=[*SLOT_LABELS, "kind"],
     )
     for standing in standings:
-        for kind, value in _memory(standing.slot).items():
-            memory.add_metric([*_labels(node, standing), kind], value)
+        for kind, size in _memory(standing.slot).items():
+            memory.add_metric([*_labels(node, standing), kind], size)
     yield memory
 
 
@@ -332,18 +311,14 @@ def _memory(slot: Slot) -> Mapping[str, int]:
     """Of all workers of a slot: there are two while a worn one is replaced."""
     all_of_them = [life.beat.memory for _, life in slot.lives if life.beat is not None]
     return {
-        "footprint": sum(memory.footprint for memory in all_of_them),
-        "active": sum(memory.active for memory in all_of_them),
-        "cache": sum(memory.cache for memory in all_of_them),
-        "peak": sum(memory.peak for memory in all_of_them),
-        "prefix_cache": sum(memory.prefix_cache for memory in all_of_them),
+        kind: sum(getattr(memory, kind) for memory in all_of_them) for kind in counters.MEMORY_KINDS
     }
 
 
 def _machine(node: str, room: Room) -> Metric:
     family = GaugeMetricFamily(
         "mayfly_node_memory_bytes",
-        "Memory of the machine: available, and wired where that can be told from other.",
+        "Memory of the machine: available, and wired where the system reports it.",
         labels=["node", "kind"],
     )
     family.add_metric([node, "available"], room.available)

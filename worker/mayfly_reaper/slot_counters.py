@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
 from mayfly_protocol.common.histogram import NOTHING, Distribution
+from mayfly_protocol.counters import WorkerCounters
 from mayfly_protocol.faults import KINDS
 from mayfly_protocol.lifecycle import Beat, Fault
 from mayfly_reaper.rules.events import Event, Said
@@ -38,57 +39,20 @@ because it had survived faults; gone by itself in good order."""
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
-    """What a worker counts; each number only grows while the worker lives."""
-
-    inferences: int = 0
-    generated_tokens: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    decode_s: Distribution = NOTHING
-    prefill_s: Distribution = NOTHING
-
-    @classmethod
-    def of(cls, beat: Beat) -> Counts:
-        return cls(
-            beat.inferences,
-            beat.generated_tokens,
-            beat.prompt_tokens,
-            beat.cached_tokens,
-            beat.decode_s,
-            beat.prefill_s,
-        )
-
-    def plus(self, other: Counts) -> Counts:
-        return Counts(
-            self.inferences + other.inferences,
-            self.generated_tokens + other.generated_tokens,
-            self.prompt_tokens + other.prompt_tokens,
-            self.cached_tokens + other.cached_tokens,
-            self.decode_s.plus(other.decode_s),
-            self.prefill_s.plus(other.prefill_s),
-        )
-
-    def fell_from(self, before: Counts) -> bool:
-        """Whether any number is smaller than it was."""
-        return any(now < then for now, then in zip(_numbers(self), _numbers(before), strict=True))
-
-
-@dataclass(frozen=True, slots=True)
 class Reading:
     """Of one worker's counts. Should a number fall all the same, then a new count has begun, and
     what was counted ``before`` stays."""
 
-    now: Counts = Counts()
-    before: Counts = Counts()
+    now: WorkerCounters = field(default_factory=WorkerCounters)
+    before: WorkerCounters = field(default_factory=WorkerCounters)
 
-    def next(self, counts: Counts) -> Reading:
+    def next(self, counts: WorkerCounters) -> Reading:
         if counts.fell_from(self.now):
             return Reading(counts, self.total)
         return Reading(counts, self.before)
 
     @property
-    def total(self) -> Counts:
+    def total(self) -> WorkerCounters:
         return self.before.plus(self.now)
 
 
@@ -99,7 +63,7 @@ class Account:
     reason, those that ended other than by the end of the node; ``faults`` goes by kind and scope.
     ``lost_at`` is set while the slot recovers from a loss."""
 
-    done: Counts = Counts()
+    done: WorkerCounters = field(default_factory=WorkerCounters)
     living: Mapping[int, Reading] = field(default_factory=dict)
     starts: int = 0
     restarts: Mapping[str, int] = field(default_factory=dict)
@@ -110,7 +74,7 @@ class Account:
     lost_at: float | None = None
 
     @property
-    def total(self) -> Counts:
+    def total(self) -> WorkerCounters:
         total = self.done
         for reading in self.living.values():
             total = total.plus(reading.total)
@@ -151,7 +115,7 @@ def _heard(account: Account, said: Said, then: Mapping[int, Incarnation]) -> Acc
     if number not in then:
         return account
     if isinstance(message, Beat):
-        reading = account.living.get(number, Reading()).next(Counts.of(message))
+        reading = account.living.get(number, Reading()).next(message.totals())
         return replace(account, living={**account.living, number: reading})
     # Of a fault that its process does not outlive, the loss will tell.
     if isinstance(message, Fault) and message.scope in ("request", "batch", "recycle"):
@@ -193,14 +157,3 @@ def _lives(slot: Slot) -> dict[int, Incarnation]:
 
 def _with_one_more(counts: Mapping[K, int], key: K) -> Mapping[K, int]:
     return {**counts, key: counts.get(key, 0) + 1}
-
-
-def _numbers(counts: Counts) -> tuple[int, ...]:
-    return (
-        counts.inferences,
-        counts.generated_tokens,
-        counts.prompt_tokens,
-        counts.cached_tokens,
-        counts.decode_s.count,
-        counts.prefill_s.count,
-    )

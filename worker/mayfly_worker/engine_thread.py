@@ -24,7 +24,7 @@ from mayfly_protocol.lifecycle import LoadPhase, Scope
 from mayfly_protocol.settings import WorkerSettings
 from mayfly_worker.engine.admission import Budget
 from mayfly_worker.engine.chunks import ChunkSizer
-from mayfly_worker.engine.gauges import Gauges
+from mayfly_worker.engine.engine_counters import EngineCounters
 from mayfly_worker.engine.scheduler import Engine
 from mayfly_worker.engine.sequence import Event, Shutdown
 from mayfly_worker.engine.sub_batches import pass_cost_tokens
@@ -91,7 +91,7 @@ class EngineThread:
         self._warming = warming
         self._post = post
         self._engine: Engine | None = None
-        self._gauges = Gauges()  # of every engine in turn: what they count must not fall
+        self._counters = EngineCounters()  # of every engine in turn: what they count must not fall
         self._breadcrumbs = (
             BreadcrumbWriter(Path(settings.breadcrumb)) if settings.breadcrumb else None
         )
@@ -145,7 +145,7 @@ class EngineThread:
         """Whether the model still computes what it did, after a fault that it seemed to survive."""
         assert self._engine is not None
         try:
-            canary.check(self._engine.gauges)
+            canary.check(self._engine.counters)
         except Exception as error:
             self._post(Faulted(error, classify_exception(error), (), (), None))
             return False
@@ -161,7 +161,7 @@ class EngineThread:
 
     def _build(self, loaded: LoadedModel, budget: Budget, canary: Canary) -> Engine:
         settings = self._settings
-        gauges = self._gauges
+        counters = self._counters
         return Engine(
             loaded.model,
             loaded.probe.width,
@@ -175,8 +175,8 @@ class EngineThread:
             pass_cost_tokens=pass_cost_tokens(
                 loaded.card.weight_bytes, loaded.probe.cost.per_token
             ),
-            gauges=gauges,
-            when_idle=lambda: canary.check(gauges),
+            counters=counters,
+            when_idle=lambda: canary.check(counters),
             idle_s=settings.canary_interval_s,
             breadcrumbs=self._breadcrumbs,
         )

@@ -34,6 +34,7 @@ from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import NoReturn
 
@@ -51,7 +52,6 @@ from mayfly_protocol.lifecycle import (
     Fault,
     Hello,
     Loading,
-    Memory,
     Ready,
 )
 from mayfly_protocol.serving import (
@@ -65,7 +65,7 @@ from mayfly_protocol.serving import (
 )
 from mayfly_protocol.settings import WorkerSettings
 from mayfly_worker import engine_thread as reports
-from mayfly_worker.engine.gauges import Gauges
+from mayfly_worker.engine.engine_counters import EngineCounters
 from mayfly_worker.engine.scheduler import Engine
 from mayfly_worker.engine_thread import EngineThread
 from mayfly_worker.errors import InvalidRequest
@@ -79,7 +79,7 @@ from mayfly_worker.wire import CannotListen, Wire
 
 
 def beat(
-    gauges: Gauges,
+    counters: EngineCounters,
     desk: Desk | None,
     *,
     leaving: bool,
@@ -88,33 +88,11 @@ def beat(
     refused: Mapping[str, int],
 ) -> Beat:
     """``desk`` is None until the model is loaded; ``footprint`` and ``kv_budget`` are in bytes."""
-    return Beat(
-        phase="stopping" if leaving else gauges.phase,
-        progress=gauges.progress,
-        running=desk.running if desk else 0,
-        waiting=desk.waiting if desk else 0,
-        waiting_tokens=desk.waiting_tokens if desk else 0,
-        inferences=desk.inferences if desk else 0,
-        generated_tokens=gauges.generated_tokens,
-        prompt_tokens=gauges.prompt_tokens,
-        cached_tokens=gauges.cached_tokens,
-        memory=Memory(
-            footprint=footprint,
-            active=gauges.active_bytes,
-            cache=gauges.cache_bytes,
-            peak=gauges.peak_bytes,
-            prefix_cache=gauges.prefix_bytes,
-            device_free=gauges.device_free,
-        ),
-        rows=gauges.rows,
-        kv_bytes=gauges.kv_bytes,
-        kv_budget=kv_budget,
-        prefill_lengths=len(gauges.prefill_lengths),
-        decode_s=gauges.decode_s.snapshot(),
-        prefill_s=gauges.prefill_s.snapshot(),
-        refused=dict(refused),
-        preparing=desk.preparing if desk else 0,
-    )
+    values = counters.values() | (desk.counters() if desk else {})
+    values["memory"] = replace(counters.memory, footprint=footprint)
+    values["kv_budget"] = kv_budget
+    values["refused"] = dict(refused)
+    return Beat("stopping" if leaving else counters.phase, counters.progress, **values)
 
 
 class LossyText(io.TextIOWrapper):
@@ -163,7 +141,7 @@ class Worker:
         self._engine: Engine | None = None
         self._preparer: Preparer | None = None
         self._desk: Desk | None = None
-        self._loading_gauges = Gauges(phase="loading")
+        self._loading_counters = EngineCounters(phase="loading")
         self._kv_budget = 0
         self._process = psutil.Process()
         self._next_beat = self._next_watchdog = 0.0
@@ -260,7 +238,7 @@ class Worker:
             case (bytes() as peer, outcome, inquiry):
                 self._answered(peer, outcome, inquiry)
             case reports.LoadProgress(phase, done, total):
-                self._loading_gauges.progress += 1
+                self._loading_counters.progress += 1
                 self._wire.tell_reaper(Loading(phase, done, total))
             case reports.LoadedNow():
                 self._open(report)
@@ -399,7 +377,7 @@ class Worker:
 
     def _report(self) -> None:
         told = beat(
-            self._engine.gauges if self._engine else self._loading_gauges,
+            self._engine.counters if self._engine else self._loading_counters,
             self._desk,
             leaving=self._leave_by is not None,
             footprint=self._process.memory_info().rss,

@@ -101,6 +101,16 @@ class Desk:
         waiting = (s.prepared for s in self._sessions.values() if not s.started)
         return sum(p.prompt_tokens for p in waiting if p)
 
+    def counters(self) -> dict[str, int]:
+        """The counters of requests, by their fields in ``WorkerCounters``."""
+        return {
+            "running": self.running,
+            "waiting": self.waiting,
+            "waiting_tokens": self.waiting_tokens,
+            "inferences": self.inferences,
+            "preparing": self.preparing,
+        }
+
     @property
     def empty(self) -> bool:
         return not self._sessions

@@ -37,29 +37,10 @@ class Distribution:
         return Distribution(tuple(a + b for a, b in pairs), self.sum + other.sum)
 
     def observed(self, value: float, bounds: tuple[float, ...]) -> Distribution:
-        """With one measurement more."""
-        tally = Tally(bounds)
-        tally.observe(value)
-        return self.plus(tally.snapshot())
+        """The distribution with one more measurement."""
+        counts = list(self.counts or (0,) * (len(bounds) + 1))
+        counts[bisect_left(bounds, value)] += 1
+        return Distribution(tuple(counts), self.sum + value)
 
 
 NOTHING = Distribution()
-
-
-class Tally:
-    """Collects measurements, for one thread; others may take a snapshot at any time, which can
-    lack the sum of the measurement that is just being added."""
-
-    __slots__ = ("_bounds", "_counts", "_sum")
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
-
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
-
-    def snapshot(self) -> Distribution:
-        return Distribution(tuple(self._counts), self._sum)

@@ -26,6 +26,7 @@ import zmq
 
 from mayfly_protocol import PROTOCOL_VERSION
 from mayfly_protocol.breadcrumb import BreadcrumbWriter
+from mayfly_protocol.counters import Memory
 from mayfly_protocol.lifecycle import (
     Beat,
     Bye,
@@ -34,7 +35,6 @@ from mayfly_protocol.lifecycle import (
     Fault,
     Hello,
     Loading,
-    Memory,
     ModelCard,
     Ready,
 )

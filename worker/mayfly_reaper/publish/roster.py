@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from mayfly_protocol import PROTOCOL_MINOR
+from mayfly_protocol.counters import PUBLISHED
 from mayfly_protocol.lifecycle import Beat, Loading
 from mayfly_protocol.roster import (
     ROSTER_INTERVAL_S,
@@ -116,16 +117,11 @@ def _view(slot: Slot, life: Incarnation, model: str, now: float) -> SlotView:
         phase=loading.phase if life.state in STARTING else beat.phase,
         load_done=loading.done,
         load_total=loading.total,
-        running=beat.running,
-        waiting=beat.waiting,
-        waiting_tokens=beat.waiting_tokens,
-        inferences=beat.inferences,
-        generated_tokens=beat.generated_tokens,
         progress=beat.progress,
-        memory=beat.memory,
         age_s=now - life.spawned_at,
         detail=detail,
         trial=life.trial,
+        **{name: getattr(beat, name) for name in PUBLISHED},
     )
 
 

@@ -24,12 +24,14 @@ from typing import Any
 import mlx.core as mx
 
 from mayfly_protocol.breadcrumb import Breadcrumb, BreadcrumbWriter
+from mayfly_protocol.common.histogram import STEP_BOUNDS_S
+from mayfly_protocol.counters import Memory
 from mayfly_protocol.lifecycle import WorkPhase
 from mayfly_worker.engine import admission, caches
 from mayfly_worker.engine.admission import Budget
 from mayfly_worker.engine.chunks import SMALLEST, ChunkSizer
 from mayfly_worker.engine.decode import NonFiniteLogits
-from mayfly_worker.engine.gauges import Gauges
+from mayfly_worker.engine.engine_counters import EngineCounters
 from mayfly_worker.engine.prefill import PrefillGroup, Prompt
 from mayfly_worker.engine.sequence import (
     Cancel,
@@ -83,7 +85,7 @@ class Engine:
         padding_safe: bool = True,
         bucketed: bool = False,
         pass_cost_tokens: float = float("inf"),
-        gauges: Gauges | None = None,
+        counters: EngineCounters | None = None,
         when_idle: Callable[[], None] | None = None,
         idle_s: float | None = None,
         breadcrumbs: BreadcrumbWriter | None = None,
@@ -99,7 +101,7 @@ class Engine:
         self._bucketed = bucketed and padding_safe
         self._trimmable = caches.trimmable(new_cache())
         self.commands: SimpleQueue[Command] = SimpleQueue()
-        self.gauges = gauges or Gauges()
+        self.counters = counters or EngineCounters()
         self._when_idle = when_idle
         self._idle_s = idle_s
         self._breadcrumbs = breadcrumbs
@@ -136,8 +138,18 @@ class Engine:
         requests that were new."""
         if isinstance(error, NonFiniteLogits):
             return tuple(dict.fromkeys(self._owners[row].rid for row in error.rows)), ()
-        forward = self.gauges.forward
+        forward = self.counters.forward
         return forward.suspects, forward.marked
+
+    @property
+    def running(self) -> int:
+        """Rows that have left the queue."""
+        return sum(1 for _ in self._running())
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self._waiting)
 
     # Commands
 
@@ -193,9 +205,10 @@ class Engine:
             drawn += batch.step()
             failed |= batch.failed
             batch.failed = {}
-        self.gauges.decode_s.observe(time.monotonic() - begin)
-        self.gauges.steps += 1
-        self.gauges.generated_tokens += len(drawn)
+        took = time.monotonic() - begin
+        self.counters.decode_s = self.counters.decode_s.observed(took, STEP_BOUNDS_S)
+        self.counters.steps += 1
+        self.counters.generated_tokens += len(drawn)
         if drawn:
             self._events.append(StepResult(drawn))
         self._events += [SequenceFailed(row, why) for row, why in failed.items()]
@@ -203,7 +216,7 @@ class Engine:
         if ended:
             self._remove_decoding([i for i, r in enumerate(self._decode.rows) if r.id in ended])
         self._make_room()
-        if self.gauges.steps % CLEAR_CACHE_STEPS == 0:
+        if self.counters.steps % CLEAR_CACHE_STEPS == 0:
             mx.clear_cache()
 
     def _make_room(self) -> None:
@@ -279,8 +292,8 @@ class Engine:
 
     def _admitted(self, start: Start, prompt: Prompt) -> None:
         self._owners.update((row.id, start) for row in start.rows)
-        self.gauges.cached_tokens += prompt.cached
-        self.gauges.prompt_tokens += len(start.rows[0].tokens)
+        self.counters.cached_tokens += prompt.cached
+        self.counters.prompt_tokens += len(start.rows[0].tokens)
         self._events.append(Started(start.key, prompt.cached, prompt.target))
 
     def _prefill_chunk(self) -> None:
@@ -297,8 +310,9 @@ class Engine:
             if planned:
                 self._shapes.add(group.shape)
             self._chunks.measured(fed, took, planned=planned)
-            self.gauges.prefill_s.observe(took)
-            self.gauges.prefill_lengths.add(group.shape[1])
+            self.counters.prefill_s = self.counters.prefill_s.observed(took, STEP_BOUNDS_S)
+            self.counters.chunk_lengths.add(group.shape[1])
+            self.counters.prefill_lengths = len(self.counters.chunk_lengths)
             self._events += [Prefilled(p.key, p.fed, p.target) for p in group.prompts]
         self._keep_boundaries(group)
         self._promote(group)
@@ -332,12 +346,12 @@ class Engine:
 
     def _enter(self, phase: WorkPhase, rows: Sequence[SequenceState]) -> None:
         """Says what the next forward pass is, before it runs."""
-        self.gauges.phase = phase
+        self.counters.phase = phase
         named = [(self._owners[row.id].rid, row.young) for row in rows]
         requests = dict.fromkeys(rid for rid, _ in named)
         young = dict.fromkeys(rid for rid, is_young in named if is_young)
-        forward = Breadcrumb(phase, self.gauges.progress, tuple(requests), tuple(young))
-        self.gauges.forward = forward
+        forward = Breadcrumb(phase, self.counters.progress, tuple(requests), tuple(young))
+        self.counters.forward = forward
         if self._breadcrumbs is not None:
             self._breadcrumbs.write(phase, forward.step, forward.requests, forward.young)
 
@@ -347,28 +361,28 @@ class Engine:
             self._emit(events)
 
     def _measure(self) -> None:
-        self.gauges.progress += 1
-        self.gauges.running = sum(1 for _ in self._running())
-        self.gauges.rows = len(self._decode)
+        self.counters.progress += 1
+        self.counters.rows = len(self._decode)
         prefilling = [[prompt.row for prompt in group.prompts] for group in self._groups]
-        self.gauges.kv_bytes = self._budget.taken([*self._batches(), *prefilling])
-        self.gauges.waiting = len(self._waiting)
-        if self.gauges.progress % 32 == 0:
+        self.counters.kv_bytes = self._budget.taken([*self._batches(), *prefilling])
+        if self.counters.progress % 32 == 0:
             self._weigh()
 
     def _settle(self) -> None:
         """Before the thread goes to sleep: nothing runs, and the buffers go back."""
         self._enter("idle", [])
-        self.gauges.running = self.gauges.waiting = self.gauges.rows = self.gauges.kv_bytes = 0
+        self.counters.rows = self.counters.kv_bytes = 0
         mx.clear_cache()
         self._weigh()
 
     def _weigh(self) -> None:
-        self.gauges.active_bytes = mx.get_active_memory()
-        self.gauges.cache_bytes = mx.get_cache_memory()
-        self.gauges.peak_bytes = mx.get_peak_memory()
-        self.gauges.prefix_bytes = self._prefixes.nbytes
-        self.gauges.device_free = admission.free_memory()
+        self.counters.memory = Memory(
+            active=mx.get_active_memory(),
+            cache=mx.get_cache_memory(),
+            peak=mx.get_peak_memory(),
+            prefix_cache=self._prefixes.nbytes,
+            device_free=admission.free_memory(),
+        )
 
 
 def _prompt(start: Start, cached: int) -> Prompt:

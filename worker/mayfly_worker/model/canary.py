@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from mayfly_protocol.requests import Sampling
 from mayfly_worker.engine.admission import Budget
 from mayfly_worker.engine.chunks import ChunkSizer
-from mayfly_worker.engine.gauges import Gauges
+from mayfly_worker.engine.engine_counters import EngineCounters
 from mayfly_worker.engine.sampler import SequenceSampling
 from mayfly_worker.engine.scheduler import Engine
 from mayfly_worker.engine.sequence import Event, SequenceState, Start, StepResult
@@ -48,10 +48,10 @@ class Canary:
         of this process."""
         return cls(loaded, ReferenceStore.of(folder, loaded.card.digest))
 
-    def check(self, gauges: Gauges | None = None) -> None:
+    def check(self, counters: EngineCounters | None = None) -> None:
         """Raises CanaryMismatch if the tokens are not the stored ones; whatever the engine raises
         comes out as it is."""
-        tokens = self._run(gauges)
+        tokens = self._run(counters)
         question = ("canary", TEXT, TOKENS)
         known = self.references.known(question)
         if known is None:
@@ -60,7 +60,7 @@ class Canary:
             expected = known["tokens"]
             raise CanaryMismatch(f"canary mismatch: expected tokens {expected}, got {tokens}")
 
-    def _run(self, gauges: Gauges | None) -> list[list[int]]:
+    def _run(self, counters: EngineCounters | None) -> list[list[int]]:
         loaded = self.loaded
         events: list[Event] = []
         engine = Engine(
@@ -73,7 +73,7 @@ class Canary:
             new_cache=loaded.new_cache,
             padding_safe=loaded.probe.padding_safe,
             bucketed=loaded.bucketed,
-            gauges=gauges,
+            counters=counters,
         )
         *first, last = self._rows()
         late: SequenceState | None = last

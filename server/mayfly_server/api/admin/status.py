@@ -21,6 +21,7 @@ from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
 
 from mayfly_protocol import PROTOCOL_VERSION
+from mayfly_protocol.counters import STATUS
 from mayfly_protocol.faults import KINDS
 from mayfly_protocol.roster import Autopsy, Loss, Roster, SlotView
 from mayfly_server.api.dependencies import FrontDep
@@ -63,11 +64,8 @@ def _slot(view: SlotView) -> dict[str, Any]:
         "state": view.state,
         "incarnation": view.incarnation,
         "pid": view.pid,
-        "running": view.running,
         "rows": view.card.rows if view.card else 0,
-        "inferences": view.inferences,
-        "waiting": view.waiting,
-        "generated_tokens": view.generated_tokens,
+        **{name: getattr(view, name) for name in STATUS},
         "phase": view.phase,
         "load_done": view.load_done,
         "load_total": view.load_total,

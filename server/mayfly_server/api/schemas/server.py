@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, create_model
 
+from mayfly_protocol.counters import STATUS
 from mayfly_protocol.roster import SlotState
 from mayfly_server.api.schemas.base import Answer
 
@@ -50,7 +51,15 @@ class ServedModels(Answer):
     data: list[ServedModel]
 
 
-class SlotStatus(Answer):
+# A field for every counter that the status shows.
+_StatusCounters: Any = create_model(
+    "_StatusCounters",
+    __base__=Answer,
+    **{name: (int, Field(description=text)) for name, text in STATUS.items()},  # type: ignore[call-overload]
+)
+
+
+class SlotStatus(_StatusCounters):
     """Sizes are bytes, times seconds."""
 
     slot: str
@@ -58,11 +67,7 @@ class SlotStatus(Answer):
     state: SlotState
     incarnation: int
     pid: int
-    running: int
     rows: Annotated[int, Field(description="How many may run at once; 0 until it is known.")]
-    inferences: int
-    waiting: int
-    generated_tokens: int
     phase: str
     load_done: int
     load_total: int
