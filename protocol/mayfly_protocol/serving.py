@@ -16,7 +16,7 @@
 
 A star marks a terminal message: exactly one of them ends each (rid, attempt). ``Cancel`` is
 answered by ``Finish(reason="cancelled")``. A front end that sends nothing, not even a ``Ping``,
-for :data:`PEER_TIMEOUT_S` is gone, and its requests are cancelled.
+for :data:`mayfly_protocol.settings.PEER_TIMEOUT_S` is gone, and its requests are cancelled.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from typing import Literal
 from mayfly_protocol.requests import FinishReason, Generation, Prompt
 
 PING_INTERVAL_S = 1.0
-PEER_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from rich.segment import ControlType
 
 from mayfly_protocol.common.secrets import API_KEY_VARIABLE
 from mayfly_protocol.roster import SlotView
-from mayfly_reaper.settings import NOBODY, About, Observer
+from mayfly_reaper.observer import NOBODY, About, Observer
 
 FETCHING = {
     "download": "downloading the model",

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import structlog
+from pydantic import TypeAdapter
 from pydantic_core import from_json
 
 from mayfly_protocol.common import limits, logs
@@ -27,7 +28,7 @@ from mayfly_protocol.transport.addresses import AddressError
 from mayfly_protocol.transport.keys import IdentityError
 from mayfly_server.app import create_app
 from mayfly_server.http.auth import KeysError, exposed, from_environment, refusal
-from mayfly_server.settings import FrontSettings, front_settings
+from mayfly_server.settings import FrontSettings
 from mayfly_server.uvicorn_server import FrontServer, ListenError, activated, bind
 
 _SAID = ("Exception in ASGI application", "ASGI callable returned without completing response")
@@ -113,7 +114,7 @@ def _unsaid(record: logging.LogRecord) -> bool:
 
 def _settings(options: argparse.Namespace) -> FrontSettings:
     given = from_json(options.settings)
-    settings = front_settings.validate_python({**given, "nodes": options.node})
+    settings = TypeAdapter(FrontSettings).validate_python({**given, "nodes": options.node})
     return settings if options.grace is None else replace(settings, grace_s=options.grace)
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from mayfly_protocol.common.logs import LogSettings
 from mayfly_protocol.serving import Failed
+from mayfly_protocol.settings import LogSettings
 from support.server import Server, serving, wait_for
 from support.worker import WorkerProcess, generation
 

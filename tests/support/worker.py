@@ -115,7 +115,7 @@ class WorkerProcess:
                 "-m",
                 "mayfly_worker",
                 "--settings",
-                worker_settings.dump_json(settings).decode(),
+                worker_settings().dump_json(settings).decode(),
             ],
             stdin=subprocess.PIPE,
             stderr=self.stderr,

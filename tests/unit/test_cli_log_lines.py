@@ -6,7 +6,7 @@ from structlog.testing import capture_logs
 
 from mayfly_cli.progress import LogLines
 from mayfly_protocol.roster import SlotState, SlotView
-from mayfly_reaper.settings import About
+from mayfly_reaper.observer import About
 
 
 def view(state: SlotState, incarnation: int = 1, done: int = 0) -> SlotView:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from mayfly_cli.config import assembly
 from mayfly_cli.config.assembly import Model
@@ -14,14 +15,16 @@ from mayfly_cli.config.keys import SERVER, SHARED, TABLE, ModelTable, ServerKeys
 from mayfly_cli.config.loading import ConfigurationError
 from mayfly_protocol.settings import WorkerSettings
 from mayfly_reaper.settings import Budgets, Lifetime
-from mayfly_server.settings import ConnectionLimits, FrontSettings, front_settings
+from mayfly_server.settings import ConnectionLimits, FrontSettings
 from support.configuration import another
 
 
 def test_defaults_are_those_of_the_parts() -> None:
     keys = ServerKeys()
     assert assembly.budgets(keys) == Budgets()
-    front = front_settings.validate_python({**assembly.front_settings(keys, {}), "nodes": ()})
+    front = TypeAdapter(FrontSettings).validate_python(
+        {**assembly.front_settings(keys, {}), "nodes": ()}
+    )
     assert front == FrontSettings(nodes=())
     made = assembly.pool(Model(ModelTable(path="a"), Path("/a"), "a"))
     assert made.lifetime == Lifetime()

@@ -14,7 +14,8 @@ import structlog
 from structlog.contextvars import bound_contextvars
 
 from mayfly_protocol.common import logs
-from mayfly_protocol.common.logs import OURS, LogSettings, without_words
+from mayfly_protocol.common.logs import OURS, without_words
+from mayfly_protocol.settings import LogSettings
 from mayfly_server.app import _unforeseen
 from mayfly_server.http.errors import RequestId
 from support.doubles.fake_engine import FakeNode, say

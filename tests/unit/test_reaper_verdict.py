@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mayfly_protocol.lifecycle import Bye, Exit
+from mayfly_reaper.rules.backoff import backoff_s
 from mayfly_reaper.rules.exit_cause import describe_status, of_exit, telling_line
-from mayfly_reaper.settings import delay
 
 SEGFAULT = """warming up
 Fatal Python error: Segmentation fault
@@ -128,6 +128,6 @@ def test_statuses_without_a_name_are_described_too() -> None:
 
 @given(st.integers(1, 12) | st.integers(1, 10_000), st.floats(0, 1, exclude_max=True))
 def test_a_delay_is_between_half_its_bound_and_its_bound(failures: int, draw: float) -> None:
-    wait = delay(failures, 1.0, 300.0, draw)
+    wait = backoff_s(failures, 1.0, 300.0, draw)
     bound = min(2.0 ** min(failures - 1, 99), 300.0)
     assert bound / 2 <= wait <= bound

@@ -23,7 +23,7 @@ print(gc.isenabled(), gc.get_freeze_count(), len(gc.get_objects()))
 
 def test_the_garbage_collector_leaves_alone_what_was_imported(tiny_model: Path) -> None:
     settings = WorkerSettings("s", 1, "nowhere", "", str(tiny_model), "model")
-    told = worker_settings.dump_json(settings).decode()
+    told = worker_settings().dump_json(settings).decode()
     command = [sys.executable, "-c", SCRIPT, "--settings", told]
     ran = subprocess.run(command, check=True, capture_output=True)
     enabled, frozen, watched = ran.stdout.split()
@@ -45,7 +45,7 @@ def test_torch_is_imported_for_nothing_but_code_of_a_models_own(
     settings = WorkerSettings(
         "s", 1, "nowhere", "", str(tiny_model), "model", trust_remote_code=trusted
     )
-    told = worker_settings.dump_json(settings).decode()
+    told = worker_settings().dump_json(settings).decode()
     command = [sys.executable, "-c", SCRIPT, "--settings", told]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     ran = subprocess.run(command, env=environment, capture_output=True, text=True)

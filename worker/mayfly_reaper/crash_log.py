@@ -48,10 +48,9 @@ from pydantic import TypeAdapter
 from mayfly_protocol.breadcrumb import Breadcrumb
 from mayfly_protocol.lifecycle import Beat, Cause
 from mayfly_protocol.roster import Autopsy, Loss
-from mayfly_reaper.observer import Once, Teller
+from mayfly_reaper.observer import About, Once, Teller
 from mayfly_reaper.rules.exit_cause import Verdict
 from mayfly_reaper.rules.incarnation import Incarnation, Record
-from mayfly_reaper.settings import About
 
 LINE = 1000
 """Characters."""

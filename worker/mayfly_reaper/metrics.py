@@ -44,7 +44,7 @@ from mayfly_reaper.rules.events import Event, HoldCause
 from mayfly_reaper.rules.incarnation import Action, Incarnation
 from mayfly_reaper.rules.recycle import inference_budget
 from mayfly_reaper.rules.slot import Slot
-from mayfly_reaper.settings import Address, Pool
+from mayfly_reaper.settings import Pool
 from mayfly_reaper.slot_counters import (
     LOAD_BOUNDS_S,
     RECOVERY_BOUNDS_S,
@@ -328,13 +328,13 @@ def _machine(node: str, room: Room) -> Metric:
 
 
 @contextmanager
-def metrics_served(metrics: NodeMetrics, address: Address) -> Iterator[None]:
+def metrics_served(metrics: NodeMetrics, host: str, port: int) -> Iterator[None]:
     """Raises StartError where the address cannot be listened on."""
     try:
-        server, thread = start_http_server(address.port, address.host, metrics.registry)
+        server, thread = start_http_server(port, host, metrics.registry)
     except OSError as error:
         raise StartError(
-            f"cannot serve metrics on {address.host} port {address.port}: "
+            f"cannot serve metrics on {host} port {port}: "
             f"{error.strerror or error}; choose another one with --metrics-port"
         ) from error
     try:

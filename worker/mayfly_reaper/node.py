@@ -44,7 +44,7 @@ from mayfly_reaper.machine.caffeinate import awake
 from mayfly_reaper.machine.oom import Pressure
 from mayfly_reaper.machine.spawn_gate import LOOK_AGAIN_S, Host
 from mayfly_reaper.metrics import NodeMetrics, Tally, metrics_served
-from mayfly_reaper.observer import Teller
+from mayfly_reaper.observer import About, Observer, Teller
 from mayfly_reaper.paths import Numbers, Runtime, StartError, locked, opened, runtime_of
 from mayfly_reaper.processes.children import Children, Ledger, Orphans
 from mayfly_reaper.processes.front_end import FrontEndProcess, listen
@@ -74,7 +74,7 @@ from mayfly_reaper.rules.incarnation import (
     WipeKernels,
 )
 from mayfly_reaper.rules.slot import Slot, SlotRules
-from mayfly_reaper.settings import About, NodeSettings, Observer, Pool
+from mayfly_reaper.settings import NodeSettings, Pool
 
 
 @dataclass
@@ -195,8 +195,9 @@ class _Loop:
         self._metrics = NodeMetrics(settings.node, memory.measure)
         for seat in self._seats.values():
             self._metrics.begin(seat.slot, seat.pool)
-        if settings.metrics is not None:
-            stack.enter_context(metrics_served(self._metrics, settings.metrics))
+        metrics = settings.metrics
+        if metrics.port is not None:
+            stack.enter_context(metrics_served(self._metrics, metrics.host, metrics.port))
         self._host = Host(settings.budgets, memory.measure, random.random)
         self._asked: dict[str, int] = {}
         """Slots that somebody wants recycled, and which of their workers was meant."""

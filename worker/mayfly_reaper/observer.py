@@ -4,11 +4,38 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
 
 from mayfly_protocol.roster import SlotView
-from mayfly_reaper.settings import NOBODY, About, Observer
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """The worker that a note is about, if it is about one; ``bad`` marks losses and faults."""
+
+    slot: str = ""
+    incarnation: int = 0
+    bad: bool = False
+
+
+NOBODY = About()
+
+
+class Observer(Protocol):
+    """Receives the events of a node, on the reaper's own thread; must not block."""
+
+    def slot_changed(self, view: SlotView) -> None:
+        """Receives a slot whose state, load progress or detail has changed."""
+
+    def front_end_ready(self, host: str, port: int) -> None:
+        """Receives the address of the supervised front end when it has answered for the first
+        time."""
+
+    def note(self, text: str, about: About = NOBODY) -> None:
+        """Receives a sentence for the operator, such as the reason of a loss."""
 
 
 class Once:

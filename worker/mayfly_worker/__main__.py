@@ -25,7 +25,7 @@ def main() -> NoReturn:
     from mayfly_protocol.settings import worker_settings
     from mayfly_worker.model.page_cache import WeightReader, weight_files
 
-    settings = worker_settings.validate_json(given)
+    settings = worker_settings().validate_json(given)
     warming = WeightReader(weight_files(Path(settings.model_path)))
     if not settings.trust_remote_code:
         sys.modules["torch"] = None  # type: ignore[assignment]

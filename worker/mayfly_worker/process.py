@@ -55,7 +55,6 @@ from mayfly_protocol.lifecycle import (
     Ready,
 )
 from mayfly_protocol.serving import (
-    PEER_TIMEOUT_S,
     Detokenized,
     Failed,
     Inquiry,
@@ -63,7 +62,7 @@ from mayfly_protocol.serving import (
     Submit,
     Tokenized,
 )
-from mayfly_protocol.settings import WorkerSettings
+from mayfly_protocol.settings import PEER_TIMEOUT_S, WorkerSettings
 from mayfly_worker import engine_thread as reports
 from mayfly_worker.engine.engine_counters import EngineCounters
 from mayfly_worker.engine.scheduler import Engine

@@ -16,26 +16,15 @@ import logging
 import sys
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal, TextIO
+from typing import TextIO
 
 import structlog
 from structlog.types import EventDict, Processor
 
-Form = Literal["text", "json"]
-Level = Literal["debug", "info", "warning", "error"]
+from mayfly_protocol.settings import LogSettings
 
 OURS = ("mayfly_protocol", "mayfly_worker", "mayfly_reaper", "mayfly_server", "mayfly_cli")
 _OF_A_REQUEST = ("request_id", "rid")
-
-
-@dataclass(frozen=True, slots=True)
-class LogSettings:
-    """``level`` is that of our own lines. ``prompts`` allows what people ask into them."""
-
-    form: Form = "text"
-    level: Level = "info"
-    prompts: bool = False
 
 
 def configure(settings: LogSettings, stream: TextIO | None = None, **always: object) -> None:

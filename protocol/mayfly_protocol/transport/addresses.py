@@ -15,8 +15,6 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass
 
-import zmq
-
 KEY_DIGITS = 64
 LOCALHOST = "127.0.0.1"
 
@@ -54,11 +52,14 @@ def node_address(text: str) -> NodeAddress:
         AddressError: it is of none of them, or could be reached by others and has no key.
     """
     if text.startswith("ipc://") and "/" in text[len("ipc://") :]:
+        # Settings dataclasses import this module, and the command line imports them at each start.
+        from zmq import IPC_PATH_MAX_LEN
+
         roster = text.rpartition("/")[0] + "/roster.ipc"
         for place in (text, roster):
-            if len(place.removeprefix("ipc://").encode()) > zmq.IPC_PATH_MAX_LEN:
+            if len(place.removeprefix("ipc://").encode()) > IPC_PATH_MAX_LEN:
                 raise AddressError(
-                    f"{place!r} is too long: a socket's path has {zmq.IPC_PATH_MAX_LEN} bytes at "
+                    f"{place!r} is too long: a socket's path has {IPC_PATH_MAX_LEN} bytes at "
                     "most on this system"
                 )
         return NodeAddress(text, roster)

@@ -21,9 +21,11 @@ def front(config: Path | None, given: Mapping[str, Any]) -> None:
     nodes stand in the configuration file, they are read again as soon as that changes. Aliases of
     models are those of its own [[models]]; what nodes have of them is not passed on.
     """
+    from pydantic import TypeAdapter
+
     from mayfly_cli.config import assembly
     from mayfly_server import front
-    from mayfly_server.settings import front_settings
+    from mayfly_server.settings import FrontSettings
     from mayfly_server.uvicorn_server import ListenError
 
     configuration = configured(config, given)
@@ -31,7 +33,7 @@ def front(config: Path | None, given: Mapping[str, Any]) -> None:
     if not keys.nodes:
         fail("no node is named: say --node tcp://KEY@HOST:PORT, or nodes = [...] in mayfly.toml")
     file = configuration.file
-    settings = front_settings.validate_python(
+    settings = TypeAdapter(FrontSettings).validate_python(
         {
             **assembly.front_settings(keys, assembly.aliases_by_path(keys.models)),
             "nodes": keys.nodes,

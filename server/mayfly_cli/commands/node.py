@@ -87,7 +87,7 @@ def _settings(
     """Ends the command where two models would have the same name."""
     from mayfly_cli.config import assembly
     from mayfly_cli.config.loading import ConfigurationError
-    from mayfly_reaper.settings import Address, NodeSettings
+    from mayfly_reaper.settings import MetricsAddress, NodeSettings
 
     try:
         assembly.aliases_of(models)
@@ -98,7 +98,7 @@ def _settings(
         state_dir=state_dir,
         pools=tuple(assembly.pool(model) for model in models),
         network=network,
-        metrics=Address(keys.metrics_host, keys.metrics_port) if keys.metrics_port else None,
+        metrics=MetricsAddress(keys.metrics_host, keys.metrics_port),
         preload_blas=keys.preload_blas,
         caffeinate=keys.caffeinate,
         budgets=assembly.budgets(keys),

@@ -86,7 +86,7 @@ def _settings(keys: ServerKeys, models: list[Model], state_dir: Path) -> NodeSet
 
     from mayfly_cli.config import assembly
     from mayfly_cli.config.loading import ConfigurationError
-    from mayfly_reaper.settings import Address, FrontEnd, NodeSettings
+    from mayfly_reaper.settings import FrontEnd, MetricsAddress, NodeSettings
 
     try:
         front = assembly.front_settings(keys, assembly.aliases_of(models))
@@ -99,7 +99,7 @@ def _settings(keys: ServerKeys, models: list[Model], state_dir: Path) -> NodeSet
         state_dir=state_dir,
         pools=tuple(assembly.pool(model) for model in models),
         front_end=FrontEnd(command=command, host=keys.host, port=keys.port),
-        metrics=Address(keys.metrics_host, keys.metrics_port) if keys.metrics_port else None,
+        metrics=MetricsAddress(keys.metrics_host, keys.metrics_port),
         preload_blas=keys.preload_blas,
         caffeinate=keys.caffeinate,
         budgets=assembly.budgets(keys),

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from mayfly_cli.config.keys import ModelTable, ServerKeys
 from mayfly_cli.config.loading import ConfigurationError
-from mayfly_protocol.common.logs import Form, Level, LogSettings
+from mayfly_protocol.settings import LogFormat, LogLevel, LogSettings
 from mayfly_reaper.settings import Budgets, Lifetime, Pool
 
 _GB = 10**9
@@ -65,7 +65,7 @@ def budgets(keys: ServerKeys) -> Budgets:
 
 def logs(keys: ServerKeys) -> LogSettings:
     return LogSettings(
-        cast(Form, keys.log_format), cast(Level, keys.log_level), prompts=keys.log_prompts
+        cast(LogFormat, keys.log_format), cast(LogLevel, keys.log_level), prompts=keys.log_prompts
     )
 
 

@@ -9,14 +9,13 @@ from pathlib import Path
 
 from mayfly_protocol.roster import SlotView
 from mayfly_reaper.node import Node, StartError
+from mayfly_reaper.observer import NOBODY, About
 from mayfly_reaper.rules import worker
 from mayfly_reaper.settings import (
-    NOBODY,
-    About,
-    Address,
     Budgets,
     FrontEnd,
     Lifetime,
+    MetricsAddress,
     NodeSettings,
     Pool,
 )
@@ -54,7 +53,7 @@ def main() -> None:
         front_end=FrontEnd(tuple(told["front_end"]), port=told["port"])
         if told["front_end"]
         else None,
-        metrics=Address("127.0.0.1", told["metrics"]) if told["metrics"] else None,
+        metrics=MetricsAddress(port=told["metrics"]),
         preload_blas=told["preload_blas"],
         budgets=Budgets(**told["budgets"]),
         worker_command=tuple(told["worker_command"]),

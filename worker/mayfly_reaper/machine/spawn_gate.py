@@ -19,9 +19,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mayfly_reaper.machine.memory import Room
+from mayfly_reaper.rules.backoff import backoff_s
 from mayfly_reaper.rules.events import Held
 from mayfly_reaper.rules.slot import Slot
-from mayfly_reaper.settings import Budgets, delay
+from mayfly_reaper.settings import Budgets
 
 LOOK_AGAIN_S = 0.5
 OPEN_LOOK_AGAIN_S = 5.0
@@ -58,7 +59,9 @@ class Host:
         self._strikes += 1
         self._struck_at = now
         budgets = self._budgets
-        self._until = now + delay(self._strikes, budgets.retry_s, budgets.retry_max_s, self._draw())
+        self._until = now + backoff_s(
+            self._strikes, budgets.retry_s, budgets.retry_max_s, self._draw()
+        )
         self._why = why
         return self._until
 

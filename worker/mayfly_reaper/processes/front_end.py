@@ -23,8 +23,9 @@ from collections.abc import Callable
 import zmq
 
 from mayfly_reaper.paths import StartError
+from mayfly_reaper.rules.backoff import backoff_s
 from mayfly_reaper.rules.exit_cause import describe_status
-from mayfly_reaper.settings import Budgets, FrontEnd, delay
+from mayfly_reaper.settings import Budgets, FrontEnd
 
 BACKLOG = 2048
 PROBE_AGAIN_S = 0.5
@@ -172,7 +173,7 @@ class FrontEndProcess:
         self._failures += 1
         wait = 0.0
         if not self._answered or self._failures > 1:
-            wait = delay(self._failures, budgets.retry_s, budgets.retry_max_s, random.random())  # noqa: S311
+            wait = backoff_s(self._failures, budgets.retry_s, budgets.retry_max_s, random.random())  # noqa: S311
         self._act_at = now + wait
         if self._failures > 1:
             what = f"{what}, {self._failures} times in a row"

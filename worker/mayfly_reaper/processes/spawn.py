@@ -254,7 +254,7 @@ class Spawner:
             logs=self._logs,
             **precautions.options(pool.options),  # type: ignore[arg-type]  # checked at the start
         )
-        told = worker_settings.dump_json(settings).decode()
+        told = worker_settings().dump_json(settings).decode()
         environment = worker_environment(
             os.environ, pool.environment, self._kernels(slot), self._blas, precautions
         )
@@ -310,7 +310,7 @@ def _check_options(pool: Pool) -> None:
         **pool.options,
     }
     try:
-        worker_settings.validate_python(given)
+        worker_settings().validate_python(given)
     except ValueError as error:
         raise StartError(f"model {pool.model_name}: {error}") from error
 

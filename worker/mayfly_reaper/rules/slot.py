@@ -36,6 +36,7 @@ from typing import Literal
 
 from mayfly_protocol.roster import SlotState
 from mayfly_reaper.rules import incarnation as with_
+from mayfly_reaper.rules.backoff import backoff_s
 from mayfly_reaper.rules.events import (
     Ended,
     Event,
@@ -56,7 +57,7 @@ from mayfly_reaper.rules.exit_cause import INNOCENT, OUT_OF_MEMORY, PAUSED, Verd
 from mayfly_reaper.rules.incarnation import Action, Incarnation, Record, Spawn, WipeKernels
 from mayfly_reaper.rules.mitigations import NONE, Precautions
 from mayfly_reaper.rules.worker import LifeRules
-from mayfly_reaper.settings import Budgets, delay
+from mayfly_reaper.settings import Budgets
 
 PAUSE_S = 3.0
 """The node looks at every slot at least once a second: a longer gap between two events is one in
@@ -292,7 +293,7 @@ class SlotRules:
         """A surge came to nothing, and the worn worker serves on."""
         budgets = self._budgets
         failures = slot.failed_renewals + 1
-        wait = delay(failures, budgets.retry_s, budgets.retry_max_s, self._draw())
+        wait = backoff_s(failures, budgets.retry_s, budgets.retry_max_s, self._draw())
         slot = replace(
             slot,
             renewing=False,
@@ -338,7 +339,7 @@ class SlotRules:
             strikes = 1
         else:
             strikes += 1
-            wait = delay(strikes, budgets.retry_s, budgets.retry_max_s, self._draw())
+            wait = backoff_s(strikes, budgets.retry_s, budgets.retry_max_s, self._draw())
         return replace(
             slot,
             rest="backoff",
