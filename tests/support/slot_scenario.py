@@ -14,10 +14,10 @@ from mayfly_protocol.lifecycle import (
     Scope,
     ToReaper,
 )
-from mayfly_reaper.rules.events import Event, Exited, Granted, Said, Started, Tick
-from mayfly_reaper.rules.incarnation import Action, Lose, Record, Spawn
+from mayfly_reaper.rules.actions import Action, AnnounceLoss, RecordLoss, Spawn
+from mayfly_reaper.rules.events import Event, Exited, MessageReceived, SpawnAllowed, Started, Tick
 from mayfly_reaper.rules.slot import Slot, SlotRules
-from mayfly_reaper.rules.worker import LAST_WORDS_S
+from mayfly_reaper.rules.worker import LAST_MESSAGES_S
 from mayfly_reaper.settings import Budgets
 
 BUDGETS = Budgets()
@@ -25,33 +25,33 @@ IDLE = Beat(phase="idle", progress=0)
 READY = Ready("ipc:///w1", ModelCard(digest="d"))
 
 
-class Story:
+class Scenario:
     """Tells a slot's events and remembers what it asked for. Jitter is at its least."""
 
     def __init__(self, budgets: Budgets = BUDGETS) -> None:
         self.budgets = budgets
         self.rules = SlotRules(budgets, lambda: 0.0, itertools.count(1).__next__)
         self.now = 100.0
-        self.lost: list[Lose] = []
+        self.lost: list[AnnounceLoss] = []
         self.slot: Slot = self.rules.begin("s", self.now)
 
-    def tell(self, event: Event) -> list[Action]:
+    def apply(self, event: Event) -> list[Action]:
         """What it asks for, without the announcements of losses: those are kept apart. A worker
         that it wants at once is granted, as the node does."""
         self.slot, actions = self.rules.step(self.slot, event, self.now)
         if self.rules.wants_worker(self.slot, self.now):
-            self.slot, more = self.rules.step(self.slot, Granted(), self.now)
+            self.slot, more = self.rules.step(self.slot, SpawnAllowed(), self.now)
             actions += more
-        self.lost += [action for action in actions if isinstance(action, Lose)]
-        return [action for action in actions if not isinstance(action, Lose)]
+        self.lost += [action for action in actions if isinstance(action, AnnounceLoss)]
+        return [action for action in actions if not isinstance(action, AnnounceLoss)]
 
-    def say(self, message: ToReaper, incarnation: int | None = None) -> list[Action]:
-        return self.tell(Said(incarnation or self.slot.incarnation, message))
+    def receive(self, message: ToReaper, incarnation: int | None = None) -> list[Action]:
+        return self.apply(MessageReceived(incarnation or self.slot.incarnation, message))
 
     def exit(self, status: int, stderr: str = "") -> list[Action]:
         """An exit, and the end of the wait for last words."""
-        actions = self.tell(Exited(self.slot.incarnation, status, stderr))
-        return actions + self.wait(LAST_WORDS_S)
+        actions = self.apply(Exited(self.slot.incarnation, status, stderr))
+        return actions + self.wait(LAST_MESSAGES_S)
 
     def wait(self, seconds: float, beat: Beat | None = None) -> list[Action]:
         """Time passes in ticks, each after a beat of every worker if there is one."""
@@ -60,26 +60,26 @@ class Story:
         while self.now < end:
             self.now = min(end, self.now + 0.5)
             if beat is not None:
-                for _, life in self.slot.lives:
-                    actions += self.say(beat, life.number)
-            actions += self.tell(Tick())
+                for _, worker in self.slot.workers:
+                    actions += self.receive(beat, worker.number)
+            actions += self.apply(Tick())
         return actions
 
-    def start(self) -> Story:
-        assert self.tell(Tick()) == [Spawn(self.slot.incarnation)]
-        self.tell(Started(self.slot.incarnation, 4711))
+    def start(self) -> Scenario:
+        assert self.apply(Tick()) == [Spawn(self.slot.incarnation)]
+        self.apply(Started(self.slot.incarnation, 4711))
         return self
 
-    def ready(self, ready: Ready = READY) -> Story:
-        if self.slot.life is None:
+    def ready(self, ready: Ready = READY) -> Scenario:
+        if self.slot.current is None:
             self.start()
-        self.say(Hello("s", self.slot.incarnation, 4711))
-        self.say(ready)
-        self.say(IDLE)
+        self.receive(Hello("s", self.slot.incarnation, 4711))
+        self.receive(ready)
+        self.receive(IDLE)
         assert self.slot.state == "ready"
         return self
 
-    def steady(self) -> Story:
+    def steady(self) -> Scenario:
         self.ready().wait(self.budgets.steady_s, beat=IDLE)
         return self
 
@@ -88,7 +88,7 @@ def losses(actions: list[Action]) -> list[tuple[str, str, str]]:
     return [
         (a.verdict.kind, a.verdict.scope, a.verdict.first.text)
         for a in actions
-        if isinstance(a, Record)
+        if isinstance(a, RecordLoss)
     ]
 
 

@@ -15,30 +15,31 @@ from mayfly_protocol.counters import Memory
 from mayfly_protocol.lifecycle import Beat, Cause, Fault
 from mayfly_reaper import crash_log as autopsies
 from mayfly_reaper.crash_log import LINE, append, autopsy, records, redacted
+from mayfly_reaper.rules.actions import RecordLoss
 from mayfly_reaper.rules.events import Exited
 from mayfly_reaper.rules.exit_cause import Verdict
-from mayfly_reaper.rules.incarnation import Incarnation, Record, Survived
+from mayfly_reaper.rules.incarnation import Incarnation, SurvivedFault
 
 FAULT = Fault("k", "worker", Cause("E", "first"), (), ("r1", "r2"), ("r2",))
-LIFE = Incarnation(
+WORKER = Incarnation(
     number=7,
     spawned_at=100.0,
-    heard_at=110.0,
-    moved_at=110.0,
+    last_message_at=110.0,
+    last_progress_at=110.0,
     state="gone",
-    before="ready",
+    state_before_gone="ready",
     pid=4711,
     beat=Beat("decode", 5, running=2, waiting=1, inferences=9, memory=Memory(footprint=12)),
     fault=FAULT,
-    survived=(Survived(109.0, Fault("shape", "batch", Cause("ValueError", "odd"))),),
+    survived=(SurvivedFault(109.0, Fault("shape", "batch", Cause("ValueError", "odd"))),),
     exit=Exited(7, -6, "one\ntwo\n", Breadcrumb("decode", 5, ("r3", "r1"), ("r3",))),
 )
 VERDICT = Verdict("k", "worker", Cause("E", "first", "Traceback"), (Cause("E", "later"),))
 
 
-def written(life: Incarnation = LIFE) -> dict[str, object]:
+def written(worker: Incarnation = WORKER) -> dict[str, object]:
     return autopsy(
-        Record(life, VERDICT, "respawned at once"),
+        RecordLoss(worker, VERDICT, "respawned at once"),
         slot="s-0",
         model="org/model",
         epoch="abcd",
@@ -90,7 +91,9 @@ def test_a_loss_is_written_whole(tmp_path: Path) -> None:
 
 
 def test_a_process_that_never_spoke_is_written_too() -> None:
-    record = written(Incarnation(number=8, spawned_at=111.0, heard_at=111.0, moved_at=111.0))
+    record = written(
+        Incarnation(number=8, spawned_at=111.0, last_message_at=111.0, last_progress_at=111.0)
+    )
     assert (record["pid"], record["exit_status"], record["stderr"]) == (0, None, [])
     assert record["requests"] == []
 

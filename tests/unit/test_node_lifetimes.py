@@ -40,7 +40,7 @@ def test_a_worn_worker_serves_until_its_successor_does(tmp_path: Path) -> None:
         assert all(len({s.slot for s in roster.slots}) == 1 for roster in seen)
         assert any(len(states) == 2 for states in started)
         assert not any(roster.losses for roster in seen)
-        node.wait_for_note("fake-model-0: the worker is replaced (worn: ")
+        node.wait_for_note("worker 1 of slot fake-model-0 is replaced (recycle due: ")
     assert not (tmp_path / "autopsies.jsonl").exists()
 
 

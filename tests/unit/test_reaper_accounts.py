@@ -17,16 +17,16 @@ from mayfly_protocol.lifecycle import Beat, Bye, Exit, Hello, Scope
 from mayfly_reaper.rules.events import (
     Event,
     Exited,
-    Granted,
+    MessageReceived,
     NotStarted,
-    RecycleAsked,
-    Said,
+    RecycleRequested,
+    SpawnAllowed,
     Started,
-    StopAsked,
+    StopRequested,
     Tick,
 )
 from mayfly_reaper.rules.slot import Slot, SlotRules
-from mayfly_reaper.rules.worker import LAST_WORDS_S
+from mayfly_reaper.rules.worker import LAST_MESSAGES_S
 from mayfly_reaper.slot_counters import RESTART_REASONS, Account, Reading, account
 from support.slot_scenario import BUDGETS, IDLE, READY, fault
 
@@ -40,29 +40,29 @@ class Counted:
         self.slot: Slot = self.rules.begin("s", self.now)
         self.account = Account()
 
-    def tell(self, event: Event) -> None:
+    def apply(self, event: Event) -> None:
         before = self.slot
         self.slot, actions = self.rules.step(before, event, self.now)
         self.account = account(self.account, before, event, self.slot, actions, self.now)
 
-    def say(self, message: Any, number: int | None = None) -> None:
-        self.tell(Said(number or self.slot.incarnation, message))
+    def receive(self, message: Any, number: int | None = None) -> None:
+        self.apply(MessageReceived(number or self.slot.incarnation, message))
 
     def serve(self, load_s: float = 0.0) -> None:
         """Brings a worker to READY, when the slot may have one."""
         self.now = max(self.now, self.slot.retry_at)
-        self.tell(Granted())
-        self.tell(Started(self.slot.incarnation, 4711))
-        self.say(Hello("s", self.slot.incarnation, 4711))
+        self.apply(SpawnAllowed())
+        self.apply(Started(self.slot.incarnation, 4711))
+        self.receive(Hello("s", self.slot.incarnation, 4711))
         self.now += load_s
-        self.say(READY)
-        self.say(IDLE)
+        self.receive(READY)
+        self.receive(IDLE)
         assert self.slot.state == "ready"
 
     def exit(self, status: int) -> None:
-        self.tell(Exited(self.slot.incarnation, status))
-        self.now += LAST_WORDS_S
-        self.tell(Tick())
+        self.apply(Exited(self.slot.incarnation, status))
+        self.now += LAST_MESSAGES_S
+        self.apply(Tick())
 
 
 def beat(inferences: int, tokens: int = 0) -> Beat:
@@ -72,11 +72,11 @@ def beat(inferences: int, tokens: int = 0) -> Beat:
 def test_a_successor_counts_on() -> None:
     counted = Counted()
     counted.serve()
-    counted.say(beat(7, 100))
+    counted.receive(beat(7, 100))
     counted.exit(-signal.SIGKILL)
     assert counted.account.total.inferences == 7
     counted.serve()
-    counted.say(beat(2, 5))
+    counted.receive(beat(2, 5))
     assert counted.account.total == WorkerCounters(inferences=9, generated_tokens=105)
     assert (counted.account.starts, counted.account.restarts) == (2, {"lost": 1})
     assert counted.account.faults == {("killed", "worker"): 1}
@@ -85,17 +85,17 @@ def test_a_successor_counts_on() -> None:
 def test_two_workers_of_a_slot_count_apart() -> None:
     counted = Counted()
     counted.serve()
-    counted.say(beat(7))
-    counted.tell(RecycleAsked(surge=True, reason="worn", cause="inferences"))
-    counted.say(beat(8), 1)
-    counted.say(Hello("s", 2, 4712), 2)
-    counted.say(READY, 2)
-    counted.say(beat(1), 2)
-    counted.say(beat(9), 1)
+    counted.receive(beat(7))
+    counted.apply(RecycleRequested(surge=True, reason="worn", cause="inferences"))
+    counted.receive(beat(8), 1)
+    counted.receive(Hello("s", 2, 4712), 2)
+    counted.receive(READY, 2)
+    counted.receive(beat(1), 2)
+    counted.receive(beat(9), 1)
     assert counted.account.total.inferences == 10
-    counted.tell(Exited(1, 0))
-    counted.now += LAST_WORDS_S
-    counted.tell(Tick())
+    counted.apply(Exited(1, 0))
+    counted.now += LAST_MESSAGES_S
+    counted.apply(Tick())
     assert counted.account.total.inferences == 10
     assert counted.account.restarts == {"inferences": 1}
     assert counted.account.faults == {}
@@ -106,9 +106,9 @@ def test_what_comes_late_does_not_count() -> None:
     counted.serve()
     counted.exit(-signal.SIGKILL)
     heard = counted.account.messages
-    counted.say(beat(5), 1)
+    counted.receive(beat(5), 1)
     assert counted.account.total.inferences == 0
-    assert (counted.account.messages, counted.slot.late) == (heard + 1, 1)
+    assert (counted.account.messages, counted.slot.late_messages) == (heard + 1, 1)
 
 
 def test_a_count_that_falls_begins_anew() -> None:
@@ -124,8 +124,8 @@ def test_why_a_worker_went_after_a_fault(scope: Scope, reason: str) -> None:
     counted = Counted()
     counted.serve()
     for _ in range(BUDGETS.batch_faults):
-        counted.say(fault(scope, kind="shape"))
-    counted.say(Bye(Exit.RECYCLED if scope != "worker" else Exit.POISONED))
+        counted.receive(fault(scope, kind="shape"))
+    counted.receive(Bye(Exit.RECYCLED if scope != "worker" else Exit.POISONED))
     counted.exit(Exit.RECYCLED if scope != "worker" else Exit.POISONED)
     assert counted.account.restarts == {reason: 1}
     assert sum(counted.account.faults.values()) == (1 if scope == "worker" else 2)
@@ -135,7 +135,7 @@ def test_why_a_worker_went_that_nothing_was_wrong_with() -> None:
     counted = Counted()
     for asked in ("asked", "age", "memory"):
         counted.serve()
-        counted.tell(RecycleAsked(cause=asked))  # type: ignore[arg-type]
+        counted.apply(RecycleRequested(cause=asked))  # type: ignore[arg-type]
         counted.exit(Exit.BYE)
     counted.serve()
     counted.exit(Exit.RECYCLED)
@@ -146,7 +146,7 @@ def test_why_a_worker_went_that_nothing_was_wrong_with() -> None:
 def test_the_end_of_the_node_is_no_restart() -> None:
     counted = Counted()
     counted.serve()
-    counted.tell(StopAsked())
+    counted.apply(StopRequested())
     counted.exit(Exit.BYE)
     assert (counted.account.starts, counted.account.restarts) == (1, {})
 
@@ -154,7 +154,7 @@ def test_the_end_of_the_node_is_no_restart() -> None:
 def test_a_kind_that_nobody_knows_is_other() -> None:
     counted = Counted()
     counted.serve()
-    counted.say(fault("worker", kind="Tell me a story"))
+    counted.receive(fault("worker", kind="Tell me a story"))
     assert counted.account.faults == {("other", "worker"): 1}
 
 
@@ -168,14 +168,14 @@ def test_loads_and_recoveries_are_timed() -> None:
     counted.serve(load_s=4.0)
     assert counted.account.recoveries.count == 1
     assert counted.account.recoveries.sum == pytest.approx(counted.now - lost_at)
-    counted.tell(Tick())
+    counted.apply(Tick())
     assert counted.account.recoveries.count == 1
 
 
 def test_a_worker_that_could_not_be_started_was_started() -> None:
     counted = Counted()
-    counted.tell(Granted())
-    counted.tell(NotStarted(1, "no memory"))
+    counted.apply(SpawnAllowed())
+    counted.apply(NotStarted(1, "no memory"))
     assert (counted.account.starts, counted.account.restarts) == (1, {"lost": 1})
 
 
@@ -204,20 +204,20 @@ def test_no_total_ever_falls(happened: list[Any]) -> None:
         last = counted.account.total
         match what:
             case Beat():
-                for number in [life.number for _, life in counted.slot.lives]:
+                for number in [worker.number for _, worker in counted.slot.workers]:
                     so_far = added.get(number, WorkerCounters()).plus(what.totals())
                     added[number] = so_far
-                    counted.say(_as_beat(so_far), number)
+                    counted.receive(_as_beat(so_far), number)
             case "kill" | "crash" | "leave":
                 status = {"kill": -9, "crash": -11, "leave": Exit.RECYCLED}[what]
-                if counted.slot.life is not None:
+                if counted.slot.current is not None:
                     counted.exit(status)
             case "recycle" | "surge":
-                counted.tell(RecycleAsked(surge=what == "surge"))
+                counted.apply(RecycleRequested(surge=what == "surge"))
             case "late":
-                counted.say(replace(IDLE, inferences=1000), 1_000_000)
+                counted.receive(replace(IDLE, inferences=1000), 1_000_000)
             case "wait":
-                if counted.slot.life is None:
+                if counted.slot.current is None:
                     counted.serve()
         assert not counted.account.total.fell_from(last)
     everything = WorkerCounters()
@@ -226,7 +226,7 @@ def test_no_total_ever_falls(happened: list[Any]) -> None:
     assert not everything.fell_from(counted.account.total)
     assert not counted.account.total.fell_from(everything)
     ended = sum(counted.account.restarts.values())
-    assert counted.account.starts == ended + len(counted.slot.lives)
+    assert counted.account.starts == ended + len(counted.slot.workers)
 
 
 def _as_beat(counts: WorkerCounters) -> Beat:

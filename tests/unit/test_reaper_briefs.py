@@ -11,24 +11,24 @@ from pathlib import Path
 from mayfly_protocol.codec import encode, rosters
 from mayfly_protocol.lifecycle import Cause, Fault
 from mayfly_reaper.crash_log import CAUSE, KEPT, append, autopsy, brief, kept
-from mayfly_reaper.publish.roster import Bulletin
-from mayfly_reaper.rules.events import Exited, Granted, Said, Started
-from mayfly_reaper.rules.incarnation import Record
+from mayfly_reaper.publish.roster import RosterPublisher
+from mayfly_reaper.rules.actions import RecordLoss
+from mayfly_reaper.rules.events import Exited, MessageReceived, SpawnAllowed, Started
 from mayfly_reaper.rules.slot import SlotRules
 from mayfly_reaper.settings import Budgets
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def lost() -> Record:
+def lost() -> RecordLoss:
     """What is to be recorded of a worker that said it met a fault and left."""
     rules = SlotRules(Budgets(), lambda: 0.0, itertools.count(7).__next__)
-    slot, _ = rules.step(rules.begin("s", 0.0), Granted(), 0.0)
+    slot, _ = rules.step(rules.begin("s", 0.0), SpawnAllowed(), 0.0)
     slot, _ = rules.step(slot, Started(7, 4711), 0.0)
     cause = Cause("RuntimeError", "it hangs\nsecond line " + "x" * 2000)
-    slot, _ = rules.step(slot, Said(7, Fault("metal_hang", "worker", cause)), 3.0)
+    slot, _ = rules.step(slot, MessageReceived(7, Fault("metal_hang", "worker", cause)), 3.0)
     _, actions = rules.step(slot, Exited(7, 70, ""), 5.0)
-    [record] = [action for action in actions if isinstance(action, Record)]
+    [record] = [action for action in actions if isinstance(action, RecordLoss)]
     return record
 
 
@@ -77,7 +77,7 @@ def test_records_of_another_version_are_left_out(tmp_path: Path) -> None:
 
 
 def test_a_roster_tells_the_last_ones_for_as_long_as_the_node_lives() -> None:
-    bulletin = Bulletin("n", "e", 1, now=0.0)
+    bulletin = RosterPublisher("n", "e", 1, now=0.0)
     bulletin.tell(0.0)
     bulletin.record(brief(written(), age_s=50.0), 1.0)
     assert bulletin.due == 1.0

@@ -14,9 +14,9 @@ import pytest
 
 from mayfly_reaper.machine import memory, oom
 from mayfly_reaper.machine.caffeinate import awake, command
-from mayfly_reaper.machine.memory import Room, parse_vm_stat
-from mayfly_reaper.machine.oom import Pressure, jetsam_report
-from mayfly_reaper.machine.spawn_gate import ENOUGH, Host
+from mayfly_reaper.machine.memory import MachineMemory, parse_vm_stat
+from mayfly_reaper.machine.oom import OomWatch, jetsam_report
+from mayfly_reaper.machine.spawn_gate import ENOUGH, SpawnGate
 from mayfly_reaper.rules.slot import Slot
 from mayfly_reaper.settings import Budgets
 from support.cgroups import SmallCgroup
@@ -29,8 +29,8 @@ class Machine:
     """A host whose memory is what a test says."""
 
     def __init__(self, available: int, wired: int | None = None) -> None:
-        self.room = Room(available * GB, wired and wired * GB)
-        self.host = Host(BUDGETS, lambda: self.room, lambda: 0.0)
+        self.room = MachineMemory(available * GB, wired and wired * GB)
+        self.host = SpawnGate(BUDGETS, lambda: self.room, lambda: 0.0)
 
     def hold(
         self, now: float, slot: Slot, *, living: int = 0, promised: int = 0
@@ -39,11 +39,11 @@ class Machine:
         return (hold.until - now, hold.reason) if hold is not None else None
 
     def becomes(self, available: int, wired: int | None = None) -> None:
-        self.room = Room(available * GB, wired and wired * GB)
+        self.room = MachineMemory(available * GB, wired and wired * GB)
 
 
-def slot(needs: int, name: str = "s", freed_at: float = 0.0) -> Slot:
-    return Slot(name, 0.0, needs=needs * GB, freed_at=freed_at)
+def slot(needs: int, name: str = "s", memory_freed_at: float = 0.0) -> Slot:
+    return Slot(name, 0.0, memory_needed=needs * GB, memory_freed_at=memory_freed_at)
 
 
 # -- a fault of the machine ------------------------------------------------------------------
@@ -145,7 +145,7 @@ Pages occupied by compressor:             40000.
 
 
 def test_vm_stat_is_read() -> None:
-    assert parse_vm_stat(VM_STAT) == Room(37_000 * 16384, 150_000 * 16384)
+    assert parse_vm_stat(VM_STAT) == MachineMemory(37_000 * 16384, 150_000 * 16384)
 
 
 @pytest.mark.parametrize("text", ["", "vm_stat: command not found", VM_STAT.partition("\n")[2]])
@@ -222,7 +222,7 @@ def test_a_report_of_jetsams_names_whom_it_killed(tmp_path: Path) -> None:
 
 def test_a_kill_by_the_system_leaves_evidence() -> None:
     kills = iter([3, 3, 4, 4, 4, None])
-    watched = Pressure(lambda: next(kills))
+    watched = OomWatch(lambda: next(kills))
     assert watched.evidence(1, footprint=5, limit=0) == ""
     assert watched.evidence(1, footprint=5, limit=10) == (
         "the kernel's count of out-of-memory kills went from 3 to 4"
@@ -237,7 +237,7 @@ def test_a_kill_by_the_system_leaves_evidence() -> None:
 def test_each_of_several_kills_by_the_system_is_evidence_for_one_worker() -> None:
     kills, clock = [3, 5, 5, 5, 7, 7, 7], [0.0]
     reading = iter(kills)
-    watched = Pressure(lambda: next(reading), clock=lambda: clock[0])
+    watched = OomWatch(lambda: next(reading), clock=lambda: clock[0])
 
     def evidence() -> bool:
         return bool(watched.evidence(1, footprint=5, limit=0))
@@ -251,7 +251,7 @@ def test_each_of_several_kills_by_the_system_is_evidence_for_one_worker() -> Non
 
 def test_a_kill_long_after_a_shortage_is_somebody_elses() -> None:
     reading, clock = iter([3, 5, 5, 6, 6]), [0.0]
-    watched = Pressure(lambda: next(reading), clock=lambda: clock[0])
+    watched = OomWatch(lambda: next(reading), clock=lambda: clock[0])
     assert watched.evidence(1, footprint=5, limit=0)
     clock[0] += 11.0
     assert not watched.evidence(1, footprint=5, limit=0)
@@ -317,7 +317,7 @@ def test_this_machine_can_be_measured() -> None:
 
 def test_a_real_kill_for_memory_is_counted(small_cgroup: SmallCgroup) -> None:
     small_cgroup.limit(40 << 20)
-    watched = Pressure(lambda: small_cgroup.cgroup.oom_kills)
+    watched = OomWatch(lambda: small_cgroup.cgroup.oom_kills)
     join = f"open({str(small_cgroup.folder / 'cgroup.procs')!r}, 'w').write('0')"
     greedy = subprocess.run([sys.executable, "-c", f"{join}; x = b'.' * (400 << 20)"], check=False)
     assert greedy.returncode == -signal.SIGKILL

@@ -17,20 +17,20 @@ from mayfly_protocol.common.histogram import NOTHING, STEP_BOUNDS_S
 from mayfly_protocol.counters import Memory
 from mayfly_protocol.lifecycle import Beat, Exit, Hello
 from mayfly_protocol.roster import AskMetrics, MetricsText
-from mayfly_reaper.machine.memory import Room
+from mayfly_reaper.machine.memory import MachineMemory
 from mayfly_reaper.metrics import NodeMetrics
 from mayfly_reaper.rules.events import (
     Event,
     Exited,
-    Granted,
-    Held,
-    RecycleAsked,
-    Said,
+    MessageReceived,
+    RecycleRequested,
+    SpawnAllowed,
+    SpawnDeferred,
     Started,
     Tick,
 )
 from mayfly_reaper.rules.slot import SlotRules
-from mayfly_reaper.rules.worker import LAST_WORDS_S
+from mayfly_reaper.rules.worker import LAST_MESSAGES_S
 from mayfly_reaper.settings import Lifetime, Pool
 from support.node import RunningNode, fake_worker
 from support.server import free_port
@@ -43,33 +43,33 @@ Series = frozenset[tuple[str, str]]
 class Watched:
     """One slot of a node whose metrics are kept."""
 
-    def __init__(self, room: Room = Room(5)) -> None:  # noqa: B008
+    def __init__(self, room: MachineMemory = MachineMemory(5)) -> None:  # noqa: B008
         self.now = 100.0
         self.metrics = NodeMetrics("mac-1", lambda: room, lambda: self.now)
         self.rules = SlotRules(BUDGETS, lambda: 0.5, itertools.count(1).__next__)
         self.slot = self.rules.begin("model-0", self.now)
         self.metrics.begin(self.slot, POOL)
 
-    def tell(self, event: Event) -> None:
+    def apply(self, event: Event) -> None:
         before = self.slot
         self.slot, actions = self.rules.step(before, event, self.now)
         self.metrics.follow(before, event, self.slot, actions, self.now)
 
-    def say(self, message: object) -> None:
-        self.tell(Said(self.slot.incarnation, message))  # type: ignore[arg-type]
+    def receive(self, message: object) -> None:
+        self.apply(MessageReceived(self.slot.incarnation, message))  # type: ignore[arg-type]
 
     def serve(self) -> None:
         self.now = max(self.now, self.slot.retry_at)
-        self.tell(Granted())
-        self.tell(Started(self.slot.incarnation, 4711))
-        self.say(Hello("model-0", self.slot.incarnation, 4711))
-        self.say(READY)
-        self.say(IDLE)
+        self.apply(SpawnAllowed())
+        self.apply(Started(self.slot.incarnation, 4711))
+        self.receive(Hello("model-0", self.slot.incarnation, 4711))
+        self.receive(READY)
+        self.receive(IDLE)
 
     def exit(self, status: int) -> None:
-        self.tell(Exited(self.slot.incarnation, status))
-        self.now += LAST_WORDS_S
-        self.tell(Tick())
+        self.apply(Exited(self.slot.incarnation, status))
+        self.now += LAST_MESSAGES_S
+        self.apply(Tick())
 
     def samples(self) -> Iterator[tuple[str, dict[str, str], float]]:
         for family in text_string_to_metric_families(self.metrics.exposition().decode()):
@@ -91,7 +91,7 @@ class Watched:
 def test_a_serving_worker() -> None:
     watched = Watched()
     watched.serve()
-    watched.say(
+    watched.receive(
         Beat(
             phase="decode",
             progress=3,
@@ -142,12 +142,12 @@ def test_a_serving_worker() -> None:
 
 
 def test_wired_memory_is_shown_where_it_is_known() -> None:
-    assert Watched(Room(5, 7)).value("mayfly_node_memory_bytes", kind="wired") == 7
+    assert Watched(MachineMemory(5, 7)).value("mayfly_node_memory_bytes", kind="wired") == 7
 
 
 def test_a_slot_without_a_worker() -> None:
     watched = Watched()
-    watched.tell(Held(watched.now + 1, "no room", "memory_lost"))
+    watched.apply(SpawnDeferred(watched.now + 1, "no room", "memory_lost"))
     assert watched.value("mayfly_worker_state", state="backoff") == 1
     assert watched.value("mayfly_worker_state", state="ready") == 0
     assert watched.value("mayfly_worker_held", reason="memory_lost") == 1
@@ -160,10 +160,10 @@ def test_a_slot_without_a_worker() -> None:
 def test_two_workers_of_a_slot_share_its_series() -> None:
     watched = Watched()
     watched.serve()
-    watched.say(replace(IDLE, memory=Memory(footprint=7)))
-    watched.tell(RecycleAsked(surge=True))
-    watched.tell(Said(2, Hello("model-0", 2, 4712)))
-    watched.tell(Said(2, Beat(phase="loading", progress=0, memory=Memory(footprint=3))))
+    watched.receive(replace(IDLE, memory=Memory(footprint=7)))
+    watched.apply(RecycleRequested(surge=True))
+    watched.apply(MessageReceived(2, Hello("model-0", 2, 4712)))
+    watched.apply(MessageReceived(2, Beat(phase="loading", progress=0, memory=Memory(footprint=3))))
     assert watched.value("mayfly_worker_state", state="ready") == 1
     assert watched.value("mayfly_worker_state", state="loading") == 1
     assert watched.value("mayfly_worker_memory_bytes", kind="footprint") == 10
@@ -178,16 +178,18 @@ def test_a_thousand_restarts_add_no_time_series() -> None:
         watched.exit(-random.choice([signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT]))
 
     def meet_a_fault() -> None:
-        watched.say(fault("worker", text=f"{random.random()}", kind=f"kind-{random.random()}"))
+        watched.receive(fault("worker", text=f"{random.random()}", kind=f"kind-{random.random()}"))
         watched.exit(Exit.POISONED)
 
     def wear_out() -> None:
-        watched.tell(RecycleAsked(cause=random.choice(["inferences", "age", "memory", "asked"])))
+        watched.apply(
+            RecycleRequested(cause=random.choice(["inferences", "age", "memory", "asked"]))
+        )
         watched.exit(Exit.BYE)
 
     def survive() -> None:
         for _ in range(2):
-            watched.say(fault("batch", kind="shape"))
+            watched.receive(fault("batch", kind="shape"))
         watched.exit(Exit.RECYCLED)
 
     ends = (crash, meet_a_fault, wear_out, survive)
@@ -195,7 +197,7 @@ def test_a_thousand_restarts_add_no_time_series() -> None:
     def live_and_die(times: int) -> None:
         for end in itertools.islice(itertools.cycle(ends), times):
             watched.serve()
-            watched.say(replace(IDLE, inferences=random.randrange(9)))
+            watched.receive(replace(IDLE, inferences=random.randrange(9)))
             end()
 
     live_and_die(40)

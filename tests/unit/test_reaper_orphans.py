@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mayfly_reaper.processes.children import Entry, Ledger, Orphans
+from mayfly_reaper.processes.children import Entry, Orphans, WorkersFile
 from support.node import wait_until
 
 TOLD = '{"slot": "s-0", "incarnation": 7}'
@@ -27,11 +27,11 @@ def started(*arguments: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", waits, *arguments], stdin=subprocess.PIPE)
 
 
-def left_behind(tmp_path: Path, pid: int, told: str = TOLD) -> Ledger:
+def left_behind(tmp_path: Path, pid: int, told: str = TOLD) -> WorkersFile:
     """What a reaper reads that comes after one that had such a worker."""
     path = tmp_path / "workers.json"
-    Ledger(path, print).add(Entry("s-0", 7, pid, told))
-    return Ledger(path, print)
+    WorkersFile(path, print).add(Entry("s-0", 7, pid, told))
+    return WorkersFile(path, print)
 
 
 def test_an_orphan_is_waited_for_until_it_leaves(
@@ -60,7 +60,7 @@ def test_a_reaper_that_is_killed_as_well_leaves_word_of_the_first_ones_orphans(
     second = left_behind(tmp_path, orphan.pid)
     Orphans(second, overdue_at=100.0).look(0.0)
     second.add(Entry("s-1", 8, 17, "told"))
-    third = Ledger(tmp_path / "workers.json", print)
+    third = WorkersFile(tmp_path / "workers.json", print)
     assert [entry.pid for entry in third.entries] == [orphan.pid, 17]
 
 
@@ -93,23 +93,23 @@ def test_those_that_are_gone_are_no_orphans(tmp_path: Path) -> None:
 def test_a_ledger_holds_those_that_live(tmp_path: Path) -> None:
     notes: list[str] = []
     path = tmp_path / "workers.json"
-    ledger = Ledger(path, notes.append)
+    ledger = WorkersFile(path, notes.append)
     assert ledger.entries == []
     one, two = Entry("s-0", 1, 17, "told"), Entry("s-1", 2, 18, "told, too")
     ledger.add(one)
     ledger.add(two)
     ledger.remove(1)
     ledger.remove(99)
-    assert Ledger(path, notes.append).entries == [two]
+    assert WorkersFile(path, notes.append).entries == [two]
     for wrong in ("", "[{}]", "17", '[{"slot": 1}]'):
         path.write_text(wrong)
-        assert Ledger(path, notes.append).entries == []
+        assert WorkersFile(path, notes.append).entries == []
     assert notes == []
 
 
 def test_a_ledger_that_cannot_be_written_is_said_once(tmp_path: Path) -> None:
     notes: list[str] = []
-    ledger = Ledger(tmp_path / "missing" / "workers.json", notes.append)
+    ledger = WorkersFile(tmp_path / "missing" / "workers.json", notes.append)
     for number in range(3):
         ledger.add(Entry("s-0", number, 17, "told"))
     assert len(notes) == 1

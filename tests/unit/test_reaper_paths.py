@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mayfly_reaper import paths
-from mayfly_reaper.paths import Numbers, Runtime, StartError, locked, opened, runtime_of
+from mayfly_reaper.paths import IncarnationNumbers, Runtime, StartError, locked, opened, runtime_of
 from mayfly_reaper.processes.front_end import listen
 from mayfly_reaper.processes.spawn import KEPT_BYTES, MOST_BYTES, StderrFile
 
@@ -109,18 +109,18 @@ def test_a_state_directory_that_cannot_be_made_is_said(tmp_path: Path) -> None:
 
 def test_no_number_is_given_twice(tmp_path: Path) -> None:
     path = tmp_path / "incarnation"
-    first = Numbers(path)
+    first = IncarnationNumbers(path)
     assert [first.take(), first.take()] == [1, 2]
-    assert Numbers(path).take() == 3
+    assert IncarnationNumbers(path).take() == 3
     path.write_text("three")
     with pytest.raises(StartError, match="remove it"):
-        Numbers(path)
+        IncarnationNumbers(path)
 
 
 def test_a_number_outlives_a_full_disk(tmp_path: Path) -> None:
     """No file can grow for a while: the reaper after that one goes on from the last number kept."""
     path = tmp_path / "incarnation"
-    numbers = Numbers(path)
+    numbers = IncarnationNumbers(path)
     numbers.take()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
@@ -128,11 +128,11 @@ def test_a_number_outlives_a_full_disk(tmp_path: Path) -> None:
         assert numbers.take() == 2
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert Numbers(path).take() == 2
+    assert IncarnationNumbers(path).take() == 2
 
 
 def test_a_number_that_cannot_be_kept_is_given_all_the_same(tmp_path: Path) -> None:
-    numbers = Numbers(tmp_path / "missing" / "incarnation")
+    numbers = IncarnationNumbers(tmp_path / "missing" / "incarnation")
     assert [numbers.take(), numbers.take()] == [1, 2]
 
 

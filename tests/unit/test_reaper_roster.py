@@ -19,9 +19,9 @@ from mayfly_protocol.lifecycle import (
 )
 from mayfly_protocol.roster import ROSTER_INTERVAL_S, Loss, SlotView
 from mayfly_reaper.crash_log import loss_of
-from mayfly_reaper.publish.roster import LOSSES_KEPT_S, MOVEMENT_S, Bulletin, views
-from mayfly_reaper.rules.events import Granted, RecycleAsked, Said, Started
-from mayfly_reaper.rules.incarnation import Lose
+from mayfly_reaper.publish.roster import LOSSES_KEPT_S, MOVEMENT_S, RosterPublisher, views
+from mayfly_reaper.rules.actions import AnnounceLoss
+from mayfly_reaper.rules.events import MessageReceived, RecycleRequested, SpawnAllowed, Started
 from mayfly_reaper.rules.slot import Slot, SlotRules
 from mayfly_reaper.settings import Budgets
 
@@ -32,10 +32,10 @@ VIEW = SlotView(slot="s", model="m", state="ready", incarnation=1)
 def slot_after(*messages: ToReaper) -> Slot:
     """A slot at time 10 whose first worker was spawned at 0 and said these things."""
     rules = SlotRules(Budgets(), lambda: 0.0, itertools.count(1).__next__)
-    slot, _ = rules.step(rules.begin("s", 0.0), Granted(), 0.0)
+    slot, _ = rules.step(rules.begin("s", 0.0), SpawnAllowed(), 0.0)
     slot, _ = rules.step(slot, Started(1, 4711), 0.0)
     for message in messages:
-        slot, _ = rules.step(slot, Said(1, message), 10.0)
+        slot, _ = rules.step(slot, MessageReceived(1, message), 10.0)
     return slot
 
 
@@ -84,7 +84,9 @@ def test_a_slot_whose_worker_is_lost_says_why() -> None:
 
 
 def test_a_slot_in_backoff_says_when_it_goes_on() -> None:
-    slot = replace(slot_after(), life=None, rest="backoff", retry_at=13.5, detail="unknown: x")
+    slot = replace(
+        slot_after(), current=None, idle_state="backoff", retry_at=13.5, detail="unknown: x"
+    )
     shown = view(slot, "m", 11.0)
     assert (shown.incarnation, shown.pid, shown.retry_in_s) == (1, 0, 2.5)
     assert shown.detail == "unknown: x"
@@ -92,7 +94,7 @@ def test_a_slot_in_backoff_says_when_it_goes_on() -> None:
 
 
 def test_a_change_is_told_at_once_and_movement_soon() -> None:
-    bulletin = Bulletin("n", "e", 1, now=0.0)
+    bulletin = RosterPublisher("n", "e", 1, now=0.0)
     bulletin.show("s", (VIEW,), 0.0)
     assert bulletin.due == 0.0
     first = bulletin.tell(0.0)
@@ -112,7 +114,7 @@ def test_a_change_is_told_at_once_and_movement_soon() -> None:
 
 
 def test_an_answer_does_not_put_the_next_roster_off() -> None:
-    bulletin = Bulletin("n", "e", 1, now=0.0)
+    bulletin = RosterPublisher("n", "e", 1, now=0.0)
     bulletin.tell(0.0)
     bulletin.roster(0.9)
     assert bulletin.due == ROSTER_INTERVAL_S
@@ -121,11 +123,11 @@ def test_an_answer_does_not_put_the_next_roster_off() -> None:
 def test_a_slot_whose_worker_is_being_replaced_has_two_views() -> None:
     rules = SlotRules(Budgets(), lambda: 0.0, itertools.count(2).__next__)
     slot = slot_after(Ready("ipc:///w", CARD), Beat("idle", 1))
-    slot, _ = rules.step(slot, RecycleAsked(surge=True, reason="worn"), 10.0)
+    slot, _ = rules.step(slot, RecycleRequested(surge=True, reason="worn"), 10.0)
     serving, loading = views(slot, "m", 10.0)
     assert (serving.slot, serving.incarnation, serving.state) == ("s", 1, "ready")
     assert (loading.slot, loading.incarnation, loading.state) == ("s", 2, "spawning")
-    bulletin = Bulletin("n", "e", 1, now=0.0)
+    bulletin = RosterPublisher("n", "e", 1, now=0.0)
     bulletin.show("s", (serving, loading), 10.0)
     assert bulletin.tell(10.0).slots == (serving, loading)
     bulletin.show("s", (loading,), 10.1)
@@ -137,10 +139,10 @@ def test_losses_are_told_for_a_minute() -> None:
     fault = Fault("k", "worker", Cause("E", "first"), requests=("a", "b"), suspects=("a",))
     slot = slot_after(Ready("ipc:///w", CARD))
     rules = SlotRules(Budgets(), lambda: 0.0, itertools.count(2).__next__)
-    _, [lost] = rules.step(slot, Said(1, fault), 10.0)
-    assert isinstance(lost, Lose)
-    bulletin = Bulletin("n", "e", 1, now=10.0)
-    bulletin.lose(loss_of("s", lost.life, lost.verdict, None), 10.0)
+    _, [lost] = rules.step(slot, MessageReceived(1, fault), 10.0)
+    assert isinstance(lost, AnnounceLoss)
+    bulletin = RosterPublisher("n", "e", 1, now=10.0)
+    bulletin.lose(loss_of("s", lost.worker, lost.verdict, None), 10.0)
     told = bulletin.tell(12.0)
     assert told.losses == (Loss("s", 1, "k", "worker", "first", age_s=2.0, suspects=("a",)),)
     assert rosters.decode(encode(told)) == told

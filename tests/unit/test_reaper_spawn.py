@@ -14,7 +14,7 @@ from mayfly_reaper.paths import Runtime, StartError
 from mayfly_reaper.processes import spawn
 from mayfly_reaper.processes.signals import SignalInbox
 from mayfly_reaper.processes.spawn import Spawner, removed, worker_environment
-from mayfly_reaper.rules.mitigations import Precautions
+from mayfly_reaper.rules.mitigations import Mitigations
 from mayfly_reaper.settings import NodeSettings, Pool
 from support.node import wait_until
 
@@ -49,7 +49,7 @@ def test_no_worker_learns_a_key() -> None:
 
 
 def test_a_successor_is_spared_what_its_predecessors_died_of() -> None:
-    spared = Precautions(without_graphs=True, short_buffers=True)
+    spared = Mitigations(without_graphs=True, short_buffers=True)
     environment = worker_environment({"MLX_MAX_MB_PER_BUFFER": "33"}, {}, PTX, None, spared)
     assert environment["MLX_USE_CUDA_GRAPHS"] == "0"
     assert environment["MLX_MAX_OPS_PER_BUFFER"] == "10"
@@ -114,7 +114,7 @@ def test_a_worker_is_told_where_to_leave_its_breadcrumb_and_what_it_is_spared(
     tmp_path: Path,
 ) -> None:
     starts, pool = spawner(tmp_path, [])
-    process = starts.spawn("s-0", pool, 7, Precautions(halved_rows=1))
+    process = starts.spawn("s-0", pool, 7, Mitigations(halved_rows=1))
     wait_until(lambda: process.poll() is not None, "the worker leaves")
     said = process.stderr.tail()
     assert said.strip() == process.told

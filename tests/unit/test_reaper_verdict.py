@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mayfly_protocol.lifecycle import Bye, Exit
 from mayfly_reaper.rules.backoff import backoff_s
-from mayfly_reaper.rules.exit_cause import describe_status, of_exit, telling_line
+from mayfly_reaper.rules.exit_cause import cause_line, describe_status, verdict_of_exit
 
 SEGFAULT = """warming up
 Fatal Python error: Segmentation fault
@@ -94,36 +94,36 @@ OTHER_ABORT = """terminate called after throwing an instance of 'std::logic_erro
     ],
 )
 def test_an_exit_has_a_kind(status: int, stderr: str, kind: str, scope: str, cause: str) -> None:
-    verdict = of_exit(status, stderr, None)
+    verdict = verdict_of_exit(status, stderr, None)
     assert (verdict.kind, verdict.scope, verdict.first.text) == (kind, scope, cause)
 
 
 def test_a_kill_by_the_system_says_what_shows_it() -> None:
-    verdict = of_exit(-signal.SIGKILL, "", None, starved="the count went from 0 to 1")
+    verdict = verdict_of_exit(-signal.SIGKILL, "", None, oom_evidence="the count went from 0 to 1")
     assert (verdict.kind, verdict.scope) == ("killed_by_system", "machine")
     assert verdict.first.text == "SIGKILL from outside: the count went from 0 to 1"
     assert verdict.blames_requests
 
 
 def test_a_signal_of_our_own_is_nobodys_hand() -> None:
-    assert of_exit(-signal.SIGTERM, "", None, sent_by_us=True).kind == "wedged"
-    assert of_exit(-signal.SIGSEGV, "", None, sent_by_us=True).kind == "crashed"
+    assert verdict_of_exit(-signal.SIGTERM, "", None, sent_by_us=True).kind == "wedged"
+    assert verdict_of_exit(-signal.SIGSEGV, "", None, sent_by_us=True).kind == "crashed"
 
 
 def test_requests_are_not_blamed_for_what_is_surely_not_theirs() -> None:
-    assert not of_exit(-signal.SIGKILL, "", None).blames_requests
-    assert of_exit(-signal.SIGSEGV, "", None).blames_requests
+    assert not verdict_of_exit(-signal.SIGKILL, "", None).blames_requests
+    assert verdict_of_exit(-signal.SIGSEGV, "", None).blames_requests
 
 
 def test_what_a_worker_said_of_its_leaving_explains_more_than_its_stderr() -> None:
-    verdict = of_exit(Exit.LOAD_FAILED, "Traceback ...", Bye(4, "the file is cut short"))
+    verdict = verdict_of_exit(Exit.LOAD_FAILED, "Traceback ...", Bye(4, "the file is cut short"))
     assert verdict.text == "load_failed: exit status 4 (load failed): the file is cut short"
 
 
 def test_statuses_without_a_name_are_described_too() -> None:
     assert describe_status(-64) in ("killed by signal 64", "killed by SIGRTMAX")
     assert describe_status(99) == "exit status 99"
-    assert telling_line(" \n\n") == ""
+    assert cause_line(" \n\n") == ""
 
 
 @given(st.integers(1, 12) | st.integers(1, 10_000), st.floats(0, 1, exclude_max=True))

@@ -21,20 +21,28 @@ from mayfly_protocol.lifecycle import (
     Ready,
     ToReaper,
 )
+from mayfly_reaper.rules.actions import (
+    Action,
+    AnnounceLoss,
+    RecordLoss,
+    SendMessage,
+    SendSignal,
+    Spawn,
+    WipeKernels,
+)
 from mayfly_reaper.rules.events import (
     Ended,
     Event,
     Exited,
-    Granted,
-    Held,
+    MessageReceived,
     NotStarted,
-    RecycleAsked,
-    Said,
+    RecycleRequested,
+    SpawnAllowed,
+    SpawnDeferred,
     Started,
-    StopAsked,
+    StopRequested,
     Tick,
 )
-from mayfly_reaper.rules.incarnation import Action, Lose, Record, Send, Signal, Spawn, WipeKernels
 from mayfly_reaper.rules.slot import SlotRules
 from mayfly_reaper.settings import Budgets
 
@@ -81,11 +89,11 @@ class SlotMachine(RuleBasedStateMachine):
         self.recorded: set[int] = set()
         self.spawned = 0
         self.last_spawn = float("-inf")
-        self.asked: RecycleAsked | None = None
+        self.asked: RecycleRequested | None = None
         self.held = False
         self.ranks: dict[int, int] = {}
 
-    def tell(self, event: Event) -> None:
+    def apply(self, event: Event) -> None:
         self.slot, actions = self.rules.step(self.slot, event, self.now)
         for action in actions:
             self.do(action)
@@ -105,20 +113,20 @@ class SlotMachine(RuleBasedStateMachine):
                 self.spawned = number
                 self.last_spawn = self.now
                 self.alive.add(number)
-            case Signal(number, which):
+            case SendSignal(number, which):
                 assert number in self.alive, "a signal for nobody"
                 if which == signal.SIGKILL:
                     self.killed.add(number)
-            case Send(number, _):
+            case SendMessage(number, _):
                 assert number in self.alive
-            case Lose(life):
-                assert life.number not in self.lost, "lost twice"
-                assert life.state == "gone"
-                self.lost.add(life.number)
-            case Record(life):
-                assert life.number in self.lost - self.recorded
-                assert life.number not in self.alive
-                self.recorded.add(life.number)
+            case AnnounceLoss(worker):
+                assert worker.number not in self.lost, "lost twice"
+                assert worker.state == "gone"
+                self.lost.add(worker.number)
+            case RecordLoss(worker):
+                assert worker.number in self.lost - self.recorded
+                assert worker.number not in self.alive
+                self.recorded.add(worker.number)
             case WipeKernels():
                 assert not self.alive
 
@@ -128,105 +136,114 @@ class SlotMachine(RuleBasedStateMachine):
     @rule(wait=waits)
     def time_passes(self, wait: float) -> None:
         self.now += wait
-        self.tell(Tick())
+        self.apply(Tick())
         if self.rules.wants_worker(self.slot, self.now):
-            self.tell(Granted())
+            self.apply(SpawnAllowed())
             assert not self.rules.wants_worker(self.slot, self.now)
 
     @rule()
     def the_machine_grants_what_nobody_wants(self) -> None:
         if not self.rules.wants_worker(self.slot, self.now):
             before = self.slot
-            self.tell(Granted())
+            self.apply(SpawnAllowed())
             assert self.slot == before
 
     @rule(wait=waits)
     def time_passes_while_the_machine_has_no_room(self, wait: float) -> None:
         self.now += wait
         self.held = True
-        self.tell(Tick())
-        self.tell(Held(self.now + 0.5, "no room"))
+        self.apply(Tick())
+        self.apply(SpawnDeferred(self.now + 0.5, "no room"))
         assert not self.rules.wants_worker(self.slot, self.now)
         self.held = False
 
     @rule(message=messages, pick=st.integers(0, 1))
     @precondition(lambda self: self.alive)
     def a_worker_speaks(self, message: ToReaper, pick: int) -> None:
-        self.tell(Said(self.one_of_the_living(pick), message))
+        self.apply(MessageReceived(self.one_of_the_living(pick), message))
 
     @rule(pick=st.integers(0, 1))
     @precondition(lambda self: self.alive)
     def a_worker_is_ready(self, pick: int) -> None:
-        self.tell(Said(self.one_of_the_living(pick), READY))
+        self.apply(MessageReceived(self.one_of_the_living(pick), READY))
 
     @rule(message=messages, status=statuses, ago=st.integers(0, 3))
     @precondition(lambda self: self.spawned > 0)
     def one_that_is_over_speaks(self, message: ToReaper, status: int, ago: int) -> None:
-        oldest = min((life.number for _, life in self.slot.lives), default=self.spawned + 1)
+        oldest = min((worker.number for _, worker in self.slot.workers), default=self.spawned + 1)
         number = oldest - 1 - ago
         before = self.slot
-        late = (Said(number, message), Ended(number), Exited(number, status), Started(number, 1))
+        late = (
+            MessageReceived(number, message),
+            Ended(number),
+            Exited(number, status),
+            Started(number, 1),
+        )
         for event in late:
             after, actions = self.rules.step(self.slot, event, self.now)
             assert actions == []
-            assert replace(after, late=before.late, seen_at=before.seen_at) == before
+            assert (
+                replace(after, late_messages=before.late_messages, seen_at=before.seen_at) == before
+            )
             self.slot = after
-        assert self.slot.late == before.late + 1
+        assert self.slot.late_messages == before.late_messages + 1
 
     @rule(status=statuses, pick=st.integers(0, 1))
     @precondition(lambda self: self.alive)
     def a_worker_ends(self, status: int, pick: int) -> None:
         number = self.one_of_the_living(pick)
         self.alive.remove(number)
-        self.tell(Ended(number))
+        self.apply(Ended(number))
         self.what_serves_runs_and_what_runs_is_known()
-        self.tell(Exited(number, status))
+        self.apply(Exited(number, status))
 
     @rule()
-    @precondition(lambda self: any(life.state == "spawning" for _, life in self.slot.lives))
+    @precondition(lambda self: any(worker.state == "spawning" for _, worker in self.slot.workers))
     def a_process_is_started(self) -> None:
-        self.tell(Started(self.spawned, 4711))
+        self.apply(Started(self.spawned, 4711))
 
     @rule()
-    @precondition(lambda self: any(life.state == "spawning" for _, life in self.slot.lives))
+    @precondition(lambda self: any(worker.state == "spawning" for _, worker in self.slot.workers))
     def a_process_cannot_be_started(self) -> None:
         self.alive.remove(self.spawned)
-        self.tell(NotStarted(self.spawned, "no memory"))
+        self.apply(NotStarted(self.spawned, "no memory"))
 
     @rule(surge=st.booleans())
     def somebody_recycles(self, surge: bool) -> None:
-        self.asked = RecycleAsked(surge)
-        self.tell(self.asked)
+        self.asked = RecycleRequested(surge)
+        self.apply(self.asked)
 
     @rule(hurry=st.booleans(), really=st.integers(0, 9))
     def an_operator_stops(self, hurry: bool, really: int) -> None:
         if really == 0:
-            self.tell(StopAsked(hurry))
+            self.apply(StopRequested(hurry))
 
     @invariant()
     def at_most_one_is_ready(self) -> None:
-        ready = [life for _, life in self.slot.lives if life.state == "ready"]
+        ready = [worker for _, worker in self.slot.workers if worker.state == "ready"]
         assert len(ready) <= 1
         assert self.slot.successor is None or self.slot.predecessor is None
 
     @invariant()
     def what_serves_runs_and_what_runs_is_known(self) -> None:
-        serving = {life.number for _, life in self.slot.lives if life.state != "gone"}
-        assert serving <= self.alive <= {life.number for _, life in self.slot.lives}
+        serving = {worker.number for _, worker in self.slot.workers if worker.state != "gone"}
+        assert serving <= self.alive <= {worker.number for _, worker in self.slot.workers}
 
     @invariant()
     def no_incarnation_comes_back(self) -> None:
-        for _, life in self.slot.lives:
-            assert RANKS[life.state] >= self.ranks.get(life.number, 0)
-            self.ranks[life.number] = RANKS[life.state]
-        assert not self.lost & {life.number for _, life in self.slot.lives if life.state != "gone"}
+        for _, worker in self.slot.workers:
+            assert RANKS[worker.state] >= self.ranks.get(worker.number, 0)
+            self.ranks[worker.number] = RANKS[worker.state]
+        assert not self.lost & {
+            worker.number for _, worker in self.slot.workers if worker.state != "gone"
+        }
 
     @invariant()
     def something_is_due(self) -> None:
         due = self.rules.due(self.slot)
-        over = not self.slot.lives and self.slot.state in ("failed", "gone")
+        over = not self.slot.workers and self.slot.state in ("failed", "gone")
         assert over or due < float("inf") or self.alive <= self.killed
-        if self.slot.state == "gone" and self.slot.life is None:
+        if self.slot.state == "gone" and self.slot.current is None:
             assert self.slot.stopping
 
     def teardown(self) -> None:
@@ -235,14 +252,14 @@ class SlotMachine(RuleBasedStateMachine):
         spawned = self.spawned
         for _ in range(2_000):
             if self.spawned > spawned or (
-                not self.slot.lives and self.slot.state in ("failed", "gone")
+                not self.slot.workers and self.slot.state in ("failed", "gone")
             ):
                 return
             self.now += min(1.0, max(0.001, self.rules.due(self.slot) - self.now))
             self.time_passes(0.0)
             for number in self.alive & self.killed:
                 self.alive.remove(number)
-                self.tell(Exited(number, -signal.SIGKILL))
+                self.apply(Exited(number, -signal.SIGKILL))
         raise AssertionError(f"a slot was lost: {self.slot}")
 
 
@@ -264,7 +281,7 @@ class LosingMachine(RuleBasedStateMachine):
     def step(self, event: Event) -> None:
         self.slot, actions = self.rules.step(self.slot, event, self.now)
         if self.rules.wants_worker(self.slot, self.now):
-            self.slot, more = self.rules.step(self.slot, Granted(), self.now)
+            self.slot, more = self.rules.step(self.slot, SpawnAllowed(), self.now)
             actions += more
         self.spawns += [self.now for action in actions if isinstance(action, Spawn)]
 
@@ -272,10 +289,10 @@ class LosingMachine(RuleBasedStateMachine):
     def a_worker_fails(self, served: bool, seconds: int, status: int) -> None:
         number = self.slot.incarnation
         if served:
-            self.step(Said(number, Ready("ipc:///w", ModelCard(digest="d"))))
+            self.step(MessageReceived(number, Ready("ipc:///w", ModelCard(digest="d"))))
         for _ in range(seconds):
             self.now += 1
-            self.step(Said(number, Beat("idle", 0)))
+            self.step(MessageReceived(number, Beat("idle", 0)))
         self.step(Exited(number, status))
         self.now += 0.05
         self.step(Tick())

@@ -17,89 +17,89 @@ from mayfly_protocol.lifecycle import (
     ModelCard,
     Ready,
 )
-from mayfly_reaper.rules.events import Exited, Held, RecycleAsked, Tick
-from mayfly_reaper.rules.incarnation import Record, Send, Spawn, WipeKernels
-from mayfly_reaper.rules.mitigations import NONE, Precautions
-from support.slot_scenario import BUDGETS, IDLE, Story, fault, losses
+from mayfly_reaper.rules.actions import RecordLoss, SendMessage, Spawn, WipeKernels
+from mayfly_reaper.rules.events import Exited, RecycleRequested, SpawnDeferred, Tick
+from mayfly_reaper.rules.mitigations import NO_MITIGATIONS, Mitigations
+from support.slot_scenario import BUDGETS, IDLE, Scenario, fault, losses
 
 DRAIN = Drain(BUDGETS.drain_s)
 
 
-def lose(story: Story, kind: str) -> list[object]:
+def lose(scenario: Scenario, kind: str) -> list[object]:
     """A worker that serves meets a fault and goes."""
-    story.say(fault(KINDS[kind].scope, kind=kind))
-    return list(story.tell(Exited(story.slot.incarnation, 70)))
+    scenario.receive(fault(KINDS[kind].scope, kind=kind))
+    return list(scenario.apply(Exited(scenario.slot.incarnation, 70)))
 
 
-def again(story: Story) -> Story:
-    story.wait(max(0.5, story.slot.retry_at - story.now))
-    return story.ready()
+def again(scenario: Scenario) -> Scenario:
+    scenario.wait(max(0.5, scenario.slot.retry_at - scenario.now))
+    return scenario.ready()
 
 
 # -- faults that a worker outlives ------------------------------------------------------------
 
 
 def test_a_second_batch_fault_within_a_minute_recycles_the_worker() -> None:
-    story = Story().ready()
-    assert story.say(fault("batch", kind="allocation_failed")) == []
-    story.wait(59, beat=IDLE)
-    assert story.say(fault("batch", kind="shape")) == [Send(1, DRAIN)]
-    assert story.slot.state == "draining"
+    scenario = Scenario().ready()
+    assert scenario.receive(fault("batch", kind="allocation_failed")) == []
+    scenario.wait(59, beat=IDLE)
+    assert scenario.receive(fault("batch", kind="shape")) == [SendMessage(1, DRAIN)]
+    assert scenario.slot.state == "draining"
 
 
 def test_batch_faults_that_are_rare_and_those_of_requests_do_not() -> None:
-    story = Story().ready()
+    scenario = Scenario().ready()
     for _ in range(4):
-        assert story.say(fault("batch")) == []
-        assert story.say(fault("request")) == []
-        assert story.say(fault("request")) == []
-        story.wait(60.5, beat=IDLE)
-    assert story.slot.state == "ready"
+        assert scenario.receive(fault("batch")) == []
+        assert scenario.receive(fault("request")) == []
+        assert scenario.receive(fault("request")) == []
+        scenario.wait(60.5, beat=IDLE)
+    assert scenario.slot.state == "ready"
 
 
 def test_what_a_worker_outlived_stands_in_its_autopsy() -> None:
-    story = Story().ready()
-    story.say(fault("batch", "odd shapes", kind="shape"))
-    story.wait(2, beat=IDLE)
-    (record, _) = story.exit(-signal.SIGSEGV)
-    assert isinstance(record, Record)
+    scenario = Scenario().ready()
+    scenario.receive(fault("batch", "odd shapes", kind="shape"))
+    scenario.wait(2, beat=IDLE)
+    (record, _) = scenario.exit(-signal.SIGSEGV)
+    assert isinstance(record, RecordLoss)
     assert record.verdict.kind == "crashed"
-    assert [each.fault.first.text for each in record.life.survived] == ["odd shapes"]
+    assert [each.fault.first.text for each in record.worker.survived] == ["odd shapes"]
 
 
 # -- trials ----------------------------------------------------------------------------------
 
 
-def on_trial() -> Story:
-    story = Story().ready()
-    story.wait(2, beat=IDLE)
+def on_trial() -> Scenario:
+    scenario = Scenario().ready()
+    scenario.wait(2, beat=IDLE)
     for _ in range(BUDGETS.trial_losses):
-        assert story.slot.life is not None
-        assert not story.slot.life.trial
-        lose(story, "cuda_sticky")
-        again(story)
-    assert story.slot.life is not None
-    assert story.slot.life.trial
-    return story
+        assert scenario.slot.current is not None
+        assert not scenario.slot.current.trial
+        lose(scenario, "cuda_sticky")
+        again(scenario)
+    assert scenario.slot.current is not None
+    assert scenario.slot.current.trial
+    return scenario
 
 
 def test_after_losses_in_a_row_the_next_worker_is_on_trial_until_it_has_held() -> None:
-    story = on_trial()
-    story.wait(BUDGETS.trial_s - 0.5, beat=IDLE)
-    assert story.slot.life is not None
-    assert story.slot.life.trial
-    assert story.rules.due(story.slot) <= story.now + 0.5
-    story.wait(0.5, beat=IDLE)
-    assert not story.slot.life.trial
+    scenario = on_trial()
+    scenario.wait(BUDGETS.trial_s - 0.5, beat=IDLE)
+    assert scenario.slot.current is not None
+    assert scenario.slot.current.trial
+    assert scenario.rules.due(scenario.slot) <= scenario.now + 0.5
+    scenario.wait(0.5, beat=IDLE)
+    assert not scenario.slot.current.trial
 
 
 def test_a_trial_ends_early_with_work_that_was_done() -> None:
-    story = on_trial()
-    story.say(Beat("idle", 1, inferences=BUDGETS.trial_inferences - 1))
-    assert story.slot.life is not None
-    assert story.slot.life.trial
-    story.say(Beat("idle", 2, inferences=BUDGETS.trial_inferences))
-    assert not story.slot.life.trial
+    scenario = on_trial()
+    scenario.receive(Beat("idle", 1, inferences=BUDGETS.trial_inferences - 1))
+    assert scenario.slot.current is not None
+    assert scenario.slot.current.trial
+    scenario.receive(Beat("idle", 2, inferences=BUDGETS.trial_inferences))
+    assert not scenario.slot.current.trial
 
 
 # -- pauses ----------------------------------------------------------------------------------
@@ -107,109 +107,111 @@ def test_a_trial_ends_early_with_work_that_was_done() -> None:
 
 @pytest.mark.parametrize("kind", ["metal_timeout", "metal_out_of_memory"])
 def test_a_busy_gpu_gets_a_pause_even_after_a_first_loss(kind: str) -> None:
-    story = Story().steady()
-    lose(story, kind)
-    assert story.slot.state == "backoff"
-    assert story.slot.retry_at == pytest.approx(story.now + BUDGETS.retry_s / 2)
+    scenario = Scenario().steady()
+    lose(scenario, kind)
+    assert scenario.slot.state == "backoff"
+    assert scenario.slot.retry_at == pytest.approx(scenario.now + BUDGETS.retry_s / 2)
 
 
 def test_a_kill_by_the_system_gets_a_pause_and_less_memory() -> None:
-    story = Story().ready(Ready("ipc:///w", ModelCard(digest="d", weight_bytes=10**9)))
-    story.wait(2, beat=Beat("idle", 1, memory=Memory(footprint=10 * 10**9)))
-    story.tell(Exited(1, -signal.SIGKILL, starved="the count went up"))
-    actions = story.wait(0.05)
+    scenario = Scenario().ready(Ready("ipc:///w", ModelCard(digest="d", weight_bytes=10**9)))
+    scenario.wait(2, beat=Beat("idle", 1, memory=Memory(footprint=10 * 10**9)))
+    scenario.apply(Exited(1, -signal.SIGKILL, oom_evidence="the count went up"))
+    actions = scenario.wait(0.05)
     assert losses(actions)[0][:2] == ("killed_by_system", "machine")
-    assert story.slot.state == "backoff"
-    (spawn,) = story.wait(0.5)
-    assert spawn == Spawn(2, Precautions(memory_limit=8 * 10**9))
+    assert scenario.slot.state == "backoff"
+    (spawn,) = scenario.wait(0.5)
+    assert spawn == Spawn(2, Mitigations(memory_limit=8 * 10**9))
 
 
 @pytest.mark.parametrize("phase", ["starting", "warming", "loading", "canary"])
 def test_a_kill_by_the_system_while_loading_takes_no_memory_from_the_next(phase: LoadPhase) -> None:
     """What it had by then is less than its weights, and would leave no room for any context."""
-    story = Story().start()
-    story.say(Hello("s", 1, 4711))
-    story.say(Loading(phase, 3 * 10**9, 16 * 10**9))
-    story.wait(2, beat=Beat("loading", 1, memory=Memory(footprint=3 * 10**9)))
-    story.tell(Exited(1, -signal.SIGKILL, starved="the count went up"))
-    assert losses(story.wait(0.05))[0][0] == "killed_by_system"
-    (spawn,) = story.wait(max(0.5, story.slot.retry_at - story.now))
+    scenario = Scenario().start()
+    scenario.receive(Hello("s", 1, 4711))
+    scenario.receive(Loading(phase, 3 * 10**9, 16 * 10**9))
+    scenario.wait(2, beat=Beat("loading", 1, memory=Memory(footprint=3 * 10**9)))
+    scenario.apply(Exited(1, -signal.SIGKILL, oom_evidence="the count went up"))
+    assert losses(scenario.wait(0.05))[0][0] == "killed_by_system"
+    (spawn,) = scenario.wait(max(0.5, scenario.slot.retry_at - scenario.now))
     assert spawn == Spawn(2)
 
 
 def test_nothing_is_spawned_while_the_machine_is_held_and_the_slot_says_why() -> None:
-    story = Story().steady()
-    story.slot, _ = story.rules.step(story.slot, Exited(1, 70), story.now)
-    story.now += 0.05
-    story.slot, _ = story.rules.step(story.slot, Tick(), story.now)
+    scenario = Scenario().steady()
+    scenario.slot, _ = scenario.rules.step(scenario.slot, Exited(1, 70), scenario.now)
+    scenario.now += 0.05
+    scenario.slot, _ = scenario.rules.step(scenario.slot, Tick(), scenario.now)
     for _ in range(5):
-        assert story.rules.wants_worker(story.slot, story.now)
-        held = Held(story.now + 0.5, "waits for the last worker's memory")
-        story.slot, actions = story.rules.step(story.slot, held, story.now)
+        assert scenario.rules.wants_worker(scenario.slot, scenario.now)
+        held = SpawnDeferred(scenario.now + 0.5, "waits for the last worker's memory")
+        scenario.slot, actions = scenario.rules.step(scenario.slot, held, scenario.now)
         assert actions == []
-        assert story.slot.detail == held.reason
-        assert story.rules.due(story.slot) == held.until
-        assert not story.rules.wants_worker(story.slot, story.now)
-        story.now += 0.5
-    assert story.tell(Tick()) == [Spawn(2)]
+        assert scenario.slot.detail == held.reason
+        assert scenario.rules.due(scenario.slot) == held.until
+        assert not scenario.rules.wants_worker(scenario.slot, scenario.now)
+        scenario.now += 0.5
+    assert scenario.apply(Tick()) == [Spawn(2)]
 
 
 def test_an_operator_overrules_a_hold() -> None:
-    story = Story()
-    story.slot, _ = story.rules.step(story.slot, Held(1e9, "no room"), story.now)
-    assert story.tell(RecycleAsked()) == [Spawn(1)]
+    scenario = Scenario()
+    scenario.slot, _ = scenario.rules.step(
+        scenario.slot, SpawnDeferred(1e9, "no room"), scenario.now
+    )
+    assert scenario.apply(RecycleRequested()) == [Spawn(1)]
 
 
-# -- precautions -----------------------------------------------------------------------------
+# -- mitigations -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("kinds", "precautions"),
+    ("kinds", "mitigations"),
     [
-        (["cuda_graph_launch"], NONE),
-        (["cuda_graph_launch", "cuda_capture"], Precautions(without_graphs=True)),
-        (["cuda_graph_launch", "crashed", "cuda_graph_launch"], NONE),
-        (["metal_timeout", "metal_timeout"], Precautions(short_buffers=True)),
-        (["metal_timeout", "metal_hang", "metal_timeout"], NONE),
-        (["metal_interactivity"], Precautions(halved_chunks=1)),
-        (["metal_interactivity"] * 9, Precautions(halved_chunks=3)),
-        (["metal_out_of_memory", "metal_out_of_memory"], Precautions(halved_rows=2)),
-        (["cuda_capture", "cuda_capture", "crashed"], Precautions(without_graphs=True)),
+        (["cuda_graph_launch"], NO_MITIGATIONS),
+        (["cuda_graph_launch", "cuda_capture"], Mitigations(without_graphs=True)),
+        (["cuda_graph_launch", "crashed", "cuda_graph_launch"], NO_MITIGATIONS),
+        (["metal_timeout", "metal_timeout"], Mitigations(short_buffers=True)),
+        (["metal_timeout", "metal_hang", "metal_timeout"], NO_MITIGATIONS),
+        (["metal_interactivity"], Mitigations(halved_chunks=1)),
+        (["metal_interactivity"] * 9, Mitigations(halved_chunks=3)),
+        (["metal_out_of_memory", "metal_out_of_memory"], Mitigations(halved_rows=2)),
+        (["cuda_capture", "cuda_capture", "crashed"], Mitigations(without_graphs=True)),
     ],
 )
 def test_the_next_worker_is_spared_what_the_last_ones_died_of(
-    kinds: list[str], precautions: Precautions
+    kinds: list[str], mitigations: Mitigations
 ) -> None:
-    story = Story().ready()
-    story.wait(2, beat=IDLE)
+    scenario = Scenario().ready()
+    scenario.wait(2, beat=IDLE)
     for kind in kinds:
-        actions = lose(story, kind)
-        if story.slot.life is None:
-            actions = story.wait(story.slot.retry_at - story.now)
+        actions = lose(scenario, kind)
+        if scenario.slot.current is None:
+            actions = scenario.wait(scenario.slot.retry_at - scenario.now)
         spawn = actions[-1]
-        story.ready()
-    assert spawn == Spawn(len(kinds) + 1, precautions)
+        scenario.ready()
+    assert spawn == Spawn(len(kinds) + 1, mitigations)
 
 
 def test_an_autopsy_says_what_the_next_worker_is_spared() -> None:
-    story = Story().ready()
-    lose(story, "cuda_capture")
-    again(story)
-    record = lose(story, "cuda_capture")[0]
-    assert isinstance(record, Record)
+    scenario = Scenario().ready()
+    lose(scenario, "cuda_capture")
+    again(scenario)
+    record = lose(scenario, "cuda_capture")[0]
+    assert isinstance(record, RecordLoss)
     assert record.done.endswith("with MLX_USE_CUDA_GRAPHS=0")
 
 
 def test_precautions_become_variables_and_options() -> None:
-    assert NONE.environment() == {}
-    assert Precautions(without_graphs=True).environment() == {"MLX_USE_CUDA_GRAPHS": "0"}
-    assert Precautions(short_buffers=True).environment() == {
+    assert NO_MITIGATIONS.environment() == {}
+    assert Mitigations(without_graphs=True).environment() == {"MLX_USE_CUDA_GRAPHS": "0"}
+    assert Mitigations(short_buffers=True).environment() == {
         "MLX_MAX_OPS_PER_BUFFER": "10",
         "MLX_MAX_MB_PER_BUFFER": "10",
     }
     configured: dict[str, object] = {"max_rows": 3, "trust_remote_code": True}
-    assert NONE.options(configured) == configured
-    mild = Precautions(halved_chunks=1, halved_rows=2, memory_limit=5)
+    assert NO_MITIGATIONS.options(configured) == configured
+    mild = Mitigations(halved_chunks=1, halved_rows=2, memory_limit=5)
     assert mild.options(configured) == {
         "max_rows": 1,
         "trust_remote_code": True,
@@ -223,34 +225,34 @@ def test_precautions_become_variables_and_options() -> None:
 
 
 def test_a_memory_limit_leaves_room_for_the_weights() -> None:
-    limited = NONE.after("killed_by_system", "", footprint=100, weight_bytes=50)
+    limited = NO_MITIGATIONS.after("killed_by_system", "", footprint=100, weight_bytes=50)
     assert limited.memory_limit == 80
     again = limited.after("killed_by_system", "killed_by_system", footprint=99, weight_bytes=50)
     assert again.memory_limit == 64
     least = again.after("killed_by_system", "killed_by_system", footprint=60, weight_bytes=50)
     assert least.memory_limit == 55
-    assert NONE.after("killed_by_system", "") == NONE
+    assert NO_MITIGATIONS.after("killed_by_system", "") == NO_MITIGATIONS
 
 
 def test_broken_kernels_are_removed_once_and_then_fail_the_slot() -> None:
-    story = Story().start()
-    story.say(fault("model", "Failed to compile kernel: x", kind="cuda_compile"))
-    record, wipe = story.tell(Exited(1, 70))
-    assert isinstance(record, Record)
+    scenario = Scenario().start()
+    scenario.receive(fault("model", "Failed to compile kernel: x", kind="cuda_compile"))
+    record, wipe = scenario.apply(Exited(1, 70))
+    assert isinstance(record, RecordLoss)
     assert record.done.startswith("its compiled kernels are removed; back-off of")
     assert wipe == WipeKernels()
-    story.wait(1)
-    story.say(fault("model", "Failed to compile kernel: x", kind="cuda_compile"))
-    (record,) = story.tell(Exited(2, 70))
-    assert story.slot.state == "failed"
+    scenario.wait(1)
+    scenario.receive(fault("model", "Failed to compile kernel: x", kind="cuda_compile"))
+    (record,) = scenario.apply(Exited(2, 70))
+    assert scenario.slot.state == "failed"
 
 
 def test_kernels_that_broke_long_ago_do_not_count() -> None:
-    story = Story().start()
-    story.say(fault("model", kind="cuda_compile"))
-    story.tell(Exited(1, 70))
-    again(story)
-    story.steady()
-    assert WipeKernels() not in lose(story, "crashed")
-    again(story)
-    assert WipeKernels() in lose(story, "cuda_compile")
+    scenario = Scenario().start()
+    scenario.receive(fault("model", kind="cuda_compile"))
+    scenario.apply(Exited(1, 70))
+    again(scenario)
+    scenario.steady()
+    assert WipeKernels() not in lose(scenario, "crashed")
+    again(scenario)
+    assert WipeKernels() in lose(scenario, "cuda_compile")

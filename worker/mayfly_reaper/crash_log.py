@@ -49,8 +49,9 @@ from mayfly_protocol.breadcrumb import Breadcrumb
 from mayfly_protocol.lifecycle import Beat, Cause
 from mayfly_protocol.roster import Autopsy, Loss
 from mayfly_reaper.observer import About, Once, Teller
+from mayfly_reaper.rules.actions import RecordLoss
 from mayfly_reaper.rules.exit_cause import Verdict
-from mayfly_reaper.rules.incarnation import Incarnation, Record
+from mayfly_reaper.rules.incarnation import Incarnation
 
 LINE = 1000
 """Characters."""
@@ -71,7 +72,7 @@ def _shortened(quotation: re.Match[str]) -> str:
 
 
 def suspicion(
-    life: Incarnation, verdict: Verdict, crumb: Breadcrumb | None
+    worker: Incarnation, verdict: Verdict, crumb: Breadcrumb | None
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The suspects and the marked.
 
@@ -83,15 +84,15 @@ def suspicion(
         return (), ()
     if crumb is not None:
         return crumb.suspects, crumb.marked
-    return (life.fault.suspects if life.fault is not None else ()), ()
+    return (worker.fault.suspects if worker.fault is not None else ()), ()
 
 
-def loss_of(slot: str, life: Incarnation, verdict: Verdict, crumb: Breadcrumb | None) -> Loss:
+def loss_of(slot: str, worker: Incarnation, verdict: Verdict, crumb: Breadcrumb | None) -> Loss:
     """What a roster says of a worker that has just been lost."""
-    suspects, marked = suspicion(life, verdict, crumb)
+    suspects, marked = suspicion(worker, verdict, crumb)
     return Loss(
         slot=slot,
-        incarnation=life.number,
+        incarnation=worker.number,
         kind=verdict.kind,
         scope=verdict.scope,
         first_cause=redacted(verdict.first.text),
@@ -110,21 +111,21 @@ STDERR_LINES = 200
 
 
 def autopsy(
-    record: Record, *, slot: str, model: str, epoch: str, time: datetime, now: float
+    record: RecordLoss, *, slot: str, model: str, epoch: str, time: datetime, now: float
 ) -> dict[str, Any]:
     """The record of a loss as it is written. ``now`` is of the reaper's clock, ``time`` the
     wall's, for people."""
-    life, verdict, exited = record.life, record.verdict, record.life.exit
-    beat = life.beat or Beat(phase="loading", progress=0)
+    worker, verdict, exited = record.worker, record.verdict, record.worker.exit
+    beat = worker.beat or Beat(phase="loading", progress=0)
     crumb = exited.crumb if exited is not None else None
-    suspects, marked = suspicion(life, verdict, crumb)
+    suspects, marked = suspicion(worker, verdict, crumb)
     return {
-        "id": f"{epoch}-{life.number}",
+        "id": f"{epoch}-{worker.number}",
         "time": time.isoformat(timespec="milliseconds"),
         "slot": slot,
         "model": model,
-        "incarnation": life.number,
-        "pid": life.pid,
+        "incarnation": worker.number,
+        "pid": worker.pid,
         "kind": verdict.kind,
         "scope": verdict.scope,
         "first_cause": _cause(verdict.first),
@@ -136,21 +137,21 @@ def autopsy(
                 "text": redacted(each.fault.first.text),
                 "ago_s": round(now - each.at, 3),
             }
-            for each in life.survived
+            for each in worker.survived
         ],
         "exit_status": exited.status if exited is not None else None,
         "stderr": _lines(exited.stderr) if exited is not None else [],
-        "state": life.before,
+        "state": worker.state_before_gone,
         "phase": beat.phase,
         "inferences": beat.inferences,
         "running": beat.running,
         "waiting": beat.waiting,
         "memory": asdict(beat.memory),
         "breadcrumb": asdict(crumb) if crumb is not None else None,
-        "requests": list(life.fault.requests) if life.fault is not None else [],
+        "requests": list(worker.fault.requests) if worker.fault is not None else [],
         "suspects": list(suspects),
         "marked": list(marked),
-        "lived_s": round(now - life.spawned_at, 3),
+        "lived_s": round(now - worker.spawned_at, 3),
         "done": record.done,
     }
 
@@ -248,7 +249,7 @@ class LossPublisher(Protocol):
     def record(self, autopsy: Autopsy, now: float) -> None: ...
 
 
-class Records:
+class CrashLog:
     """``epoch`` is the reaper's; what reapers before it wrote is told on at once."""
 
     def __init__(self, path: Path, epoch: str, observer: Teller, bulletin: LossPublisher) -> None:
@@ -263,10 +264,10 @@ class Records:
         except OSError as error:
             self._complain(f"autopsies cannot be read: {error}")
 
-    def add(self, slot: str, model: str, record: Record) -> None:
-        life = record.life
-        lost = f"{slot}: lost worker {life.number} (pid {life.pid}): {record.verdict.text}"
-        self._observer.note(f"{lost}; {record.done}", About(slot, life.number, bad=True))
+    def add(self, slot: str, model: str, record: RecordLoss) -> None:
+        worker = record.worker
+        lost = f"{slot}: lost worker {worker.number} (pid {worker.pid}): {record.verdict.text}"
+        self._observer.note(f"{lost}; {record.done}", About(slot, worker.number, bad=True))
         written = autopsy(
             record,
             slot=slot,

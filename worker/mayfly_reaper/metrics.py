@@ -38,10 +38,11 @@ from mayfly_protocol import counters
 from mayfly_protocol.common.histogram import STEP_BOUNDS_S, Distribution
 from mayfly_protocol.lifecycle import Beat
 from mayfly_protocol.roster import SlotState
-from mayfly_reaper.machine.memory import Room
+from mayfly_reaper.machine.memory import MachineMemory
 from mayfly_reaper.paths import StartError
-from mayfly_reaper.rules.events import Event, HoldCause
-from mayfly_reaper.rules.incarnation import Action, Incarnation
+from mayfly_reaper.rules.actions import Action
+from mayfly_reaper.rules.events import DeferCause, Event
+from mayfly_reaper.rules.incarnation import Incarnation
 from mayfly_reaper.rules.recycle import inference_budget
 from mayfly_reaper.rules.slot import Slot
 from mayfly_reaper.settings import Pool
@@ -84,7 +85,7 @@ class Tally:
 
 SLOT_LABELS = ("node", "slot", "model")
 STATES: tuple[str, ...] = get_args(SlotState)
-HOLD_CAUSES: tuple[str, ...] = get_args(HoldCause)
+HOLD_CAUSES: tuple[str, ...] = get_args(DeferCause)
 _NO_BEAT = Beat(phase="idle", progress=0)
 _ALWAYS_SHOWN = {("wedged", "worker"): 0, ("silent", "worker"): 0}
 """Faults whose first one an alert has to see as an increase."""
@@ -110,7 +111,7 @@ class NodeMetrics(Collector):
     def __init__(
         self,
         node: str,
-        room: Callable[[], Room],
+        room: Callable[[], MachineMemory],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._node = node
@@ -172,7 +173,7 @@ def _counters(node: str, standings: list[Standing]) -> Iterator[Metric]:
         (
             "late_messages",
             "Messages from workers that had already ended; they are dropped.",
-            lambda s: s.slot.late,
+            lambda s: s.slot.late_messages,
         ),
     )
     for name, what, number in numbers:
@@ -248,12 +249,12 @@ def _states(node: str, standings: list[Standing]) -> Iterator[Metric]:
     )
     for standing in standings:
         slot, own = standing.slot, _labels(node, standing)
-        now = [life.state for _, life in slot.lives]
-        now += [slot.rest] if slot.life is None else []
+        now = [worker.state for _, worker in slot.workers]
+        now += [slot.idle_state] if slot.current is None else []
         for state in STATES:
             states.add_metric([*own, state], now.count(state))  # type: ignore[arg-type]
         for cause in HOLD_CAUSES:
-            held.add_metric([*own, cause], int(slot.life is None and slot.held == cause))
+            held.add_metric([*own, cause], int(slot.current is None and slot.defer_cause == cause))
     yield from (states, held)
 
 
@@ -272,12 +273,12 @@ def _gauges(node: str, standings: list[Standing], now: float) -> Iterator[Metric
         (
             "heartbeat_age_seconds",
             "Time since the worker's last message.",
-            lambda w, b, p: now - w.heard_at,
+            lambda w, b, p: now - w.last_message_at,
         ),
         (
             "progress_age_seconds",
             "Time since the worker last made progress, or had nothing to do.",
-            lambda w, b, p: now - w.moved_at,
+            lambda w, b, p: now - w.last_progress_at,
         ),
         (
             "inferences_budget",
@@ -289,11 +290,11 @@ def _gauges(node: str, standings: list[Standing], now: float) -> Iterator[Metric
             for name, metric in counters.metrics("gauge").items()
         ),
     )
-    lives = [(s, s.slot.life) for s in standings if s.slot.life is not None]
+    lives = [(s, s.slot.current) for s in standings if s.slot.current is not None]
     for name, what, number in numbers:
         family = GaugeMetricFamily(f"mayfly_worker_{name}", what, labels=SLOT_LABELS)
-        for standing, life in lives:
-            shown = number(life, life.beat or _NO_BEAT, standing.pool)
+        for standing, worker in lives:
+            shown = number(worker, worker.beat or _NO_BEAT, standing.pool)
             family.add_metric(_labels(node, standing), shown)
         yield family
     memory = GaugeMetricFamily(
@@ -309,13 +310,13 @@ def _gauges(node: str, standings: list[Standing], now: float) -> Iterator[Metric
 
 def _memory(slot: Slot) -> Mapping[str, int]:
     """Of all workers of a slot: there are two while a worn one is replaced."""
-    all_of_them = [life.beat.memory for _, life in slot.lives if life.beat is not None]
+    all_of_them = [worker.beat.memory for _, worker in slot.workers if worker.beat is not None]
     return {
         kind: sum(getattr(memory, kind) for memory in all_of_them) for kind in counters.MEMORY_KINDS
     }
 
 
-def _machine(node: str, room: Room) -> Metric:
+def _machine(node: str, room: MachineMemory) -> Metric:
     family = GaugeMetricFamily(
         "mayfly_node_memory_bytes",
         "Memory of the machine: available, and wired where the system reports it.",

@@ -38,41 +38,41 @@ from mayfly_protocol.roster import (
     Release,
     ToNode,
 )
-from mayfly_reaper.crash_log import Records, loss_of
+from mayfly_reaper.crash_log import CrashLog, loss_of
 from mayfly_reaper.machine import memory
 from mayfly_reaper.machine.caffeinate import awake
-from mayfly_reaper.machine.oom import Pressure
-from mayfly_reaper.machine.spawn_gate import LOOK_AGAIN_S, Host
+from mayfly_reaper.machine.oom import OomWatch
+from mayfly_reaper.machine.spawn_gate import LOOK_AGAIN_S, SpawnGate
 from mayfly_reaper.metrics import NodeMetrics, Tally, metrics_served
 from mayfly_reaper.observer import About, Observer, Teller
-from mayfly_reaper.paths import Numbers, Runtime, StartError, locked, opened, runtime_of
-from mayfly_reaper.processes.children import Children, Ledger, Orphans
+from mayfly_reaper.paths import IncarnationNumbers, Runtime, StartError, locked, opened, runtime_of
+from mayfly_reaper.processes.children import Children, Orphans, WorkersFile
 from mayfly_reaper.processes.front_end import FrontEndProcess, listen
 from mayfly_reaper.processes.signals import STOP, SignalInbox, set_limits
 from mayfly_reaper.processes.spawn import Spawner
-from mayfly_reaper.publish.roster import Bulletin, news, views
-from mayfly_reaper.publish.sockets import Switchboard
+from mayfly_reaper.publish.roster import RosterPublisher, news, views
+from mayfly_reaper.publish.sockets import ControlSockets
 from mayfly_reaper.rules import recycle
-from mayfly_reaper.rules.events import (
-    Ended,
-    Event,
-    Granted,
-    Held,
-    RecycleAsked,
-    Said,
-    StopAsked,
-    Tick,
-)
-from mayfly_reaper.rules.incarnation import (
-    STARTING,
+from mayfly_reaper.rules.actions import (
     Action,
-    Lose,
-    Record,
-    Send,
-    Signal,
+    AnnounceLoss,
+    RecordLoss,
+    SendMessage,
+    SendSignal,
     Spawn,
     WipeKernels,
 )
+from mayfly_reaper.rules.events import (
+    Ended,
+    Event,
+    MessageReceived,
+    RecycleRequested,
+    SpawnAllowed,
+    SpawnDeferred,
+    StopRequested,
+    Tick,
+)
+from mayfly_reaper.rules.incarnation import STARTING
 from mayfly_reaper.rules.slot import Slot, SlotRules
 from mayfly_reaper.settings import NodeSettings, Pool
 
@@ -99,37 +99,37 @@ def named(pools: Iterable[Pool]) -> Iterator[tuple[str, Pool]]:
 
 def incarnation_numbers(seat: Seat) -> set[int]:
     """Those of a slot's workers."""
-    return {life.number for _, life in seat.slot.lives}
+    return {worker.number for _, worker in seat.slot.workers}
 
 
 def living_workers(seats: Iterable[Seat]) -> int:
     """The memory of all workers that run, in bytes."""
     return sum(
-        life.beat.memory.footprint
+        worker.beat.memory.footprint
         for seat in seats
-        for _, life in seat.slot.lives
-        if life.beat is not None
+        for _, worker in seat.slot.workers
+        if worker.beat is not None
     )
 
 
 def promised(seats: Iterable[Seat]) -> int:
     """What those that are still loading will take beyond what they have, in bytes."""
     return sum(
-        max(0, seat.slot.needs - life.footprint)
+        max(0, seat.slot.memory_needed - worker.peak_footprint)
         for seat in seats
-        for _, life in seat.slot.lives
-        if life.state in STARTING
+        for _, worker in seat.slot.workers
+        if worker.state in STARTING
     )
 
 
 def footprint(seats: Iterable[Seat], incarnation: int) -> tuple[int, int]:
     """The last known memory of a worker, and what it may have, in bytes."""
     for seat in seats:
-        for _, life in seat.slot.lives:
-            if life.number == incarnation:
-                own = seat.slot.precautions.memory_limit or seat.pool.options.get("memory_limit")
+        for _, worker in seat.slot.workers:
+            if worker.number == incarnation:
+                own = seat.slot.mitigations.memory_limit or seat.pool.options.get("memory_limit")
                 limit = own if isinstance(own, int) and own else memory.total()
-                return (life.beat.memory.footprint if life.beat is not None else 0), limit
+                return (worker.beat.memory.footprint if worker.beat is not None else 0), limit
     return 0, 0
 
 
@@ -187,7 +187,7 @@ class _Loop:
         self._rules = SlotRules(
             settings.budgets,
             draw=random.random,
-            number=Numbers(settings.state_dir / "incarnation").take,
+            number=IncarnationNumbers(settings.state_dir / "incarnation").take,
         )
         self._seats = {
             name: Seat(self._rules.begin(name, now), pool) for name, pool in named(settings.pools)
@@ -198,7 +198,7 @@ class _Loop:
         metrics = settings.metrics
         if metrics.port is not None:
             stack.enter_context(metrics_served(self._metrics, metrics.host, metrics.port))
-        self._host = Host(settings.budgets, memory.measure, random.random)
+        self._host = SpawnGate(settings.budgets, memory.measure, random.random)
         self._asked: dict[str, int] = {}
         """Slots that somebody wants recycled, and which of their workers was meant."""
         self._signals = 0
@@ -218,14 +218,16 @@ class _Loop:
                 note=observer.note,
                 ready=observer.front_end_ready,
             )
-        self._board = Switchboard(settings, runtime, self._poller, stack, observer.note)
+        self._board = ControlSockets(settings, runtime, self._poller, stack, observer.note)
         self._refused = Tally(self._board.refused)
-        self._bulletin = Bulletin(settings.node, self._epoch, os.getpid(), now, self._refused.total)
+        self._bulletin = RosterPublisher(
+            settings.node, self._epoch, os.getpid(), now, self._refused.total
+        )
         autopsies = settings.state_dir / "autopsies.jsonl"
-        self._records = Records(autopsies, self._epoch, observer, self._bulletin)
-        ledger = Ledger(settings.state_dir / "workers.json", observer.note)
+        self._records = CrashLog(autopsies, self._epoch, observer, self._bulletin)
+        ledger = WorkersFile(settings.state_dir / "workers.json", observer.note)
         self._orphans = Orphans(ledger, now + settings.budgets.orphans_s)
-        self._children = Children(Spawner(settings, runtime, observer.note), ledger, Pressure())
+        self._children = Children(Spawner(settings, runtime, observer.note), ledger, OomWatch())
         self._poller.register(self._inbox, zmq.POLLIN)
 
     def run(self) -> None:
@@ -252,7 +254,7 @@ class _Loop:
     @property
     def _lives(self) -> bool:
         """Whether any worker is left."""
-        return any(seat.slot.lives for seat in self._seats.values())
+        return any(seat.slot.workers for seat in self._seats.values())
 
     def _over(self) -> bool:
         front_end_gone = self._front_end is None or self._front_end.gone
@@ -273,14 +275,14 @@ class _Loop:
             self._apply(name, Tick())
             now = time.monotonic()
             if self._rules.wants_worker(seat.slot, now):
-                self._apply(name, self._held(seat, now) or Granted())
+                self._apply(name, self._held(seat, now) or SpawnAllowed())
         front_end = self._front_end
         if front_end is not None:
             if self._stopping and not self._lives and not front_end.stopping:
                 front_end.stop(time.monotonic(), hurry=False)
             front_end.tick(time.monotonic())
 
-    def _held(self, seat: Seat, now: float) -> Held | None:
+    def _held(self, seat: Seat, now: float) -> SpawnDeferred | None:
         """What keeps a slot from getting its next worker now."""
         living = self._orphans.look(now)
         own = [each for each in living if each.slot not in self._seats]
@@ -288,7 +290,7 @@ class _Loop:
         if own:
             pids = ", ".join(str(each.pid) for each in own)
             reason = f"waits for the worker of a reaper before this one to leave (pid {pids})"
-            return Held(now + LOOK_AGAIN_S / 2, reason, "orphans")
+            return SpawnDeferred(now + LOOK_AGAIN_S / 2, reason, "orphans")
         everyone = self._seats.values()
         return self._host.hold(
             seat.slot, now, living=living_workers(everyone), promised=promised(everyone)
@@ -306,7 +308,7 @@ class _Loop:
             if self._seats[name].slot.incarnation == number
         }
         for pool in pools.values():
-            planned = recycle.next_renewal(
+            planned = recycle.next_recycle(
                 [seat.slot for seat in pool],
                 pool[0].pool.lifetime,
                 asked,
@@ -317,8 +319,8 @@ class _Loop:
             if planned is not None:
                 self._asked.pop(planned.slot, None)
                 number = self._seats[planned.slot].slot.incarnation
-                self._observer.note(planned.text, About(planned.slot, number))
-                self._apply(planned.slot, planned.asked())
+                self._observer.note(planned.text(number), About(planned.slot, number))
+                self._apply(planned.slot, planned.request())
 
     def _stop(self, number: int) -> None:
         self._signals += 1
@@ -329,7 +331,7 @@ class _Loop:
         if self._front_end is not None:
             self._front_end.stop(time.monotonic(), hurry=hurry)
         for name in self._seats:
-            self._apply(name, StopAsked(hurry))
+            self._apply(name, StopRequested(hurry))
 
     def _take_words(self) -> None:
         for identity, frames in self._board.words():
@@ -356,7 +358,7 @@ class _Loop:
         if isinstance(message, Fault) and message.scope in ("request", "batch", "recycle"):
             text = f"{name}: {message.scope} fault {message.kind}: {message.first.text}"
             self._observer.note(text, About(name, int(number), bad=True))
-        self._apply(name, Said(int(number), message))
+        self._apply(name, MessageReceived(int(number), message))
 
     def _answer(self, message: ToNode) -> FromNode:
         match message:
@@ -381,8 +383,8 @@ class _Loop:
             slot = self._seats[name].slot
             if slot.state == "ready":
                 self._asked[name] = slot.incarnation
-            elif slot.life is None:
-                self._apply(name, RecycleAsked())
+            elif slot.current is None:
+                self._apply(name, RecycleRequested())
             else:
                 fresh.append(name)
         if fresh:
@@ -396,7 +398,7 @@ class _Loop:
         self._stopping = True
         self._observer.note(f"draining: what runs may go on for {grace_s:g} s, then the node ends")
         for name in self._seats:
-            self._apply(name, StopAsked(grace_s=grace_s))
+            self._apply(name, StopRequested(grace_s=grace_s))
         return Done(True, f"draining {', '.join(self._seats)}")
 
     def _take_exits(self) -> None:
@@ -423,24 +425,26 @@ class _Loop:
 
     def _do(self, name: str, seat: Seat, action: Action) -> None:
         match action:
-            case Spawn(incarnation, precautions):
-                self._apply(name, self._children.spawn(name, seat.pool, incarnation, precautions))
-            case Send(incarnation, message):
+            case Spawn(incarnation, mitigations):
+                self._apply(name, self._children.spawn(name, seat.pool, incarnation, mitigations))
+            case SendMessage(incarnation, message):
                 self._board.tell_worker(name, incarnation, message)
-            case Signal(incarnation, number):
+            case SendSignal(incarnation, number):
                 self._children.signal(incarnation, number)
             case WipeKernels():
                 self._children.wipe_kernels(name)
-            case Lose():
+            case AnnounceLoss():
                 self._lose(name, action)
-            case Record():
+            case RecordLoss():
                 self._records.add(name, seat.pool.model_name, action)
 
-    def _lose(self, name: str, lost: Lose) -> None:
+    def _lose(self, name: str, lost: AnnounceLoss) -> None:
         now = time.monotonic()
-        life = lost.life
-        crumb = life.exit.crumb if life.exit is not None else self._children.crumb(life.number)
-        self._bulletin.lose(loss_of(name, life, lost.verdict, crumb), now)
+        worker = lost.worker
+        crumb = (
+            worker.exit.crumb if worker.exit is not None else self._children.crumb(worker.number)
+        )
+        self._bulletin.lose(loss_of(name, worker, lost.verdict, crumb), now)
         if lost.verdict.scope == "machine":
             self._host.strike(lost.verdict.text, now)
 

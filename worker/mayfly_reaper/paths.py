@@ -47,7 +47,7 @@ class StartError(Exception):
 _log = logging.getLogger(__name__)
 
 
-class Numbers:
+class IncarnationNumbers:
     """Counts in a file of the state directory, which its caller holds.
 
     Raises:

@@ -24,8 +24,9 @@ from mayfly_protocol.common.histogram import NOTHING, Distribution
 from mayfly_protocol.counters import WorkerCounters
 from mayfly_protocol.faults import KINDS
 from mayfly_protocol.lifecycle import Beat, Fault
-from mayfly_reaper.rules.events import Event, Said
-from mayfly_reaper.rules.incarnation import Action, Incarnation, Lose, Record
+from mayfly_reaper.rules.actions import Action, AnnounceLoss, RecordLoss
+from mayfly_reaper.rules.events import Event, MessageReceived
+from mayfly_reaper.rules.incarnation import Incarnation
 from mayfly_reaper.rules.slot import Slot
 
 K = TypeVar("K")
@@ -86,21 +87,21 @@ def account(
 ) -> Account:
     """The account after a step of the rules, ``(before, event) -> (after, actions)``."""
     then, lives = _lives(before), _lives(after)
-    if isinstance(event, Said):
+    if isinstance(event, MessageReceived):
         account = _heard(account, event, then)
     for number in lives.keys() - then.keys():
         living = {**account.living, number: Reading()}
         account = replace(account, living=living, starts=account.starts + 1)
-    for number, life in lives.items():
-        if life.ready_at is not None and (number not in then or then[number].ready_at is None):
-            took_s = life.ready_at - life.spawned_at
+    for number, worker in lives.items():
+        if worker.ready_at is not None and (number not in then or then[number].ready_at is None):
+            took_s = worker.ready_at - worker.spawned_at
             account = replace(account, loads=account.loads.observed(took_s, LOAD_BOUNDS_S))
-    recorded = {action.life.number for action in actions if isinstance(action, Record)}
+    recorded = {action.worker.number for action in actions if isinstance(action, RecordLoss)}
     for number in then.keys() - lives.keys():
         reason = "lost" if number in recorded else _reason(before, then[number])
         account = _gone(account, number, reason if not after.stopping else None)
     for action in actions:
-        if isinstance(action, Lose):
+        if isinstance(action, AnnounceLoss):
             account = _lost(account, action, before, now)
     if account.lost_at is not None and after.state == "ready":
         took_s = now - account.lost_at
@@ -109,7 +110,7 @@ def account(
     return account
 
 
-def _heard(account: Account, said: Said, then: Mapping[int, Incarnation]) -> Account:
+def _heard(account: Account, said: MessageReceived, then: Mapping[int, Incarnation]) -> Account:
     account = replace(account, messages=account.messages + 1)
     number, message = said.incarnation, said.message
     if number not in then:
@@ -130,9 +131,9 @@ def _gone(account: Account, number: int, reason: str | None) -> Account:
     return replace(account, done=done, living=living, restarts=restarts)
 
 
-def _lost(account: Account, lose: Lose, before: Slot, now: float) -> Account:
+def _lost(account: Account, lose: AnnounceLoss, before: Slot, now: float) -> Account:
     account = _faulted(account, lose.verdict.kind, lose.verdict.scope)
-    was_life = before.life is not None and before.life.number == lose.life.number
+    was_life = before.current is not None and before.current.number == lose.worker.number
     if account.lost_at is None and was_life and not before.stopping:
         return replace(account, lost_at=now)
     return account
@@ -143,16 +144,16 @@ def _faulted(account: Account, kind: str, scope: str) -> Account:
     return replace(account, faults=_with_one_more(account.faults, (known, scope)))
 
 
-def _reason(before: Slot, life: Incarnation) -> str:
+def _reason(before: Slot, worker: Incarnation) -> str:
     """Why a worker went that nothing was wrong with."""
-    if before.renewing:
-        return before.renewal
-    survived = any(each.fault.scope in ("batch", "recycle") for each in life.survived)
+    if before.recycling:
+        return before.recycle_cause
+    survived = any(each.fault.scope in ("batch", "recycle") for each in worker.survived)
     return "faults" if survived else "left"
 
 
 def _lives(slot: Slot) -> dict[int, Incarnation]:
-    return {life.number: life for _, life in slot.lives}
+    return {worker.number: worker for _, worker in slot.workers}
 
 
 def _with_one_more(counts: Mapping[K, int], key: K) -> Mapping[K, int]:

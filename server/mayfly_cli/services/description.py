@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from mayfly_reaper.rules.incarnation import ORDERLY, patience
+from mayfly_reaper.rules.kill_escalation import ORDERLY, step_timeout
 from mayfly_reaper.settings import Budgets
 from mayfly_server.settings import FrontSettings
 
@@ -38,7 +38,7 @@ class Service:
 def node_stop_s(memory_bytes: int, budgets: Budgets) -> int:
     """Seconds that a node needs from SIGTERM to its end: every rung of the ladder that its workers
     go down by, as long as they may take with as much memory as ``memory_bytes``."""
-    rungs = [patience(rung, budgets.stop_s, memory_bytes, budgets) for rung in ORDERLY]
+    rungs = [step_timeout(rung, budgets.stop_s, memory_bytes, budgets) for rung in ORDERLY]
     return math.ceil(sum(rung for rung in rungs if math.isfinite(rung)) + _MARGIN_S)
 
 

@@ -37,7 +37,7 @@ class Printer:
 
 def main() -> None:
     told = json.loads(sys.argv[1])
-    worker.LAST_WORDS_S = told["last_words_s"] or worker.LAST_WORDS_S
+    worker.LAST_MESSAGES_S = told["last_words_s"] or worker.LAST_MESSAGES_S
     settings = NodeSettings(
         node="test",
         state_dir=Path(told["state_dir"]),

@@ -31,14 +31,14 @@ _AVAILABLE = ("Pages free", "Pages inactive", "Pages speculative", "Pages purgea
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class MachineMemory:
     """``wired`` is None where wired memory can't be told from other."""
 
     available: int
     wired: int | None = None
 
 
-def measure() -> Room:
+def measure() -> MachineMemory:
     """The machine's room now. Where macOS won't say, what psutil makes of it."""
     if sys.platform == "darwin":
         try:
@@ -47,10 +47,10 @@ def measure() -> Room:
             )
             return parse_vm_stat(ran.stdout)
         except (OSError, subprocess.SubprocessError, ValueError):
-            return Room(psutil.virtual_memory().available)
+            return MachineMemory(psutil.virtual_memory().available)
     available = psutil.virtual_memory().available
     limited = oom.available()
-    return Room(available if limited is None else min(available, limited))
+    return MachineMemory(available if limited is None else min(available, limited))
 
 
 def total() -> int:
@@ -60,7 +60,7 @@ def total() -> int:
     return machine if limit is None else min(machine, limit)
 
 
-def parse_vm_stat(text: str) -> Room:
+def parse_vm_stat(text: str) -> MachineMemory:
     """Reads what ``vm_stat`` prints. Raises ValueError if it is something else."""
     size = _PAGE_SIZE.search(text)
     pages = {name: int(count) for name, count in _PAGES.findall(text)}
@@ -68,4 +68,4 @@ def parse_vm_stat(text: str) -> Room:
         raise ValueError("this is not vm_stat's output")
     page_bytes = int(size[1])
     available = sum(pages.get(name, 0) for name in _AVAILABLE)
-    return Room(available * page_bytes, pages["Pages wired down"] * page_bytes)
+    return MachineMemory(available * page_bytes, pages["Pages wired down"] * page_bytes)

@@ -137,7 +137,7 @@ TOGETHER_S = 10.0
 are, the longer their memory takes to be given back."""
 
 
-class Pressure:
+class OomWatch:
     """Remembers how many OOM kills there were. Each is evidence for one process; where one shortage
     took several, the others are noticed soon after the first."""
 

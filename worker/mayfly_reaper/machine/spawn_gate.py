@@ -18,9 +18,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mayfly_reaper.machine.memory import Room
+from mayfly_reaper.machine.memory import MachineMemory
 from mayfly_reaper.rules.backoff import backoff_s
-from mayfly_reaper.rules.events import Held
+from mayfly_reaper.rules.events import SpawnDeferred
 from mayfly_reaper.rules.slot import Slot
 from mayfly_reaper.settings import Budgets
 
@@ -30,7 +30,7 @@ ENOUGH = 0.9
 """Of what is expected: other programs live here, too."""
 
 
-class Host:
+class SpawnGate:
     """Remembers what the machine had before each spawn.
 
     Args:
@@ -39,7 +39,7 @@ class Host:
     """
 
     def __init__(
-        self, budgets: Budgets, measure: Callable[[], Room], draw: Callable[[], float]
+        self, budgets: Budgets, measure: Callable[[], MachineMemory], draw: Callable[[], float]
     ) -> None:
         self._budgets = budgets
         self._measure = measure
@@ -50,7 +50,7 @@ class Host:
         self._struck_at = float("-inf")
         self._until = float("-inf")
         self._why = ""
-        self._measured: tuple[float, Room] | None = None
+        self._measured: tuple[float, MachineMemory] | None = None
 
     def strike(self, why: str, now: float) -> float:
         """A fault of the machine: nothing is started for a while. Returns until when."""
@@ -65,7 +65,7 @@ class Host:
         self._why = why
         return self._until
 
-    def hold(self, slot: Slot, now: float, *, living: int, promised: int) -> Held | None:
+    def hold(self, slot: Slot, now: float, *, living: int, promised: int) -> SpawnDeferred | None:
         """What keeps a worker of a slot from being started now; None if nothing does.
 
         Args:
@@ -74,17 +74,17 @@ class Host:
             promised: what those among them that are still loading will take beyond that.
         """
         if now < self._until:
-            return Held(self._until, f"the machine is given a pause: {self._why}")
+            return SpawnDeferred(self._until, f"the machine is given a pause: {self._why}")
         room = self.room(now)
         free = max(0, room.available - promised)
-        expected = min(slot.needs, self._had.get(slot.name, slot.needs))
+        expected = min(slot.memory_needed, self._had.get(slot.name, slot.memory_needed))
         if free >= ENOUGH * expected:
             self._had[slot.name] = free
             return None
         lacks = f"{free / 1e9:.1f} GB are free, {expected / 1e9:.1f} GB are needed"
-        waited = now - slot.freed_at
+        waited = now - slot.memory_freed_at
         if waited < self._budgets.memory_return_s:
-            return Held(
+            return SpawnDeferred(
                 now + LOOK_AGAIN_S, f"waits for the last worker's memory: {lacks}", "memory"
             )
         stranded = (room.wired or 0) - self._wired_before - living
@@ -92,13 +92,13 @@ class Host:
         if waited >= self._budgets.retry_max_s and not is_wired:
             self._had[slot.name] = free
             return None
-        return Held(
+        return SpawnDeferred(
             now + OPEN_LOOK_AGAIN_S,
             f"the last worker's memory did not return: {lacks}; a reboot may be needed",
             "memory_lost",
         )
 
-    def room(self, now: float) -> Room:
+    def room(self, now: float) -> MachineMemory:
         """Measured at most every half second."""
         if self._measured is None or now - self._measured[0] >= LOOK_AGAIN_S:
             self._measured = (now, self._measure())

@@ -21,12 +21,12 @@ import psutil
 
 from mayfly_protocol import breadcrumb
 from mayfly_protocol.breadcrumb import Breadcrumb
-from mayfly_reaper.machine.oom import Pressure
+from mayfly_reaper.machine.oom import OomWatch
 from mayfly_reaper.observer import Once
 from mayfly_reaper.paths import rewrite
 from mayfly_reaper.processes.spawn import Spawner, WorkerProcess
 from mayfly_reaper.rules.events import Exited, NotStarted, Started
-from mayfly_reaper.rules.mitigations import Precautions
+from mayfly_reaper.rules.mitigations import Mitigations
 from mayfly_reaper.settings import Pool
 
 _log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class Entry:
     told: str
 
 
-class Ledger:
+class WorkersFile:
     """The workers that live, in a file. One that can't be written costs the next reaper the
     knowledge of them, and this one nothing: ``note`` is told once."""
 
@@ -86,7 +86,7 @@ class Orphans:
     """Those in a ledger that its reaper has not started itself, for as long as they live.
     ``overdue_at`` is when they are killed, on the clock of whoever asks."""
 
-    def __init__(self, ledger: Ledger, overdue_at: float) -> None:
+    def __init__(self, ledger: WorkersFile, overdue_at: float) -> None:
         self._ledger = ledger
         self._overdue_at = overdue_at
         self._left = {entry: _same(entry) for entry in ledger.entries}
@@ -124,17 +124,17 @@ def _runs(process: psutil.Process) -> bool:
 class Children:
     """Starts them, ends them, and notices their ends."""
 
-    def __init__(self, spawner: Spawner, ledger: Ledger, pressure: Pressure) -> None:
+    def __init__(self, spawner: Spawner, ledger: WorkersFile, pressure: OomWatch) -> None:
         self._spawner = spawner
         self._ledger = ledger
         self._pressure = pressure
         self._processes: dict[int, tuple[str, WorkerProcess]] = {}
 
     def spawn(
-        self, slot: str, pool: Pool, incarnation: int, precautions: Precautions
+        self, slot: str, pool: Pool, incarnation: int, mitigations: Mitigations
     ) -> Started | NotStarted:
         try:
-            process = self._spawner.spawn(slot, pool, incarnation, precautions)
+            process = self._spawner.spawn(slot, pool, incarnation, mitigations)
         except OSError as error:
             return NotStarted(incarnation, str(error))
         self._processes[incarnation] = (slot, process)
@@ -180,14 +180,14 @@ class Children:
             if status is None:
                 continue
             del self._processes[incarnation]
-            starved = ""
+            oom_evidence = ""
             if status == -signal.SIGKILL:
-                starved = self._pressure.evidence(process.pid, *footprint(incarnation))
+                oom_evidence = self._pressure.evidence(process.pid, *footprint(incarnation))
             stderr = process.stderr.tail()
             crumb = breadcrumb.read(process.crumb)
             process.clear()
             self._ledger.remove(incarnation)
-            yield slot, Exited(incarnation, status, stderr, crumb, starved)
+            yield slot, Exited(incarnation, status, stderr, crumb, oom_evidence)
 
     def kill_all(self) -> None:
         """Ends them here and now, and waits until they are gone."""

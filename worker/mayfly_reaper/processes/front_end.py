@@ -173,7 +173,8 @@ class FrontEndProcess:
         self._failures += 1
         wait = 0.0
         if not self._answered or self._failures > 1:
-            wait = backoff_s(self._failures, budgets.retry_s, budgets.retry_max_s, random.random())  # noqa: S311
+            jitter = random.random()  # noqa: S311
+            wait = backoff_s(self._failures, budgets.retry_s, budgets.retry_max_s, jitter)
         self._act_at = now + wait
         if self._failures > 1:
             what = f"{what}, {self._failures} times in a row"

@@ -35,7 +35,7 @@ from mayfly_protocol.transport import keys
 from mayfly_protocol.transport.addresses import bracketed
 from mayfly_reaper.observer import Once
 from mayfly_reaper.paths import Runtime, StartError
-from mayfly_reaper.rules.mitigations import NONE, Precautions
+from mayfly_reaper.rules.mitigations import NO_MITIGATIONS, Mitigations
 from mayfly_reaper.settings import Network, NodeSettings, Pool
 
 KEPT_BYTES = 64 << 10
@@ -108,7 +108,7 @@ def worker_environment(
     own: Mapping[str, str],
     ptx_folder: Path,
     blas: str | None,
-    precautions: Precautions = NONE,
+    mitigations: Mitigations = NO_MITIGATIONS,
 ) -> dict[str, str]:
     """What a worker finds in its environment.
 
@@ -118,11 +118,11 @@ def worker_environment(
         ptx_folder: for this slot alone. MLX writes compiled kernels there non-atomically: a kill
             in the middle leaves a broken entry, which must not reach other workers.
         blas: a shared BLAS to preload.
-        precautions: what its predecessors died of.
+        mitigations: what its predecessors died of.
     """
     left_out = (*REMOVED, *SECRET_VARIABLES)
     environment = {name: value for name, value in inherited.items() if name not in left_out}
-    for name, value in (DEFAULTS | precautions.environment()).items():
+    for name, value in (DEFAULTS | mitigations.environment()).items():
         environment.setdefault(name, value)
     environment.setdefault("MLX_PTX_CACHE_DIR", str(ptx_folder))
     if blas is not None:
@@ -235,7 +235,7 @@ class Spawner:
             left.unlink(missing_ok=True)
 
     def spawn(
-        self, slot: str, pool: Pool, incarnation: int, precautions: Precautions = NONE
+        self, slot: str, pool: Pool, incarnation: int, mitigations: Mitigations = NO_MITIGATIONS
     ) -> WorkerProcess:
         """Starts a process. Raises OSError if the system does not let us."""
         endpoint = self._runtime.worker(incarnation)
@@ -252,11 +252,11 @@ class Spawner:
             memory_share=self._memory_share,
             trusted=self._trusted,
             logs=self._logs,
-            **precautions.options(pool.options),  # type: ignore[arg-type]  # checked at the start
+            **mitigations.options(pool.options),  # type: ignore[arg-type]  # checked at the start
         )
         told = worker_settings().dump_json(settings).decode()
         environment = worker_environment(
-            os.environ, pool.environment, self._kernels(slot), self._blas, precautions
+            os.environ, pool.environment, self._kernels(slot), self._blas, mitigations
         )
         stderr = self._stderr(f"{slot}-{incarnation}.log")
         try:

@@ -85,42 +85,42 @@ LOSSES_KEPT_S = 60.0
 def views(slot: Slot, model: str, now: float) -> tuple[SlotView, ...]:
     """A slot at one moment of the reaper's clock: the view of its worker, and while that is being
     replaced one of the successor or the predecessor beside it."""
-    if slot.life is None:
+    if slot.current is None:
         retry_in_s = max(0.0, slot.retry_at - now) if slot.state == "backoff" else None
         resting = SlotView(
             slot=slot.name,
             model=model,
-            state=slot.rest,
+            state=slot.idle_state,
             incarnation=slot.incarnation,
             retry_in_s=retry_in_s,
             detail=slot.detail,
         )
-        return (resting, *(_view(slot, life, model, now) for _, life in slot.lives))
-    return tuple(_view(slot, life, model, now) for _, life in slot.lives)
+        return (resting, *(_view(slot, worker, model, now) for _, worker in slot.workers))
+    return tuple(_view(slot, worker, model, now) for _, worker in slot.workers)
 
 
-def _view(slot: Slot, life: Incarnation, model: str, now: float) -> SlotView:
-    ready, beat = life.ready, life.beat or Beat(phase="idle", progress=0)
-    loading = life.loading or Loading("starting")
-    detail = slot.detail if life.state != "ready" else ""
-    if life.state == "gone" and life.verdict is not None:
-        detail = life.verdict.text
+def _view(slot: Slot, worker: Incarnation, model: str, now: float) -> SlotView:
+    ready, beat = worker.ready, worker.beat or Beat(phase="idle", progress=0)
+    loading = worker.loading or Loading("starting")
+    detail = slot.detail if worker.state != "ready" else ""
+    if worker.state == "gone" and worker.verdict is not None:
+        detail = worker.verdict.text
     return SlotView(
         slot=slot.name,
         model=model,
-        state=life.state,
-        incarnation=life.number,
-        pid=life.pid,
+        state=worker.state,
+        incarnation=worker.number,
+        pid=worker.pid,
         endpoint=ready.endpoint if ready is not None else "",
         public_key=ready.public_key if ready is not None else "",
         card=ready.card if ready is not None else None,
-        phase=loading.phase if life.state in STARTING else beat.phase,
+        phase=loading.phase if worker.state in STARTING else beat.phase,
         load_done=loading.done,
         load_total=loading.total,
         progress=beat.progress,
-        age_s=now - life.spawned_at,
+        age_s=now - worker.spawned_at,
         detail=detail,
-        trial=life.trial,
+        trial=worker.trial,
         **{name: getattr(beat, name) for name in PUBLISHED},
     )
 
@@ -150,7 +150,7 @@ class _Recorded:
     autopsy: Autopsy
 
 
-class Bulletin:
+class RosterPublisher:
     """Keeps the node's roster up to date and knows when the next one is due. ``refused`` gives what
     the node refused peers so far, by reason."""
 

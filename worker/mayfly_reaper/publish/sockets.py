@@ -66,7 +66,7 @@ FRAMES_A_ROUND = 1000
 _log = logging.getLogger(__name__)
 
 
-class Exchange:
+class SocketPair:
     """A ROUTER and an XPUB that are not bound yet; closed with the stack."""
 
     def __init__(self, poller: zmq.Poller, stack: ExitStack) -> None:
@@ -171,7 +171,7 @@ class Gateway:
         pair = own_pair(network, state_dir)
         self.refusals = Refusals(_log.warning)
         self._note = note
-        self._exchange = Exchange(poller, stack)
+        self._exchange = SocketPair(poller, stack)
         control, roster = self._exchange.control, self._exchange.roster
         control.setsockopt(zmq.RCVHWM, WORDS_QUEUED)
         for each in (control, roster):
@@ -275,7 +275,7 @@ def _only(frames: list[zmq.Frame]) -> bytes:
     return frames[0].bytes
 
 
-class Switchboard:
+class ControlSockets:
     """Bound at once; closed with the stack. Raises StartError where the gateway cannot be."""
 
     def __init__(
@@ -286,7 +286,7 @@ class Switchboard:
         stack: ExitStack,
         note: Callable[[str], None],
     ) -> None:
-        self._local = Exchange(poller, stack)
+        self._local = SocketPair(poller, stack)
         self._local.control.bind(runtime.control)
         self._local.roster.bind(runtime.roster)
         self._gateway: Gateway | None = None

@@ -1,4 +1,4 @@
-"""What can happen to a slot."""
+"""Events: everything that can happen to a slot."""
 
 from __future__ import annotations
 
@@ -9,49 +9,55 @@ from mayfly_protocol.breadcrumb import Breadcrumb
 from mayfly_protocol.lifecycle import ToReaper
 
 RecycleCause = Literal["asked", "inferences", "age", "memory"]
-HoldCause = Literal["orphans", "pause", "memory", "memory_lost"]
+DeferCause = Literal["orphans", "pause", "memory", "memory_lost"]
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
+    """The process of an incarnation runs."""
+
     incarnation: int
     pid: int
 
 
 @dataclass(frozen=True, slots=True)
 class NotStarted:
-    """The system would not start the process."""
+    """The system refused to start the process of an incarnation."""
 
     incarnation: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class MessageReceived:
+    """A message of an incarnation has arrived."""
+
     incarnation: int
     message: ToReaper
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """An incarnation's process is gone. ``Exited`` follows: to find out how it went takes longer
-    than to tell everyone that it serves no more."""
+    """The process of an incarnation is gone. ``Exited`` follows: finding out how the process ended
+    takes longer than publishing that it no longer serves."""
 
     incarnation: int
 
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """How an incarnation's process ended and what it has left: ``status`` as
-    ``subprocess.Popen.returncode`` has it, ``stderr`` the last lines that it wrote, ``crumb`` what
-    its last forward pass was about. ``starved`` is what shows that the system was short of memory,
-    empty where nothing does."""
+    """The exit status of an incarnation's process, and what the process has left behind.
+
+    ``status`` is as in ``subprocess.Popen.returncode``; ``stderr`` holds the last lines that the
+    process wrote, ``crumb`` its breadcrumb about the last forward pass. ``oom_evidence`` says what
+    shows that the system was short of memory; it is empty where nothing does.
+    """
 
     incarnation: int
     status: int
     stderr: str = ""
     crumb: Breadcrumb | None = None
-    starved: str = ""
+    oom_evidence: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,24 +66,26 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
-class Granted:
+class SpawnAllowed:
     """The machine has room for the worker that the slot wants."""
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """The machine is in no state to start a worker. ``reason`` is for people."""
+class SpawnDeferred:
+    """The machine is in no state to start a worker before ``until``. ``reason`` is for people."""
 
     until: float
     reason: str
-    cause: HoldCause = "pause"
+    cause: DeferCause = "pause"
 
 
 @dataclass(frozen=True, slots=True)
-class RecycleAsked:
-    """Another worker is wanted: a fresh one for one that serves, loaded beside it (``surge``) or
-    in its place, and at once where the slot is in back-off or has failed. ``reason`` is for
-    people."""
+class RecycleRequested:
+    """The slot is to get a new worker.
+
+    A worker that serves is replaced: its successor is loaded beside it (``surge``) or after it has
+    left. A slot that is in back-off or has failed gets a worker at once. ``reason`` is for people.
+    """
 
     surge: bool = False
     reason: str = ""
@@ -85,15 +93,15 @@ class RecycleAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class StopAsked:
-    """The node stops; ``hurry`` is for those who asked before. What runs may go on for
-    ``grace_s``; by default for as long as the budgets say."""
+class StopRequested:
+    """The node stops. ``hurry`` ends workers at once. Running requests may go on for ``grace_s``
+    seconds; None stands for ``Budgets.stop_s``."""
 
     hurry: bool = False
     grace_s: float | None = None
 
 
-OfLife = Started | NotStarted | Said | Ended | Exited
-"""What is about one incarnation."""
+WorkerEvent = Started | NotStarted | MessageReceived | Ended | Exited
+"""An event of one incarnation."""
 
-Event = OfLife | Tick | Granted | Held | RecycleAsked | StopAsked
+Event = WorkerEvent | Tick | SpawnAllowed | SpawnDeferred | RecycleRequested | StopRequested

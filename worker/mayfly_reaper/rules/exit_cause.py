@@ -1,9 +1,9 @@
-"""Why a worker ended: one kind, one scope, and the first cause.
+"""Exit cause: the verdict on a worker that has ended, as one kind, one scope and the first cause.
 
-A worker that can still speak names its fault itself, and the reaper names what it saw from outside
-(``wedged``, ``silent``); both come before the process is gone and are not overruled by how it then
-died. For all others the exit status is the truth, and the end of stderr only explains it:
-:func:`mayfly_protocol.faults.classify_exit` says of which kind that is.
+A worker that can still send messages names its fault itself, and the reaper names what it saw from
+outside (``wedged``, ``silent``); both come before the process is gone and are not overruled by its
+exit. For all others the exit status decides, and the end of stderr only explains it:
+:func:`mayfly_protocol.faults.classify_exit` finds the kind.
 """
 
 from __future__ import annotations
@@ -14,15 +14,21 @@ from dataclasses import dataclass
 from mayfly_protocol.faults import KINDS, classify_exit
 from mayfly_protocol.lifecycle import Bye, Cause, Exit, Fault, Scope
 
-TELLING = ("Fatal Python error: ", "Timeout (", "libc++abi: terminating", "  what():")
-"""How the line begins that says what happened, where the end of stderr is somebody's stack."""
+CAUSE_LINE_PREFIXES = (
+    "Fatal Python error: ",
+    "Timeout (",
+    "libc++abi: terminating",
+    "  what():",
+)
+"""Beginnings of the line that names the cause, where the end of stderr is a stack trace."""
 
-INNOCENT = frozenset({"killed", "left"})
-"""Somebody's hand, or a worker's own good order: not held against a slot whose workers serve."""
+NOT_HELD_AGAINST_SLOT = frozenset({"killed", "left"})
+"""Kinds that do not count as a loss of a worker that has served: somebody's SIGKILL, or an orderly
+exit of the worker's own."""
 
-PAUSED = frozenset({"metal_timeout", "metal_out_of_memory"})
-"""The GPU, or its memory, is busy: even after a first loss the next worker is not started at
-once."""
+GPU_IS_BUSY = frozenset({"metal_timeout", "metal_out_of_memory"})
+"""Kinds for which the GPU, or its memory, is busy: even after a first loss the next worker is not
+started at once."""
 
 OUT_OF_MEMORY = frozenset(
     {"allocation_failed", "cuda_out_of_memory", "metal_out_of_memory", "killed_by_system"}
@@ -31,6 +37,8 @@ OUT_OF_MEMORY = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
+    """The kind and scope of a loss, the cause that came first, and the causes that followed."""
+
     kind: str
     scope: Scope
     first: Cause
@@ -38,47 +46,52 @@ class Verdict:
 
     @property
     def text(self) -> str:
-        """In one line, for people."""
+        """One line for people."""
         return f"{self.kind}: {self.first.text}"
 
     @property
     def blames_requests(self) -> bool:
-        """Whether those in the forward pass that died may have done it."""
+        """True if a request in the forward pass that died may have caused the loss."""
         return self.kind not in KINDS or KINDS[self.kind].strike == "suspects"
 
 
-def of_fault(fault: Fault) -> Verdict:
-    """What a worker says of itself, taken at its word."""
+def verdict_of_fault(fault: Fault) -> Verdict:
+    """Returns the verdict that a worker's own report of its fault makes."""
     return Verdict(fault.kind, fault.scope, fault.first, fault.later)
 
 
-def of_exit(
-    status: int, stderr: str, bye: Bye | None, *, sent_by_us: bool = False, starved: str = ""
+def verdict_of_exit(
+    status: int,
+    stderr: str,
+    bye: Bye | None,
+    *,
+    sent_by_us: bool = False,
+    oom_evidence: str = "",
 ) -> Verdict:
-    """What an exit means by itself.
+    """Returns the verdict that an exit makes by itself.
 
     Args:
-        status: as ``subprocess.Popen.returncode`` has it, a signal's number negated.
+        status: as in ``subprocess.Popen.returncode``, a signal's number negated.
         stderr: the last lines that the process wrote.
-        bye: what it said of its leaving, if it did.
-        sent_by_us: whether the signal may have been the reaper's.
-        starved: what shows that the system was short of memory.
+        bye: the worker's announcement that it leaves, if it sent one.
+        sent_by_us: the signal may have been the reaper's.
+        oom_evidence: what shows that the system was short of memory.
     """
-    found = classify_exit(status, stderr, sent_by_us=sent_by_us, memory_pressure=bool(starved))
-    how = describe_status(status)
+    found = classify_exit(status, stderr, sent_by_us=sent_by_us, memory_pressure=bool(oom_evidence))
+    text = describe_status(status)
     if found.kind in ("killed", "killed_by_system"):
-        how = f"{describe_status(status).removeprefix('killed by ')} from outside"
+        text = f"{text.removeprefix('killed by ')} from outside"
     if found.kind == "killed_by_system":
-        told = starved
+        reason = oom_evidence
     elif bye is not None and bye.reason:
-        told = bye.reason
+        reason = bye.reason
     else:
-        told = telling_line(stderr, found.signature)
-    return Verdict(found.kind, found.scope, Cause("Exit", f"{how}: {told}" if told else how))
+        reason = cause_line(stderr, found.signature)
+    return Verdict(found.kind, found.scope, Cause("Exit", f"{text}: {reason}" if reason else text))
 
 
 def describe_status(status: int) -> str:
-    """For people: ``killed by SIGSEGV``, ``exit status 70 (poisoned)``."""
+    """Returns an exit status in words: ``killed by SIGSEGV``, ``exit status 70 (poisoned)``."""
     if status < 0:
         try:
             return f"killed by {signal.Signals(-status).name}"
@@ -90,15 +103,15 @@ def describe_status(status: int) -> str:
         return f"exit status {status}"
 
 
-def telling_line(stderr: str, signature: str = "") -> str:
-    """The line of a dying process's stderr that most likely says why: the one that gave its kind
-    away, if there is such a one."""
+def cause_line(stderr: str, signature: str = "") -> str:
+    """Returns the line of a dead process's stderr that most likely names the cause: the line with
+    ``signature``, by which the fault's kind was found, if there is one."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     if signature:
         for line in lines:
             if signature in line:
                 return line
     for line in stderr.splitlines():
-        if line.startswith(TELLING):
+        if line.startswith(CAUSE_LINE_PREFIXES):
             return line.strip()
     return lines[-1] if lines else ""

@@ -1,4 +1,4 @@
-"""What a slot's next workers are spared after what the last ones died of.
+"""Mitigations: milder settings for the next workers of a slot, after what the last ones died of.
 
 ====================  =========================  =================================================
 after                 times                      the successor
@@ -10,8 +10,8 @@ metal_out_of_memory   each                       decodes half as many rows toget
 killed_by_system      each, once it has loaded   may use a fifth less memory than that one had
 ====================  =========================  =================================================
 
-They stay for as long as the reaper lives: a worker that holds because of one is no reason to do
-without it. What the user has set in the workers' environment stays as it is.
+Mitigations stay for as long as the reaper lives: a worker that runs well because of one is no
+reason to drop it. Variables that the user has set in the workers' environment are not changed.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ GRAPH_FAULTS = frozenset(
 MOST_HALVINGS = 3
 LESS_MEMORY = 0.8
 LEAST_OVER_WEIGHTS = 1.1
-"""No worker can do with less memory than its weights and something to compute with."""
+"""Least memory of a worker, as a multiple of its weights: it needs room to compute, too."""
 
 DEFAULTS = {field.name: field.default for field in fields(WorkerSettings)}
 
 
 @dataclass(frozen=True, slots=True)
-class Precautions:
-    """``halved_chunks`` and ``halved_rows`` count how often; ``memory_limit`` is in bytes, 0 for
-    none."""
+class Mitigations:
+    """The changes to a worker's settings; ``halved_chunks`` and ``halved_rows`` count halvings,
+    ``memory_limit`` is in bytes, 0 for none."""
 
     without_graphs: bool = False
     short_buffers: bool = False
@@ -45,10 +45,15 @@ class Precautions:
 
     def after(
         self, kind: str, before: str, *, footprint: int = 0, weight_bytes: int = 0
-    ) -> Precautions:
-        """Those of the successor of a worker that died of ``kind``, as its predecessor did of
-        ``before``. Sizes are the dead worker's, in bytes; its ``footprint`` is 0 where it was not
-        loaded yet."""
+    ) -> Mitigations:
+        """Returns the mitigations after one more loss.
+
+        Args:
+            kind: the kind of the loss.
+            before: the kind of the loss before it.
+            footprint: the memory of the lost worker, in bytes; 0 where it was not loaded yet.
+            weight_bytes: the size of its weights.
+        """
         if kind in GRAPH_FAULTS and before in GRAPH_FAULTS:
             return replace(self, without_graphs=True)
         match kind:
@@ -66,7 +71,7 @@ class Precautions:
                 return self
 
     def environment(self) -> dict[str, str]:
-        """Variables of MLX that differ from their defaults."""
+        """Returns the MLX variables that differ from their defaults."""
         variables = {}
         if self.without_graphs:
             variables["MLX_USE_CUDA_GRAPHS"] = "0"
@@ -76,7 +81,7 @@ class Precautions:
         return variables
 
     def options(self, configured: Mapping[str, object]) -> dict[str, object]:
-        """The fields of :class:`WorkerSettings` as configured, made milder."""
+        """Returns fields of :class:`WorkerSettings`: the configured ones, made milder."""
         options = dict(configured)
 
         def halve(name: str, times: int) -> None:
@@ -94,7 +99,7 @@ class Precautions:
         return options
 
     def __str__(self) -> str:
-        """For people; empty for none."""
+        """Returns the mitigations in words; empty if there are none."""
         parts = [f"{name}={value}" for name, value in self.environment().items()]
         if self.halved_chunks:
             parts.append(f"prefill chunks of 1/{2**self.halved_chunks} of the time")
@@ -105,4 +110,4 @@ class Precautions:
         return ", ".join(parts)
 
 
-NONE = Precautions()
+NO_MITIGATIONS = Mitigations()

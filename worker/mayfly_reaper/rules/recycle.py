@@ -1,14 +1,12 @@
-"""Which worn worker of a pool is replaced next, and how.
+"""Recycle policy: when a healthy worker is due to be replaced, which one goes next, and how.
+
+A worker may leak (handles, memory) without being at fault yet, and a successor that takes over in
+good order costs nobody anything. So a worker that is due is replaced where that is cheap, an
+overdue one in any case.
 
 One planned recycle a pool at a time. With a *surge* where there is room for 1.2 times the worker's
 memory: the successor is loaded first, and the pool never has a worker less. Otherwise in its place:
-when it is idle, when it is overdue, or when somebody asked for it.
-
-When a worker that nothing is wrong with has served for long enough.
-
-What leaks in it (handles, memory) is no fault until it is one; a successor that takes over in good
-order costs nobody anything. A worn worker is replaced where that is cheap, an overdue one in any
-case.
+when the worker is idle, when it is overdue, or when somebody asked for it.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from mayfly_protocol.lifecycle import Beat
-from mayfly_reaper.rules.events import RecycleAsked, RecycleCause
+from mayfly_reaper.rules.events import RecycleCause, RecycleRequested
 from mayfly_reaper.rules.incarnation import Incarnation
 from mayfly_reaper.rules.slot import Slot
 from mayfly_reaper.settings import Lifetime
@@ -25,117 +23,119 @@ from mayfly_reaper.settings import Lifetime
 JITTER = 0.1
 OVERDUE = 2.0
 OVERDUE_FOOTPRINT = 1.2
-"""Memory ends before twice of what is much."""
+"""Memory runs out before twice the limit is reached."""
+SURGE_ROOM = 1.2
 
 
 @dataclass(frozen=True, slots=True)
-class Worn:
-    """``reason`` is for people."""
+class DueRecycle:
+    """The reason, for people, and the cause for which a worker is due to be replaced."""
 
     reason: str
     overdue: bool
     cause: RecycleCause
 
 
-def worn(life: Incarnation, lifetime: Lifetime, now: float) -> Worn | None:
-    """Whether, and of what, a worker is worn."""
-    beat = life.beat
+@dataclass(frozen=True, slots=True)
+class PlannedRecycle:
+    """The slot whose worker is replaced next, and how."""
+
+    slot: str
+    surge: bool
+    reason: str
+    cause: RecycleCause = "asked"
+
+    def text(self, incarnation: int) -> str:
+        """Returns one line for people; ``incarnation`` is the worker that is replaced."""
+        when = "first" if self.surge else "after it has left"
+        return (
+            f"worker {incarnation} of slot {self.slot} is replaced ({self.reason}): "
+            f"its successor is loaded {when}"
+        )
+
+    def request(self) -> RecycleRequested:
+        """Returns the event for the slot."""
+        return RecycleRequested(self.surge, self.reason, self.cause)
+
+
+def recycle_due(worker: Incarnation, lifetime: Lifetime, now: float) -> DueRecycle | None:
+    """Returns the reason for which a worker is due to be replaced; None if it is not."""
+    beat = worker.beat
     if beat is None:
         return None
-    age_s = now - life.spawned_at
+    age_s = now - worker.spawned_at
     footprint = beat.memory.footprint
-    jitter = _jitter(life)
+    jitter = _jitter(worker)
     measures: tuple[tuple[float, float, float, str, RecycleCause], ...] = (
         (beat.inferences, lifetime.max_inferences * jitter, OVERDUE, "inferences", "inferences"),
         (age_s, lifetime.max_age_s * jitter, OVERDUE, "seconds", "age"),
         (footprint, lifetime.max_footprint, OVERDUE_FOOTPRINT, "bytes of memory", "memory"),
     )
     found = [
-        Worn(f"worn: {value:.0f} {what}", value >= factor * most, cause)
-        for value, most, factor, what, cause in measures
+        DueRecycle(f"recycle due: {value:.0f} {unit}", value >= factor * most, cause)
+        for value, most, factor, unit, cause in measures
         if most and value >= most
     ]
     return max(found, key=lambda each: each.overdue, default=None)
 
 
-def inference_budget(life: Incarnation, lifetime: Lifetime) -> float:
-    """After how many finished choices this worker is worn; 0: never."""
-    return lifetime.max_inferences * _jitter(life)
+def inference_budget(worker: Incarnation, lifetime: Lifetime) -> float:
+    """Returns the finished choices after which this worker is due; 0: never."""
+    return lifetime.max_inferences * _jitter(worker)
 
 
-def _jitter(life: Incarnation) -> float:
-    return 1 - JITTER + 2 * JITTER * life.share
-
-
-SURGE_ROOM = 1.2
-
-
-@dataclass(frozen=True, slots=True)
-class Renewal:
-    slot: str
-    surge: bool
-    reason: str
-    cause: RecycleCause = "asked"
-
-    @property
-    def text(self) -> str:
-        """In one line, for people."""
-        how = "its successor is loaded first" if self.surge else "in its place"
-        return f"{self.slot}: the worker is replaced ({self.reason}), {how}"
-
-    def asked(self) -> RecycleAsked:
-        """For the slot."""
-        return RecycleAsked(self.surge, self.reason, self.cause)
-
-
-def next_renewal(
+def next_recycle(
     slots: Sequence[Slot],
     lifetime: Lifetime,
-    asked: Collection[str],
-    room: Callable[[], int],
+    requested: Collection[str],
+    available: Callable[[], int],
     spacing_s: float,
     now: float,
-) -> Renewal | None:
-    """The planned recycle that a pool should begin now, if there is one.
+) -> PlannedRecycle | None:
+    """Returns the planned recycle that a pool should begin now, if there is one.
 
     Args:
-        slots: of one pool.
-        asked: the names of those that somebody wants recycled: they go first.
-        room: measures the memory that is available, in bytes.
-        spacing_s: since the worker was spawned, at least.
+        slots: the slots of one pool.
+        requested: the names of slots that somebody wants recycled: they go first.
+        available: measures the memory that is available, in bytes.
+        spacing_s: the least age of a worker that is replaced.
     """
-    if any(slot.renewing or slot.stopping for slot in slots):
+    if any(slot.recycling or slot.stopping for slot in slots):
         return None
-    candidates: list[tuple[Slot, Incarnation, Worn]] = []
+    candidates: list[tuple[Slot, Incarnation, DueRecycle]] = []
     for slot in slots:
-        life = slot.life
-        if life is None or life.state != "ready":
+        worker = slot.current
+        if worker is None or worker.state != "ready":
             continue
-        rested = max(slot.renew_at, life.spawned_at + spacing_s)
-        if slot.name in asked:
-            candidates.append((slot, life, Worn("somebody asked for it", True, "asked")))
-        elif now >= rested and (wear := worn(life, lifetime, now)) is not None:
-            candidates.append((slot, life, wear))
+        not_before = max(slot.recycle_not_before, worker.spawned_at + spacing_s)
+        if slot.name in requested:
+            candidates.append((slot, worker, DueRecycle("somebody asked for it", True, "asked")))
+        elif now >= not_before and (due := recycle_due(worker, lifetime, now)) is not None:
+            candidates.append((slot, worker, due))
     candidates.sort(
-        key=lambda each: (each[0].name not in asked, not each[2].overdue, each[1].spawned_at)
+        key=lambda each: (each[0].name not in requested, not each[2].overdue, each[1].spawned_at)
     )
-    for slot, life, wear in candidates:
-        surge = not slot.cramped and has_room(life.beat, room)
-        if surge or wear.overdue or idle(life.beat):
-            return Renewal(slot.name, surge, wear.reason, wear.cause)
+    for slot, worker, due in candidates:
+        surge = not slot.no_room_for_surge and has_room(worker.beat, available)
+        if surge or due.overdue or idle(worker.beat):
+            return PlannedRecycle(slot.name, surge, due.reason, due.cause)
     return None
 
 
-def has_room(beat: Beat | None, room: Callable[[], int]) -> bool:
-    """Whether a second worker like this one fits beside it."""
+def has_room(beat: Beat | None, available: Callable[[], int]) -> bool:
+    """Tells whether a second worker like the one of this beat fits beside it."""
     if beat is None or not beat.memory.footprint:
         return False  # nobody knows how much it takes
     memory = beat.memory
     on_device = SURGE_ROOM * (memory.active + memory.cache)
     if memory.device_free is not None and memory.device_free < on_device:
         return False
-    return room() >= SURGE_ROOM * memory.footprint
+    return available() >= SURGE_ROOM * memory.footprint
 
 
 def idle(beat: Beat | None) -> bool:
     return beat is not None and beat.phase == "idle" and not beat.running and not beat.waiting
+
+
+def _jitter(worker: Incarnation) -> float:
+    return 1 - JITTER + 2 * JITTER * worker.recycle_jitter

@@ -1,31 +1,31 @@
-"""The life of a slot: every decision of the reaper about one worker and those that follow it.
+"""Rules of one slot: spawning, back-off, planned recycles, and what follows the loss of a worker.
 
 ::
 
-              granted           life (mayfly_reaper.rules.worker)
+              allowed           current (mayfly_reaper.rules.worker)
     BACKOFF --------> SPAWNING, LOADING, CANARY, READY, DRAINING, GONE
-       ^  ^                                                        | over
+       ^  ^                                                        | finished
        |  +---- after a delay, or none ----------------------------+
        |  recycle                                                  |
        +------------------ FAILED <-- configuration that cannot ---+
                                       work                         |
                            GONE   <-- the node stops --------------+
 
-A slot has one worker, its ``life``. While a worn one is replaced it may have two (a *surge*)::
+A slot has one worker, ``current``. While a planned recycle replaces it there may be two (a
+*surge*)::
 
-    life         READY ..................... DRAINING ... over     becomes the predecessor
-    successor    SPAWNING ... LOADING ... CANARY ... READY         becomes the life
+    current      READY ..................... DRAINING ... finished  becomes the predecessor
+    successor    SPAWNING ... LOADING ... CANARY ... READY          becomes current
 
-A slot in BACKOFF whose time has come wants a worker, and is granted one or held, by what else goes
-on in the machine: see :mod:`mayfly_reaper.machine.spawn_gate`.
+A slot in BACKOFF whose time has come wants a worker. The spawn is allowed or deferred, by what else
+goes on in the machine: see :mod:`mayfly_reaper.machine.spawn_gate`.
 
-If the successor is lost the life serves on; if the life is, the successor takes its place as far
-as it has come. So there are never two that are READY, nor three.
+If the successor is lost, the current worker serves on. If the current worker is lost, the successor
+takes its place as far as it has come. So there are never two workers that are READY, nor three.
 
-The decisions are a pure function, ``(slot, event, now) -> (slot, actions)``. What it needs from
-the world is injected: a monotonic clock as ``now``, a random draw, and a counter that never gives
-an incarnation's number twice in a node. Messages of an incarnation that is over change nothing
-and are counted.
+The rules are a pure function, ``(slot, event, now) -> (slot, actions)``. A monotonic clock (as
+``now``), a random draw, and a counter that never gives an incarnation's number twice in a node are
+injected. Messages of an incarnation that is finished change nothing and are counted.
 """
 
 from __future__ import annotations
@@ -35,110 +35,120 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from mayfly_protocol.roster import SlotState
-from mayfly_reaper.rules import incarnation as with_
+from mayfly_reaper.rules.actions import Action, RecordLoss, Spawn, WipeKernels
 from mayfly_reaper.rules.backoff import backoff_s
 from mayfly_reaper.rules.events import (
+    DeferCause,
     Ended,
     Event,
     Exited,
-    Granted,
-    Held,
-    HoldCause,
+    MessageReceived,
     NotStarted,
-    OfLife,
-    RecycleAsked,
     RecycleCause,
-    Said,
+    RecycleRequested,
+    SpawnAllowed,
+    SpawnDeferred,
     Started,
-    StopAsked,
+    StopRequested,
     Tick,
+    WorkerEvent,
 )
-from mayfly_reaper.rules.exit_cause import INNOCENT, OUT_OF_MEMORY, PAUSED, Verdict
-from mayfly_reaper.rules.incarnation import Action, Incarnation, Record, Spawn, WipeKernels
-from mayfly_reaper.rules.mitigations import NONE, Precautions
-from mayfly_reaper.rules.worker import LifeRules
+from mayfly_reaper.rules.exit_cause import (
+    GPU_IS_BUSY,
+    NOT_HELD_AGAINST_SLOT,
+    OUT_OF_MEMORY,
+    Verdict,
+)
+from mayfly_reaper.rules.incarnation import Incarnation
+from mayfly_reaper.rules.mitigations import NO_MITIGATIONS, Mitigations
+from mayfly_reaper.rules.worker import WorkerRules
 from mayfly_reaper.settings import Budgets
 
 PAUSE_S = 3.0
-"""The node looks at every slot at least once a second: a longer gap between two events is one in
-which the machine slept or the reaper was stopped, and no worker's fault."""
+"""Every slot gets an event at least once a second: in a longer gap between two events the machine
+slept or the reaper was stopped, which is no worker's fault."""
 
-Role = Literal["life", "successor", "predecessor"]
-ROLES: tuple[Role, ...] = ("life", "successor", "predecessor")
+WorkerRole = Literal["current", "successor", "predecessor"]
+ROLES: tuple[WorkerRole, ...] = ("current", "successor", "predecessor")
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """``rest`` is what a slot is while it has no life, ``incarnation`` the number of ``life``, or
-    of the last one where there is none. ``strikes`` are the losses in a row that lengthen the
-    back-off, ``last_kind`` is the last one's. ``late`` counts what incarnations that were over
-    still sent.
-
-    ``held`` is what keeps it from getting the worker that it wants.
-
-    ``renewing`` is set from the beginning of a planned recycle to its end, ``renewal`` is what the
-    last one was for; ``renew_at`` is when
-    the next one may begin, after ``failed_renewals`` in a row. ``cramped``: a successor found too
-    little memory beside the worker. ``wiped``: its compiled kernels were thrown away once.
-
-    ``needs`` is the memory of a worker that has just become READY, in bytes; ``freed_at`` is when
-    the last one's should have begun to be free again."""
+    """A place for one worker of a model. Times are of the reaper's monotonic clock, in seconds."""
 
     name: str
     seen_at: float
-    rest: SlotState = "backoff"
-    life: Incarnation | None = None
+    """The time of the last event."""
+    idle_state: SlotState = "backoff"
+    """The state of the slot while it has no current worker."""
+    current: Incarnation | None = None
     successor: Incarnation | None = None
     predecessor: Incarnation | None = None
     incarnation: int = 0
+    """The number of the current worker, or of the last one where there is none."""
     spawned_at: float = float("-inf")
-    strikes: int = 0
-    last_kind: str = ""
-    precautions: Precautions = NONE
-    wiped: bool = False
+    losses_in_a_row: int = 0
+    """The losses that lengthen the back-off."""
+    last_loss_kind: str = ""
+    mitigations: Mitigations = NO_MITIGATIONS
+    kernels_wiped: bool = False
+    """The compiled kernels were thrown away once."""
     retry_at: float = 0.0
+    """The time at which a slot in back-off wants a worker."""
     detail: str = ""
     stopping: bool = False
-    renewing: bool = False
-    renewal: RecycleCause = "asked"
-    renew_at: float = 0.0
-    failed_renewals: int = 0
-    cramped: bool = False
-    needs: int = 0
-    freed_at: float = 0.0
-    late: int = 0
-    held: HoldCause | None = None
+    recycling: bool = False
+    """A planned recycle has begun and not ended."""
+    recycle_cause: RecycleCause = "asked"
+    """The cause of the last planned recycle."""
+    recycle_not_before: float = 0.0
+    """The time at which the next planned recycle may begin."""
+    failed_recycles: int = 0
+    """The planned recycles that failed in a row."""
+    no_room_for_surge: bool = False
+    """A successor found too little memory beside the current worker."""
+    memory_needed: int = 0
+    """The memory of a worker that has just become READY, in bytes."""
+    memory_freed_at: float = 0.0
+    """The time from which the memory of the last worker should become free again."""
+    late_messages: int = 0
+    """The messages of incarnations that were finished."""
+    defer_cause: DeferCause | None = None
+    """The cause that keeps the slot from getting the worker that it wants."""
 
     @property
     def state(self) -> SlotState:
-        return self.life.state if self.life is not None else self.rest
+        return self.current.state if self.current is not None else self.idle_state
 
     @property
-    def lives(self) -> list[tuple[Role, Incarnation]]:
-        found = (self.life, self.successor, self.predecessor)
-        return [(role, life) for role, life in zip(ROLES, found, strict=True) if life is not None]
+    def workers(self) -> list[tuple[WorkerRole, Incarnation]]:
+        """The workers that have a process or may have one, with their roles."""
+        found = (self.current, self.successor, self.predecessor)
+        return [
+            (role, worker) for role, worker in zip(ROLES, found, strict=True) if worker is not None
+        ]
 
-    def having(self, role: Role, life: Incarnation | None) -> Slot:
-        """The same with another one in a role."""
+    def with_worker(self, role: WorkerRole, worker: Incarnation | None) -> Slot:
+        """Returns the slot with another worker, or none, in a role."""
         match role:
-            case "life":
-                number = life.number if life is not None else self.incarnation
-                return replace(self, life=life, incarnation=number)
+            case "current":
+                number = worker.number if worker is not None else self.incarnation
+                return replace(self, current=worker, incarnation=number)
             case "successor":
-                return replace(self, successor=life)
+                return replace(self, successor=worker)
             case "predecessor":
-                return replace(self, predecessor=life)
+                return replace(self, predecessor=worker)
 
 
-Step = tuple[Slot, list[Action]]
+SlotStep = tuple[Slot, list[Action]]
 
 
 class SlotRules:
-    """The function, with what it needs from the world.
+    """Pure function ``(slot, event, now) -> (slot, actions)``, with what is injected into it.
 
     Args:
-        draw: uniform in [0, 1), for the jitter.
-        number: the next incarnation's, unique in the node and growing.
+        draw: returns a number uniform in [0, 1), for the jitter.
+        number: returns the next incarnation's number, unique in the node and growing.
     """
 
     def __init__(
@@ -147,228 +157,245 @@ class SlotRules:
         self._budgets = budgets
         self._draw = draw
         self._number = number
-        self._lives = LifeRules(budgets)
+        self._worker_rules = WorkerRules(budgets)
 
     def begin(self, name: str, now: float) -> Slot:
-        """A slot that wants its first worker."""
+        """Returns a new slot, which wants its first worker."""
         return Slot(name=name, seen_at=now, retry_at=now)
 
-    def step(self, slot: Slot, event: Event, now: float) -> Step:
-        """What an event makes of a slot, and what is to be done about it, in that order."""
+    def step(self, slot: Slot, event: Event, now: float) -> SlotStep:
+        """Returns the slot after an event, and the actions that the event asks for, in order."""
         slot = _without_pause(slot, now)
         match event:
             case Tick():
                 return self._tick(slot, now)
-            case Granted():
+            case SpawnAllowed():
                 wanted = self.wants_worker(slot, now)
-                return self._spawn(slot, "life", now) if wanted else (slot, [])
-            case Held(until, reason, cause):
-                wanted = self.wants_worker(slot, now)
-                held = replace(slot, retry_at=until, detail=reason, held=cause)
-                return (held if wanted else slot), []
-            case RecycleAsked():
+                return self._spawn(slot, "current", now) if wanted else (slot, [])
+            case SpawnDeferred(until, reason, cause):
+                if self.wants_worker(slot, now):
+                    slot = replace(slot, retry_at=until, detail=reason, defer_cause=cause)
+                return slot, []
+            case RecycleRequested():
                 return self._recycle(slot, event, now)
-            case StopAsked():
+            case StopRequested():
                 return self._stop(slot, event, now)
             case (
-                Started(number) | NotStarted(number) | Ended(number) | Exited(number) | Said(number)
+                Started(number)
+                | NotStarted(number)
+                | Ended(number)
+                | Exited(number)
+                | MessageReceived(number)
             ):
-                if all(life.number != number for _, life in slot.lives):
-                    return replace(slot, late=slot.late + isinstance(event, Said)), []
-                return self._live(slot, number, event, now)
+                if all(worker.number != number for _, worker in slot.workers):
+                    late = slot.late_messages + isinstance(event, MessageReceived)
+                    return replace(slot, late_messages=late), []
+                return self._worker_step(slot, number, event, now)
 
     def due(self, slot: Slot) -> float:
-        """When a tick will next do something or a worker will be wanted, by the same clock;
-        infinite if neither will be."""
-        times = [self._lives.due(life) for _, life in slot.lives]
+        """Returns the time at which a tick will next do something or a worker will be wanted, by
+        the clock of ``now``; infinite if neither will be."""
+        times = [self._worker_rules.due(worker) for _, worker in slot.workers]
         if slot.state == "backoff":
             times.append(slot.retry_at)
         return min(times, default=float("inf"))
 
     def wants_worker(self, slot: Slot, now: float) -> bool:
-        """Whether it has to be ``Granted`` one now, or ``Held``."""
+        """Tells whether the slot expects ``SpawnAllowed`` or ``SpawnDeferred`` now."""
         return slot.state == "backoff" and now >= slot.retry_at
 
     # -- events ----------------------------------------------------------------------------
 
-    def _tick(self, slot: Slot, now: float) -> Step:
+    def _tick(self, slot: Slot, now: float) -> SlotStep:
         actions: list[Action] = []
-        due = [life.number for _, life in slot.lives if now >= self._lives.due(life)]
+        due = [worker.number for _, worker in slot.workers if now >= self._worker_rules.due(worker)]
         for number in due:
-            slot, more = self._live(slot, number, Tick(), now)
+            slot, more = self._worker_step(slot, number, Tick(), now)
             actions += more
         return slot, actions
 
-    def _live(self, slot: Slot, number: int, event: OfLife | Tick, now: float) -> Step:
-        role, life = next(each for each in slot.lives if each[1].number == number)
-        life, actions = self._lives.step(life, event, now)
-        slot = slot.having(role, life)
-        if life.over:
-            slot, more = self._ended(slot, role, life, now)
-        elif life.state == "ready":
-            slot, more = self._serves(slot, role, now)
+    def _worker_step(
+        self, slot: Slot, number: int, event: WorkerEvent | Tick, now: float
+    ) -> SlotStep:
+        role, worker = next(each for each in slot.workers if each[1].number == number)
+        worker, actions = self._worker_rules.step(worker, event, now)
+        slot = slot.with_worker(role, worker)
+        if worker.finished:
+            slot, more = self._finished(slot, role, worker, now)
+        elif worker.state == "ready":
+            slot, more = self._ready(slot, role, now)
         else:
             more = []
         return slot, [*actions, *more]
 
-    def _recycle(self, slot: Slot, asked: RecycleAsked, now: float) -> Step:
+    def _recycle(self, slot: Slot, request: RecycleRequested, now: float) -> SlotStep:
         if slot.stopping:
             return slot, []
-        life = slot.life
-        if life is None:
-            return self._spawn(slot, "life", now)
-        if life.state != "ready" or len(slot.lives) > 1:
-            return slot, []  # on its way out, or in: there is nothing worn to replace
-        slot = replace(slot, renewing=True, renewal=asked.cause, detail=asked.reason)
-        if asked.surge:
+        worker = slot.current
+        if worker is None:
+            return self._spawn(slot, "current", now)
+        if worker.state != "ready" or len(slot.workers) > 1:
+            return slot, []  # the worker is leaving or new: there is nothing to replace
+        slot = replace(slot, recycling=True, recycle_cause=request.cause, detail=request.reason)
+        if request.surge:
             return self._spawn(slot, "successor", now)
-        life, actions = self._lives.drain(life, self._budgets.drain_s, now)
-        return slot.having("life", life), actions
+        worker, actions = self._worker_rules.drain(worker, self._budgets.drain_s, now)
+        return slot.with_worker("current", worker), actions
 
-    def _stop(self, slot: Slot, asked: StopAsked, now: float) -> Step:
+    def _stop(self, slot: Slot, request: StopRequested, now: float) -> SlotStep:
         slot = replace(slot, stopping=True)
-        if slot.life is None:
-            slot = replace(slot, rest="gone", detail="stopped")
-        grace_s = asked.grace_s if asked.grace_s is not None else self._budgets.stop_s
+        if slot.current is None:
+            slot = replace(slot, idle_state="gone", detail="stopped")
+        grace_s = request.grace_s if request.grace_s is not None else self._budgets.stop_s
         actions: list[Action] = []
-        for role, life in slot.lives:
-            stopped, more = self._lives.stop(life, grace_s, asked.hurry, now)
-            slot = slot.having(role, stopped)
+        for role, worker in slot.workers:
+            stopped, more = self._worker_rules.stop(worker, grace_s, request.hurry, now)
+            slot = slot.with_worker(role, stopped)
             actions += more
         return slot, actions
 
     # -- what follows ----------------------------------------------------------------------
 
-    def _spawn(self, slot: Slot, role: Role, now: float) -> Step:
-        life = Incarnation(
+    def _spawn(self, slot: Slot, role: WorkerRole, now: float) -> SlotStep:
+        worker = Incarnation(
             number=self._number(),
             spawned_at=now,
-            heard_at=now,
-            moved_at=now,
-            share=self._draw(),
-            trial=slot.strikes >= self._budgets.trial_losses,
+            last_message_at=now,
+            last_progress_at=now,
+            recycle_jitter=self._draw(),
+            trial=slot.losses_in_a_row >= self._budgets.trial_losses,
         )
-        slot = replace(slot.having(role, life), spawned_at=now, held=None)
-        return slot, [Spawn(life.number, slot.precautions)]
+        slot = replace(slot.with_worker(role, worker), spawned_at=now, defer_cause=None)
+        return slot, [Spawn(worker.number, slot.mitigations)]
 
-    def _serves(self, slot: Slot, role: Role, now: float) -> Step:
-        """One that is READY: a successor takes over."""
+    def _ready(self, slot: Slot, role: WorkerRole, now: float) -> SlotStep:
+        """Ends a recycle in place, or hands over to a successor, once the new worker is READY."""
         if role == "predecessor":
             return slot, []
-        if role == "life":
+        if role == "current":
             if slot.successor is None and slot.predecessor is None:
-                return replace(slot, renewing=False, detail=""), []
+                return replace(slot, recycling=False, detail=""), []
             return slot, []
-        former, successor = slot.life, slot.successor
+        former, successor = slot.current, slot.successor
         if former is None:
             return slot, []  # the node stops
         actions: list[Action] = []
         if former.state == "ready":  # and not on its way out already
-            former, actions = self._lives.drain(former, self._budgets.drain_s, now)
-        slot = replace(slot, successor=None, predecessor=former, failed_renewals=0)
-        return slot.having("life", successor), actions
+            former, actions = self._worker_rules.drain(former, self._budgets.drain_s, now)
+        slot = replace(slot, successor=None, predecessor=former, failed_recycles=0)
+        return slot.with_worker("current", successor), actions
 
-    def _ended(self, slot: Slot, role: Role, life: Incarnation, now: float) -> Step:
-        """A process is no more; its verdict is None where it went as it was told to."""
-        verdict = life.verdict
-        slot = replace(slot.having(role, None), needs=life.needs or slot.needs)
+    def _finished(self, slot: Slot, role: WorkerRole, worker: Incarnation, now: float) -> SlotStep:
+        """Decides what follows the end of a worker's process; the worker's verdict is None if it
+        left as it was asked to."""
+        verdict = worker.verdict
+        needed = worker.footprint_when_ready or slot.memory_needed
+        slot = replace(slot.with_worker(role, None), memory_needed=needed)
         if slot.stopping:
-            slot = replace(slot, rest="gone", detail="stopped")
-            return slot, _records(life, "nothing: the node stops")
+            slot = replace(slot, idle_state="gone", detail="stopped")
+            return slot, _record_loss(worker, "nothing: the node stops")
         if role == "predecessor":
-            slot = replace(slot, renewing=False)
-            return slot, _records(life, "nothing: its successor serves")
+            slot = replace(slot, recycling=False)
+            return slot, _record_loss(worker, "nothing: its successor serves")
         if verdict is not None:
-            slot = self._learned(slot, life, verdict)
+            slot = _with_mitigations(slot, worker, verdict)
         if role == "successor":
-            return self._without_successor(slot, life, now)
-        renewing = slot.renewing and verdict is None
-        slot = replace(slot, renewing=renewing, freed_at=life.exited_at)
+            return self._without_successor(slot, worker, now)
+        recycling = slot.recycling and verdict is None
+        slot = replace(slot, recycling=recycling, memory_freed_at=worker.exited_at)
         if slot.successor is not None:
-            slot = replace(slot, successor=None, renewing=False).having("life", slot.successor)
-            return slot, _records(life, "its successor, already on its way, takes its place")
-        return self._respawn(slot, life, verdict, now)
+            successor = slot.successor
+            slot = replace(slot, successor=None, recycling=False).with_worker("current", successor)
+            return slot, _record_loss(worker, "its successor, already on its way, takes its place")
+        return self._respawn(slot, worker, verdict, now)
 
-    def _without_successor(self, slot: Slot, life: Incarnation, now: float) -> Step:
-        """A surge came to nothing, and the worn worker serves on."""
+    def _without_successor(self, slot: Slot, worker: Incarnation, now: float) -> SlotStep:
+        """Ends a surge whose successor was lost: the current worker serves on."""
         budgets = self._budgets
-        failures = slot.failed_renewals + 1
+        failures = slot.failed_recycles + 1
         wait = backoff_s(failures, budgets.retry_s, budgets.retry_max_s, self._draw())
         slot = replace(
             slot,
-            renewing=False,
-            failed_renewals=failures,
-            renew_at=now + wait,
-            cramped=life.verdict is not None and life.verdict.kind in OUT_OF_MEMORY,
+            recycling=False,
+            failed_recycles=failures,
+            recycle_not_before=now + wait,
+            no_room_for_surge=worker.verdict is not None and worker.verdict.kind in OUT_OF_MEMORY,
             detail="",
         )
-        return slot, _records(life, f"the worker before it serves on; again in {wait:.1f} s")
+        return slot, _record_loss(worker, f"the worker before it serves on; again in {wait:.1f} s")
 
-    def _respawn(self, slot: Slot, life: Incarnation, verdict: Verdict | None, now: float) -> Step:
+    def _respawn(
+        self, slot: Slot, worker: Incarnation, verdict: Verdict | None, now: float
+    ) -> SlotStep:
         if verdict is not None and verdict.scope == "model":
-            if verdict.kind != "cuda_compile" or slot.wiped:
-                slot = replace(slot, rest="failed", detail=verdict.first.text)
-                return slot, _records(life, "not tried again: this configuration cannot work")
-            # A kill in the middle of writing one leaves a broken file. Where kernels that were
-            # compiled anew are no better, no file was to blame.
-            slot = replace(slot, wiped=True)
-            slot = self._with_retry(slot, life, verdict, now)
-            done = f"its compiled kernels are removed; {self._plan(slot, now)}"
-            return slot, [*_records(life, done), WipeKernels()]
-        slot = self._with_retry(slot, life, verdict, now)
-        return slot, _records(life, self._plan(slot, now))
-
-    def _plan(self, slot: Slot, now: float) -> str:
-        wait = slot.retry_at - now
-        when = f"back-off of {wait:.1f} s" if wait > 0 else "respawned at once"
-        return f"{when}, with {slot.precautions}" if slot.precautions != NONE else when
+            if verdict.kind != "cuda_compile" or slot.kernels_wiped:
+                slot = replace(slot, idle_state="failed", detail=verdict.first.text)
+                return slot, _record_loss(worker, "not tried again: this configuration cannot work")
+            # A kill in the middle of writing a compiled kernel leaves a broken file. Where kernels
+            # that were compiled anew are no better, no file was to blame.
+            slot = self._with_retry(replace(slot, kernels_wiped=True), worker, verdict, now)
+            done = f"its compiled kernels are removed; {_retry_text(slot, now)}"
+            return slot, [*_record_loss(worker, done), WipeKernels()]
+        slot = self._with_retry(slot, worker, verdict, now)
+        return slot, _record_loss(worker, _retry_text(slot, now))
 
     def _with_retry(
-        self, slot: Slot, life: Incarnation, verdict: Verdict | None, now: float
+        self, slot: Slot, worker: Incarnation, verdict: Verdict | None, now: float
     ) -> Slot:
+        """Sets the time of the next worker, and the losses that are held against the slot."""
         budgets = self._budgets
-        held = life.served_s >= budgets.steady_s
-        strikes = 0 if held else slot.strikes
-        served = life.ready_at is not None
-        innocent = verdict is None or verdict.kind in INNOCENT
-        hurts = verdict is not None and (verdict.scope == "machine" or verdict.kind in PAUSED)
-        if served and innocent:
+        steady = worker.served_s >= budgets.steady_s
+        losses = 0 if steady else slot.losses_in_a_row
+        served = worker.ready_at is not None
+        not_held_against = verdict is None or verdict.kind in NOT_HELD_AGAINST_SLOT
+        needs_pause = verdict is not None and (
+            verdict.scope == "machine" or verdict.kind in GPU_IS_BUSY
+        )
+        if served and not_held_against:
             wait = 0.0
-        elif served and strikes == 0 and not hurts:
+        elif served and losses == 0 and not needs_pause:
             wait = 0.0
-            strikes = 1
+            losses = 1
         else:
-            strikes += 1
-            wait = backoff_s(strikes, budgets.retry_s, budgets.retry_max_s, self._draw())
+            losses += 1
+            wait = backoff_s(losses, budgets.retry_s, budgets.retry_max_s, self._draw())
         return replace(
             slot,
-            rest="backoff",
-            strikes=strikes,
+            idle_state="backoff",
+            losses_in_a_row=losses,
             retry_at=max(now + wait, slot.spawned_at + budgets.spacing_s),
             detail=verdict.text if verdict is not None else "recycled",
-            wiped=slot.wiped and not held,
+            kernels_wiped=slot.kernels_wiped and not steady,
         )
 
-    def _learned(self, slot: Slot, life: Incarnation, verdict: Verdict) -> Slot:
-        # One that was still loading had less than its weights: no measure for those that follow.
-        footprint = life.footprint if life.ready is not None else 0
-        precautions = slot.precautions.after(
-            verdict.kind,
-            slot.last_kind,
-            footprint=footprint,
-            weight_bytes=life.weight_bytes,
-        )
-        return replace(slot, precautions=precautions, last_kind=verdict.kind)
+
+def _with_mitigations(slot: Slot, worker: Incarnation, verdict: Verdict) -> Slot:
+    # A worker that was still loading had less than its weights: its footprint is no measure for
+    # those that follow.
+    footprint = worker.peak_footprint if worker.ready is not None else 0
+    mitigations = slot.mitigations.after(
+        verdict.kind,
+        slot.last_loss_kind,
+        footprint=footprint,
+        weight_bytes=worker.weight_bytes,
+    )
+    return replace(slot, mitigations=mitigations, last_loss_kind=verdict.kind)
 
 
 def _without_pause(slot: Slot, now: float) -> Slot:
     gap = now - slot.seen_at
     slot = replace(slot, seen_at=now)
     if gap > PAUSE_S:
-        for role, life in slot.lives:
-            slot = slot.having(role, with_.with_pause(life, gap))
+        for role, worker in slot.workers:
+            slot = slot.with_worker(role, worker.shifted_by(gap))
     return slot
 
 
-def _records(life: Incarnation, done: str) -> list[Action]:
-    return [Record(life, life.verdict, done)] if life.verdict is not None else []
+def _retry_text(slot: Slot, now: float) -> str:
+    wait = slot.retry_at - now
+    when = f"back-off of {wait:.1f} s" if wait > 0 else "respawned at once"
+    return f"{when}, with {slot.mitigations}" if slot.mitigations != NO_MITIGATIONS else when
+
+
+def _record_loss(worker: Incarnation, done: str) -> list[Action]:
+    return [RecordLoss(worker, worker.verdict, done)] if worker.verdict is not None else []

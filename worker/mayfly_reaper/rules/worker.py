@@ -1,18 +1,20 @@
-"""The life of one incarnation: what its words, its silence and its exit mean.
+"""Rules of one worker: the meaning of its messages, its silence and its exit.
 
 ::
 
-    SPAWNING --Hello--> LOADING --canary--> CANARY --Ready--> READY --asked, worn--> DRAINING
-        |                  |                  |                 |                       |
-        +------------------+--------+---------+-----------------+-----------------------+
+    SPAWNING --Hello--> LOADING --canary--> CANARY --Ready--> READY --stop, recycle--> DRAINING
+        |                  |                  |                 |                         |
+        +------------------+--------+---------+-----------------+-------------------------+
                                     |
               Fault, Bye, silent, no progress, exit; too late to leave
                                     v
-                                  GONE --exited, and its last words are in--> over
+                                  GONE --exited, and its last messages are in--> finished
 
-GONE is what it is for everyone else from the verdict on, while its process may still have to be
-killed: front ends move its requests then, not at the exit. What follows for its slot is not
-decided here: see :mod:`mayfly_reaper.rules.slot`.
+A worker is GONE for front ends from the verdict on, while its process may still have to be killed:
+they move its requests then, not at the exit. What its slot does next is decided in
+:mod:`mayfly_reaper.rules.slot`. The time without a message or progress after which a worker counts
+as hung is in :mod:`mayfly_reaper.rules.hang_detection`, the steps that end a process in
+:mod:`mayfly_reaper.rules.kill_escalation`.
 """
 
 from __future__ import annotations
@@ -32,223 +34,234 @@ from mayfly_protocol.lifecycle import (
     ToReaper,
 )
 from mayfly_protocol.roster import SlotState
-from mayfly_reaper.rules import exit_cause as verdicts
-from mayfly_reaper.rules import incarnation as ladders
-from mayfly_reaper.rules import incarnation as with_
-from mayfly_reaper.rules.events import Ended, Exited, NotStarted, OfLife, Said, Started, Tick
-from mayfly_reaper.rules.exit_cause import Verdict
-from mayfly_reaper.rules.incarnation import (
-    SIGNALS,
-    STARTING,
-    Action,
-    Incarnation,
-    Ladder,
-    Lose,
-    Send,
-    Signal,
+from mayfly_reaper.rules import kill_escalation
+from mayfly_reaper.rules.actions import Action, AnnounceLoss, SendMessage, SendSignal
+from mayfly_reaper.rules.events import (
+    Ended,
+    Exited,
+    MessageReceived,
+    NotStarted,
+    Started,
+    Tick,
+    WorkerEvent,
 )
+from mayfly_reaper.rules.exit_cause import Verdict, verdict_of_exit, verdict_of_fault
+from mayfly_reaper.rules.hang_detection import hang_deadline, with_beat, with_loading
+from mayfly_reaper.rules.incarnation import (
+    STARTING,
+    SURVIVED_FAULTS_KEPT,
+    Incarnation,
+    SurvivedFault,
+)
+from mayfly_reaper.rules.kill_escalation import Escalation
 from mayfly_reaper.settings import Budgets
 
-LAST_WORDS_S = 0.05
-"""An exit is noticed sooner than the message that was sent before it: so long the reaper waits
-for the worker's own account before it judges by the exit status."""
+LAST_MESSAGES_S = 0.05
+"""Seconds that the reaper waits after an exit before it judges by the exit status: an exit is
+noticed sooner than the messages that the worker sent before it."""
 
 OVERSTAYED = Verdict(
     "wedged", "worker", Cause("Budget", "did not leave in the time that it was given")
 )
 
-Step = tuple[Incarnation, list[Action]]
+WorkerStep = tuple[Incarnation, list[Action]]
 
 
-class LifeRules:
-    """A pure function, with the budgets that it goes by."""
+class WorkerRules:
+    """Pure function ``(worker, event, now) -> (worker, actions)``, with its time budgets."""
 
     def __init__(self, budgets: Budgets) -> None:
         self._budgets = budgets
 
-    def step(self, life: Incarnation, event: OfLife | Tick, now: float) -> Step:
-        """What an event makes of an incarnation, and what is to be done about it."""
+    def step(self, worker: Incarnation, event: WorkerEvent | Tick, now: float) -> WorkerStep:
+        """Returns the worker after an event, and the actions that the event asks for."""
         match event:
             case Tick():
-                return self._tick(life, now)
+                return self._tick(worker, now)
             case Started(_, pid):
-                return replace(life, pid=pid), []
+                return replace(worker, pid=pid), []
             case NotStarted(_, reason):
                 cause = Verdict("not_started", "machine", Cause("OSError", reason))
-                return self._over(replace(life, exited_at=now), cause)
+                return _finish(replace(worker, exited_at=now), cause)
             case Ended():
-                return _gone(life), []
+                return _gone(worker), []
             case Exited():
-                return self._exited(life, event, now)
-            case Said(_, message):
-                return self._said(replace(life, heard_at=now), message, now)
+                return self._exited(worker, event, now)
+            case MessageReceived(_, message):
+                return self._received(replace(worker, last_message_at=now), message, now)
 
-    def drain(self, life: Incarnation, grace_s: float, now: float) -> Step:
-        """Lets it finish what it has, for so long, and go."""
-        life = replace(life, state="draining", asked=True, grace_s=grace_s)
-        return self._climb(replace(life, ladder=ladders.ORDERLY), now)
+    def drain(self, worker: Incarnation, grace_s: float, now: float) -> WorkerStep:
+        """Lets the worker finish its requests within ``grace_s`` seconds, then makes it leave."""
+        worker = replace(worker, state="draining", leave_requested=True, grace_s=grace_s)
+        return self._escalate(replace(worker, escalation=kill_escalation.ORDERLY), now)
 
-    def stop(self, life: Incarnation, grace_s: float, hurry: bool, now: float) -> Step:
-        """Makes it go, whatever it is doing."""
-        if life.exit is not None:
-            return life, []
+    def stop(self, worker: Incarnation, grace_s: float, hurry: bool, now: float) -> WorkerStep:
+        """Makes the worker leave, whatever it is doing."""
+        if worker.exit is not None:
+            return worker, []
         if hurry:
-            life = replace(life, asked=True, hurried=True, ladder=ladders.AT_ONCE)
-            return self._climb(_gone(life), now)
-        if life.state == "gone":
-            return life, []
-        if life.state in STARTING:
-            life = replace(life, asked=True, hurried=True, ladder=ladders.WHILE_STARTING)
-            return self._climb(_gone(life), now)
-        return self.drain(life, grace_s, now)
+            return self._force(worker, kill_escalation.AT_ONCE, now)
+        if worker.state == "gone":
+            return worker, []
+        if worker.state in STARTING:
+            return self._force(worker, kill_escalation.WHILE_STARTING, now)
+        return self.drain(worker, grace_s, now)
 
-    def due(self, life: Incarnation) -> float:
-        """When a tick will next do something; infinite if none will."""
-        if life.exit is not None:
-            return life.exited_at + LAST_WORDS_S
-        times = [life.climb_at] if life.ladder else []
-        if life.state != "gone":
-            times.append(with_.limit(life, self._budgets).at)
-        if life.trial and life.ready_at is not None:
-            times.append(life.ready_at + self._budgets.trial_s)
+    def due(self, worker: Incarnation) -> float:
+        """Returns the time at which a tick will next do something; infinite if none will."""
+        if worker.exit is not None:
+            return worker.exited_at + LAST_MESSAGES_S
+        times = [worker.escalate_at] if worker.escalation else []
+        if worker.state != "gone":
+            times.append(hang_deadline(worker, self._budgets).at)
+        if worker.trial and worker.ready_at is not None:
+            times.append(worker.ready_at + self._budgets.trial_s)
         return min(times, default=float("inf"))
 
     # -- time ------------------------------------------------------------------------------
 
-    def _tick(self, life: Incarnation, now: float) -> Step:
-        life = self._tried(life, now)
-        if now < self.due(life):
-            return life, []
-        if life.exit is not None:
-            return self._judge(life, life.exit)
-        if life.state != "gone":
-            limit = with_.limit(life, self._budgets)
-            if now >= limit.at:
-                ladder = ladders.WEDGED if limit.kind == "wedged" else ladders.AT_ONCE
-                return self._condemn(life, limit.verdict(), ladder, now)
-        return self._climb(life, now)
+    def _tick(self, worker: Incarnation, now: float) -> WorkerStep:
+        worker = self._without_passed_trial(worker, now)
+        if now < self.due(worker):
+            return worker, []
+        if worker.exit is not None:
+            return _finish(worker, _final_verdict(worker, worker.exit))
+        if worker.state != "gone":
+            deadline = hang_deadline(worker, self._budgets)
+            if now >= deadline.at:
+                wedged = deadline.kind == "wedged"
+                steps = kill_escalation.WEDGED if wedged else kill_escalation.AT_ONCE
+                return self._give_up(worker, deadline.verdict(), steps, now)
+        return self._escalate(worker, now)
 
-    def _tried(self, life: Incarnation, now: float) -> Incarnation:
-        """Ends a trial that was long enough."""
-        if not life.trial or life.ready_at is None:
-            return life
-        done = life.beat.inferences if life.beat is not None else 0
-        held = now >= life.ready_at + self._budgets.trial_s
-        if held or done >= self._budgets.trial_inferences:
-            return replace(life, trial=False)
-        return life
+    def _without_passed_trial(self, worker: Incarnation, now: float) -> Incarnation:
+        if not worker.trial or worker.ready_at is None:
+            return worker
+        inferences = worker.beat.inferences if worker.beat is not None else 0
+        served_long_enough = now >= worker.ready_at + self._budgets.trial_s
+        if served_long_enough or inferences >= self._budgets.trial_inferences:
+            return replace(worker, trial=False)
+        return worker
 
-    # -- words -----------------------------------------------------------------------------
+    # -- messages --------------------------------------------------------------------------
 
-    def _said(self, life: Incarnation, message: ToReaper, now: float) -> Step:
+    def _received(self, worker: Incarnation, message: ToReaper, now: float) -> WorkerStep:
         match message:
+            case Fault(scope="request" | "batch" | "recycle"):
+                return self._survived(worker, message, now)
             case Fault() | Bye():
-                return self._last_words(life, message, now)
-            case Hello() if life.state == "spawning":
-                return replace(life, state="loading", moved_at=now), []
-            case Loading() if life.state in STARTING:
+                return self._leaves(worker, message, now)
+            case Hello() if worker.state == "spawning":
+                return replace(worker, state="loading", last_progress_at=now), []
+            case Loading() if worker.state in STARTING:
                 state: SlotState = "canary" if message.phase == "canary" else "loading"
-                return with_.with_loading(replace(life, state=state), message, now), []
-            case Ready() if life.state in STARTING:
-                life = replace(life, state="ready", ready=message, beat=None)
-                return replace(life, ready_at=now, moved_at=now), []
+                return with_loading(replace(worker, state=state), message, now), []
+            case Ready() if worker.state in STARTING:
+                worker = replace(worker, state="ready", ready=message, beat=None)
+                return replace(worker, ready_at=now, last_progress_at=now), []
             case Beat():
-                return self._tried(with_.with_beat(life, message, now), now), []
+                return self._without_passed_trial(with_beat(worker, message, now), now), []
             case _:  # out of its time: it shows that the worker lives, no more
-                return life, []
+                return worker, []
 
-    def _last_words(self, life: Incarnation, message: Fault | Bye, now: float) -> Step:
-        if isinstance(message, Bye):
-            life = replace(life, bye=message)
-        elif message.scope in ("request", "batch"):
-            return self._survived(life, message, now)
-        elif message.scope == "recycle":
-            return self._worn(with_.with_survived(life, message, now), now)
-        else:
-            verdict = life.verdict or verdicts.of_fault(message)
-            life = replace(life, fault=life.fault or message, verdict=verdict)
-        if life.exit is not None:
-            return self._judge(life, life.exit)
-        if life.state == "gone":
-            return life, []  # the first verdict stands, and its ladder
-        leave_by = now + ladders.time_to_leave(life.weight_bytes, self._budgets)
-        life = replace(_gone(life), ladder=ladders.LEAVING, climb_at=leave_by)
-        return _announced(life)
-
-    def _survived(self, life: Incarnation, fault: Fault, now: float) -> Step:
-        life = with_.with_survived(life, fault, now)
+    def _survived(self, worker: Incarnation, fault: Fault, now: float) -> WorkerStep:
+        """Notes a fault that the worker survives, and recycles a worker that will not be good for
+        long."""
+        survived = (*worker.survived, SurvivedFault(now, fault))[-SURVIVED_FAULTS_KEPT:]
+        worker = replace(worker, survived=survived)
         since = now - self._budgets.batch_window_s
-        lately = [each for each in life.survived if each.at > since and each.fault.scope == "batch"]
-        if len(lately) >= self._budgets.batch_faults:
-            return self._worn(life, now)
-        return life, []
+        batches = [each for each in survived if each.at > since and each.fault.scope == "batch"]
+        unfit = fault.scope == "recycle" or len(batches) >= self._budgets.batch_faults
+        if unfit and worker.state == "ready":
+            return self.drain(worker, self._budgets.drain_s, now)
+        return worker, []
 
-    def _worn(self, life: Incarnation, now: float) -> Step:
-        """It would not be good for long."""
-        if life.state != "ready":
-            return life, []
-        return self.drain(life, self._budgets.drain_s, now)
+    def _leaves(self, worker: Incarnation, message: Fault | Bye, now: float) -> WorkerStep:
+        """Handles a message after which the worker's process ends by itself."""
+        if isinstance(message, Bye):
+            worker = replace(worker, bye=message)
+        else:
+            verdict = worker.verdict or verdict_of_fault(message)
+            worker = replace(worker, fault=worker.fault or message, verdict=verdict)
+        if worker.exit is not None:
+            return _finish(worker, _final_verdict(worker, worker.exit))
+        if worker.state == "gone":
+            return worker, []  # the first verdict stands, and its escalation
+        leave_by = now + kill_escalation.leave_timeout(worker.weight_bytes, self._budgets)
+        worker = replace(_gone(worker), escalation=kill_escalation.LEAVING, escalate_at=leave_by)
+        return _announce_loss(worker)
 
     # -- the end ---------------------------------------------------------------------------
 
-    def _exited(self, life: Incarnation, event: Exited, now: float) -> Step:
-        life = replace(_gone(life), exit=event, exited_at=now, ladder=())
-        if life.fault is not None or life.bye is not None:
-            return self._judge(life, event)
-        return life, []
+    def _exited(self, worker: Incarnation, event: Exited, now: float) -> WorkerStep:
+        worker = replace(_gone(worker), exit=event, exited_at=now, escalation=())
+        if worker.fault is not None or worker.bye is not None:
+            return _finish(worker, _final_verdict(worker, event))
+        return worker, []
 
-    def _condemn(self, life: Incarnation, verdict: Verdict, ladder: Ladder, now: float) -> Step:
-        life, announced = _announced(replace(_gone(life), verdict=verdict, ladder=ladder))
-        life, actions = self._climb(life, now)
-        return life, [*announced, *actions]
+    def _give_up(
+        self, worker: Incarnation, verdict: Verdict, escalation: Escalation, now: float
+    ) -> WorkerStep:
+        worker = replace(_gone(worker), verdict=verdict, escalation=escalation)
+        worker, announced = _announce_loss(worker)
+        worker, actions = self._escalate(worker, now)
+        return worker, [*announced, *actions]
 
-    def _climb(self, life: Incarnation, now: float) -> Step:
-        rung, *rest = life.ladder
-        wait = ladders.patience(rung, life.grace_s, life.weight_bytes, self._budgets)
-        life = replace(life, ladder=tuple(rest), climb_at=now + wait)
-        if rung == "drain":
-            return life, [Send(life.number, Drain(life.grace_s))]
+    def _force(self, worker: Incarnation, escalation: Escalation, now: float) -> WorkerStep:
+        worker = replace(worker, leave_requested=True, forced=True, escalation=escalation)
+        return self._escalate(_gone(worker), now)
+
+    def _escalate(self, worker: Incarnation, now: float) -> WorkerStep:
+        """Takes the next step of the kill escalation."""
+        step, *rest = worker.escalation
+        wait = kill_escalation.step_timeout(
+            step, worker.grace_s, worker.weight_bytes, self._budgets
+        )
+        worker = replace(worker, escalation=tuple(rest), escalate_at=now + wait)
+        if step == "drain":
+            return worker, [SendMessage(worker.number, Drain(worker.grace_s))]
         announced: list[Action] = []
-        if rung == "kill" and not life.hurried:
-            life, announced = _announced(replace(_gone(life), verdict=life.verdict or OVERSTAYED))
-        life = replace(life, signalled=life.signalled or rung in ("terminate", "kill"))
-        return life, [*announced, Signal(life.number, SIGNALS[rung])]
-
-    def _judge(self, life: Incarnation, exited: Exited) -> Step:
-        return self._over(life, _verdict(life, exited))
-
-    def _over(self, life: Incarnation, verdict: Verdict | None) -> Step:
-        return _announced(replace(_gone(life), verdict=verdict, over=True))
+        if step == "kill" and not worker.forced:
+            worker = replace(_gone(worker), verdict=worker.verdict or OVERSTAYED)
+            worker, announced = _announce_loss(worker)
+        kills = step in ("terminate", "kill")
+        worker = replace(worker, kill_signal_sent=worker.kill_signal_sent or kills)
+        return worker, [*announced, SendSignal(worker.number, kill_escalation.SIGNALS[step])]
 
 
-def _gone(life: Incarnation) -> Incarnation:
-    before = life.state if life.state != "gone" else life.before
-    return replace(life, state="gone", before=before)
+def _gone(worker: Incarnation) -> Incarnation:
+    before = worker.state if worker.state != "gone" else worker.state_before_gone
+    return replace(worker, state="gone", state_before_gone=before)
 
 
-def _announced(life: Incarnation) -> Step:
-    """Tells of a loss, once."""
-    if life.announced or life.verdict is None:
-        return life, []
-    return replace(life, announced=True), [Lose(life, life.verdict)]
+def _finish(worker: Incarnation, verdict: Verdict | None) -> WorkerStep:
+    return _announce_loss(replace(_gone(worker), verdict=verdict, finished=True))
 
 
-def _verdict(life: Incarnation, exited: Exited) -> Verdict | None:
-    """What to make of an exit: None if the worker went as it was told to, or recycled itself."""
-    fault = life.fault
-    if life.verdict is not None:
-        verdict = life.verdict
+def _announce_loss(worker: Incarnation) -> WorkerStep:
+    """Asks for the announcement of a loss, once."""
+    if worker.loss_announced or worker.verdict is None:
+        return worker, []
+    return replace(worker, loss_announced=True), [AnnounceLoss(worker, worker.verdict)]
+
+
+def _final_verdict(worker: Incarnation, exited: Exited) -> Verdict | None:
+    """Returns the verdict on a worker whose process is gone; None if it left as it was asked to, or
+    recycled itself."""
+    fault = worker.fault
+    if worker.verdict is not None:
+        verdict = worker.verdict
         if fault is not None and fault.first != verdict.first:
             verdict = replace(verdict, later=(*verdict.later, fault.first, *fault.later))
         # The worker itself knows best whether another one could do better.
         return replace(verdict, scope="model") if exited.status == Exit.CONFIGURATION else verdict
-    obeyed = life.hurried or (life.asked and exited.status == Exit.BYE)
-    if obeyed or exited.status == Exit.RECYCLED:
+    left_as_asked = worker.forced or (worker.leave_requested and exited.status == Exit.BYE)
+    if left_as_asked or exited.status == Exit.RECYCLED:
         return None
-    return verdicts.of_exit(
+    return verdict_of_exit(
         exited.status,
         exited.stderr,
-        life.bye,
-        sent_by_us=life.signalled,
-        starved=exited.starved,
+        worker.bye,
+        sent_by_us=worker.kill_signal_sent,
+        oom_evidence=exited.oom_evidence,
     )
