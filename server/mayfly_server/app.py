@@ -29,13 +29,18 @@ from mayfly_server.api.schemas.errors import ANTHROPIC_FAILURES, FAILURES
 from mayfly_server.dispatch.connector import Dialler
 from mayfly_server.dispatch.fleet import Fleet
 from mayfly_server.dispatch.node_list import NodeList
-from mayfly_server.http import errors
-from mayfly_server.http.auth import Key, Keyring
-from mayfly_server.http.body import BodyLimit
-from mayfly_server.http.errors import RequestId
-from mayfly_server.http.hosts import HostPolicy, Hosts, own_names
-from mayfly_server.http.middleware import Counting, Expectations, Gate, Redirects
-from mayfly_server.http.origins import Origins, with_cors
+from mayfly_server.http.api_keys import Key, Keyring
+from mayfly_server.http.auth import AuthMiddleware
+from mayfly_server.http.errors import install_handlers
+from mayfly_server.http.hosts import HostPolicy, TrustedHosts, own_names
+from mayfly_server.http.middleware import (
+    BodyLimit,
+    Expect100,
+    HttpMetrics,
+    RelativeRedirects,
+    RequestId,
+)
+from mayfly_server.http.origins import OriginCheck, with_cors
 from mayfly_server.metrics import Metrics
 from mayfly_server.settings import FrontSettings
 
@@ -70,6 +75,8 @@ class FleetMetrics(Collector):
         yield from (up, ready, refused)
 
 
+FILE_WATCH_INTERVAL_S = 1.0
+
 _log = structlog.get_logger(__name__)
 
 
@@ -89,20 +96,20 @@ def create_app(settings: FrontSettings, keys: Sequence[Key] = ()) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        asyncio.get_running_loop().set_exception_handler(_unforeseen)
+        asyncio.get_running_loop().set_exception_handler(_log_unhandled)
         metrics = Metrics()
         fleet = Fleet(settings, metrics, dialler)
         metrics.registry.register(FleetMetrics(fleet))
         fleet.start()
-        watching = [asyncio.create_task(keyring.watch(), name="watch the keys file")]
+        tasks = [asyncio.create_task(_watch_keys(keyring), name="watch the keys file")]
         if settings.nodes_file is not None:
-            nodes = NodeList(settings.nodes_file, fleet.follow)
-            watching.append(asyncio.create_task(nodes.watch(), name="watch the nodes' file"))
+            nodes = NodeList(settings.nodes_file, fleet.use_nodes)
+            tasks.append(asyncio.create_task(_watch_nodes(nodes), name="watch the nodes file"))
         app.state.front = Front(settings, metrics, fleet, int(time.time()))
         try:
             yield
         finally:
-            for task in watching:
+            for task in tasks:
                 task.cancel()
             await fleet.close()
 
@@ -117,29 +124,45 @@ def create_app(settings: FrontSettings, keys: Sequence[Key] = ()) -> FastAPI:
         separate_input_output_schemas=False,
         strict_content_type=False,  # bodies are checked by StrictRoute
     )
-    errors.install(app)
+    install_handlers(app)
     for routes in (chat, completions, responses, tokenize, models, openapi, status):
         app.include_router(routes.router, responses=FAILURES)
     app.include_router(anthropic.router, responses=ANTHROPIC_FAILURES)
     app.include_router(health.router, responses={"4XX": FAILURES["4XX"]})
-    openapi.install(app, locked=keyring.locked)
+    openapi.install(app, locked=keyring.required)
     for undocumented in (status.live_router, page.router):
         app.include_router(undocumented)
     if settings.metrics != "off":
         app.add_api_route("/metrics", metrics_page, include_in_schema=False)
-    # The one that is added last sees a request first: see the drawing in edge.
-    app.add_middleware(Redirects)
+    # The middleware added last sees a request first: see the drawing in mayfly_server.http.
+    app.add_middleware(RelativeRedirects)
     app.add_middleware(BodyLimit, limit=settings.max_body_bytes)
-    app.add_middleware(Gate, keyring=keyring, metrics=settings.metrics)
-    app.add_middleware(Origins, allowed=settings.cors_origins)
+    app.add_middleware(
+        AuthMiddleware, keyring=keyring, metrics=settings.metrics, open_paths=page.PATHS
+    )
+    app.add_middleware(OriginCheck, allowed=settings.cors_origins)
     if settings.cors_origins:
         app.add_middleware(with_cors, origins=settings.cors_origins)
-    if settings.allowed_hosts or not keyring.locked:
-        app.add_middleware(Hosts, policy=HostPolicy(settings.allowed_hosts, own_names()))
-    app.add_middleware(Expectations)
+    if settings.allowed_hosts or not keyring.required:
+        app.add_middleware(TrustedHosts, policy=HostPolicy(settings.allowed_hosts, own_names()))
+    app.add_middleware(Expect100)
     app.add_middleware(RequestId)
-    app.add_middleware(Counting)
+    app.add_middleware(HttpMetrics)
     return app
+
+
+async def _watch_keys(keyring: Keyring) -> None:
+    """Reloads the keys file when it changes, in a thread, for reading it may take a while."""
+    while True:
+        await asyncio.sleep(FILE_WATCH_INTERVAL_S)
+        await asyncio.to_thread(keyring.reload_if_changed)
+
+
+async def _watch_nodes(nodes: NodeList) -> None:
+    """Reloads the nodes file when it changes, on the event loop that the nodes' sockets need."""
+    while True:
+        await asyncio.sleep(FILE_WATCH_INTERVAL_S)
+        nodes.reload_if_changed()
 
 
 async def metrics_page(front: FrontDep) -> Response:
@@ -150,10 +173,10 @@ async def metrics_page(front: FrontDep) -> Response:
     return Response(b"".join(pages), media_type=CONTENT_TYPE_LATEST)
 
 
-def _unforeseen(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+def _log_unhandled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Instead of asyncio's own words, which quote what a task was about."""
     _log.error(
-        "an error nobody foresaw, in the background",
+        "unhandled exception in the background",
         what=str(context["message"]).partition(" callback ")[0],
         exc_info=context.get("exception"),
         rid=None,

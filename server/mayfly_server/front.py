@@ -27,7 +27,7 @@ from mayfly_protocol.lifecycle import Exit
 from mayfly_protocol.transport.addresses import AddressError
 from mayfly_protocol.transport.keys import IdentityError
 from mayfly_server.app import create_app
-from mayfly_server.http.auth import KeysError, exposed, from_environment, refusal
+from mayfly_server.http.api_keys import KeysError, exposed_address, from_environment, keys_needed
 from mayfly_server.settings import FrontSettings
 from mayfly_server.uvicorn_server import FrontServer, ListenError, activated, bind
 
@@ -73,9 +73,9 @@ def serve(
         app = create_app(settings, keys)
     except (KeysError, IdentityError, AddressError) as error:
         raise FrontError(str(error)) from error
-    open_to_others = [address for address in map(exposed, listeners) if address is not None]
+    open_to_others = [address for address in map(exposed_address, listeners) if address is not None]
     if open_to_others and not (settings.insecure or keys or settings.api_keys_file):
-        raise FrontError(refusal(open_to_others[0]))
+        raise FrontError(keys_needed(open_to_others[0]))
     if not inherited:
         addresses = [listener.getsockname()[:2] for listener in listeners]
         nodes = [node.rpartition("@")[2] for node in settings.nodes]

@@ -17,7 +17,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
 from browser.conftest import RosterClock, Watched
-from mayfly_server.http.auth import Key, digest_of
+from mayfly_server.http.api_keys import Key, digest_of
 from support.doubles.fake_engine import FakeNode, say
 from support.doubles.running_front import RunningFront
 from support.models import scripted

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
-from mayfly_server.http.auth import from_environment
+from mayfly_server.http.api_keys import from_environment
 from support.doubles.fake_engine import FakeNode
 from support.doubles.running_front import RunningFront
 from support.edge import ADMIN, LIMITS, SECRET

@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from mayfly_server.api.admin.page import PATHS as PAGE
-from mayfly_server.http.auth import Key, digest_of, entry, from_environment
-from mayfly_server.http.middleware import PROBES
+from mayfly_server.http.api_keys import Key, digest_of, file_entry, from_environment
+from mayfly_server.http.auth import PROBES
 from support.doubles.fake_engine import FakeNode, accept, finish, step
 from support.doubles.running_front import RunningFront
 from support.edge import ADMIN, CHAT, HELLO, SECRET, TEXT, bearer, connect, told
@@ -159,7 +159,7 @@ def test_R127_keys_are_never_told(
 
 def test_keys_have_limits_and_a_file_that_may_change(node: FakeNode, tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
-    file.write_text(entry("alice", SECRET, requests_per_minute=2))
+    file.write_text(file_entry("alice", SECRET, requests_per_minute=2))
     with RunningFront(node.control, api_keys_file=file) as front:
 
         def status(key: str) -> int:
@@ -172,7 +172,7 @@ def test_keys_have_limits_and_a_file_that_may_change(node: FakeNode, tmp_path: P
         assert 1 <= int(refused.headers["retry-after"]) <= 30
         assert refused.headers["x-should-retry"] == "true"
         assert status("secret-2") == 401
-        file.write_text(entry("bob", "secret-2"))
+        file.write_text(file_entry("bob", "secret-2"))
         front.wait(lambda: status("secret-2") == 200)
         assert status(SECRET) == 401
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mayfly_server.http.auth import from_environment
+from mayfly_server.http.api_keys import from_environment
 from support.doubles.fake_engine import FakeNode
 from support.doubles.running_front import RunningFront
 from support.edge import CHAT, HELLO, SECRET, TEXT, ask, bearer

@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from mayfly_protocol.serving import Failed, Rejected, Submit
-from mayfly_server.http.auth import Key, from_environment
+from mayfly_server.http.api_keys import Key, from_environment
 from support.doubles.fake_engine import Act, FakeNode, FakeWorker, Script, say
 from support.doubles.running_front import RunningFront
 

@@ -23,7 +23,7 @@ from mayfly_server.api.schemas.completions import ChatEvent, TextEvent
 from mayfly_server.api.schemas.messages import MessageEvent
 from mayfly_server.api.schemas.responses import ResponsesEvent
 from mayfly_server.app import create_app
-from mayfly_server.http.auth import from_environment
+from mayfly_server.http.api_keys import from_environment
 from mayfly_server.settings import FrontSettings
 from support.doubles.fake_engine import FakeNode, accept, finish, step
 from support.doubles.running_front import RunningFront

@@ -10,7 +10,7 @@ import pytest
 
 from mayfly_protocol.requests import ChatPrompt
 from mayfly_protocol.serving import Rejected, Submit
-from mayfly_server.http.auth import from_environment
+from mayfly_server.http.api_keys import from_environment
 from support import front as harness
 from support.doubles.fake_engine import PROMPT_TOKENS, Act, FakeNode, accept, finish, step
 from support.doubles.running_front import RunningFront

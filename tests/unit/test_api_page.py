@@ -13,7 +13,7 @@ import httpx
 from mayfly_cli.commands.client import events
 from mayfly_protocol.roster import Autopsy
 from mayfly_server.api.admin.page import PATHS
-from mayfly_server.http.auth import Key, digest_of
+from mayfly_server.http.api_keys import Key, digest_of
 from support.doubles.fake_engine import FakeNode
 from support.doubles.running_front import RunningFront
 

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from mayfly_protocol.transport.addresses import is_loopback
-from mayfly_server.http.auth import exposed
+from mayfly_server.http.api_keys import exposed_address
 from mayfly_server.http.hosts import HostPolicy, host_name, own_names
 
 OWN = frozenset({"mac.lan", "mac", "mac.local"})
@@ -78,9 +78,9 @@ def test_loopback_addresses() -> None:
 @pytest.mark.parametrize(("host", "address"), [("127.0.0.1", None), ("0.0.0.0", "0.0.0.0")])
 def test_exposed_sockets(host: str, address: str | None) -> None:
     with socket.create_server((host, 0)) as listener:
-        assert exposed(listener) == address
+        assert exposed_address(listener) == address
 
 
 def test_a_unix_socket_is_nobody_elses() -> None:
     with socket.socket(socket.AF_UNIX) as listener:
-        assert exposed(listener) is None
+        assert exposed_address(listener) is None

@@ -11,17 +11,18 @@ import pytest
 from typer.testing import CliRunner
 
 from mayfly_cli.app import app
-from mayfly_server.http import auth
-from mayfly_server.http.auth import (
+from mayfly_server.api.admin import page
+from mayfly_server.http import api_keys
+from mayfly_server.http.api_keys import (
     Keyring,
     KeysError,
     digest_of,
-    find,
+    find_key,
     from_environment,
     new_key,
-    parse,
+    parse_keys_file,
 )
-from mayfly_server.http.middleware import Access, access_to, presented
+from mayfly_server.http.auth import Access, access_to, presented_keys
 
 HASH = digest_of("secret-1").hex()
 
@@ -32,17 +33,17 @@ def one(**fields: object) -> str:
 
 
 def test_a_file_of_keys() -> None:
-    alice, bob = parse(
+    alice, bob = parse_keys_file(
         one(requests_per_minute=60, concurrency=4)
-        + auth.entry("bob@example.com", "secret-2", admin=True)
+        + api_keys.file_entry("bob@example.com", "secret-2", admin=True)
     )
     assert (alice.name, alice.admin) == ("alice", False)
     assert (alice.requests_per_minute, alice.concurrency) == (60, 4)
     assert (bob.name, bob.admin, bob.concurrency) == ("bob@example.com", True, None)
-    assert find([alice, bob], ["secret-1"]) == alice
-    assert find([alice, bob], ["nonsense", "secret-2"]) == bob
+    assert find_key([alice, bob], ["secret-1"]) == alice
+    assert find_key([alice, bob], ["nonsense", "secret-2"]) == bob
     for nonsense in ([], [""], ["secret-3"], [HASH], ["secret-1 "], ["SECRET-1"]):
-        assert find([alice, bob], nonsense) is None
+        assert find_key([alice, bob], nonsense) is None
 
 
 @pytest.mark.parametrize(
@@ -63,7 +64,7 @@ def test_files_that_are_none(text: str, problem: str, tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     file.write_text(text)
     with pytest.raises(KeysError) as caught:
-        auth.read(file)
+        api_keys.read_keys_file(file)
     said = str(caught.value)
     assert said.startswith(f"{file}: ")
     assert problem in said
@@ -72,10 +73,10 @@ def test_files_that_are_none(text: str, problem: str, tmp_path: Path) -> None:
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(KeysError, match="No such file"):
-        auth.read(tmp_path / "none.toml")
+        api_keys.read_keys_file(tmp_path / "none.toml")
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(KeysError, match="UTF-8"):
-        auth.read(tmp_path / "bytes.toml")
+        api_keys.read_keys_file(tmp_path / "bytes.toml")
 
 
 def test_keys_of_the_environment() -> None:
@@ -86,8 +87,8 @@ def test_keys_of_the_environment() -> None:
         ("environment-2", False),
         ("admin", True),
     ]
-    assert find(found, ["secret-2"]) == found[1]
-    assert find(found, ["ab"]) == found[2]
+    assert find_key(found, ["secret-2"]) == found[1]
+    assert find_key(found, ["ab"]) == found[2]
     assert "secret" not in repr(found)
     for empty in ("", " , "):
         with pytest.raises(KeysError, match="holds no key"):
@@ -112,17 +113,17 @@ class TestKeyring:
         os.utime(file, (later, later))
 
     def test_it_is_open_without_keys(self) -> None:
-        assert not Keyring().locked
-        assert Keyring(from_environment({"MAYFLY_API_KEYS": "a"})).locked
+        assert not Keyring().required
+        assert Keyring(from_environment({"MAYFLY_API_KEYS": "a"})).required
 
     def test_it_reads_a_changed_file_again(self, tmp_path: Path) -> None:
         file = tmp_path / "keys.toml"
-        self.touch(file, auth.entry("alice", "secret-1"))
+        self.touch(file, api_keys.file_entry("alice", "secret-1"))
         ring = Keyring(from_environment({"MAYFLY_API_KEYS": "fixed"}), file)
-        assert ring.locked
+        assert ring.required
         assert ring.find(["secret-1"])
-        self.touch(file, auth.entry("bob", "secret-2"))
-        ring.look()
+        self.touch(file, api_keys.file_entry("bob", "secret-2"))
+        ring.reload_if_changed()
         assert not ring.find(["secret-1"])
         assert ring.find(["secret-2"])
         assert ring.find(["fixed"])
@@ -130,17 +131,17 @@ class TestKeyring:
     @pytest.mark.parametrize("broken", ["nonsense", "", None])
     def test_a_file_that_breaks_changes_nothing(self, tmp_path: Path, broken: str | None) -> None:
         file = tmp_path / "keys.toml"
-        self.touch(file, auth.entry("alice", "secret-1"))
+        self.touch(file, api_keys.file_entry("alice", "secret-1"))
         ring = Keyring((), file)
         if broken is None:
             file.unlink()
         else:
             self.touch(file, broken)
-        ring.look()
-        assert ring.locked
+        ring.reload_if_changed()
+        assert ring.required
         assert ring.find(["secret-1"])
-        self.touch(file, auth.entry("alice", "secret-9"))
-        ring.look()
+        self.touch(file, api_keys.file_entry("alice", "secret-9"))
+        ring.reload_if_changed()
         assert ring.find(["secret-9"])
 
     def test_it_does_not_start_without_its_file(self, tmp_path: Path) -> None:
@@ -155,9 +156,9 @@ class TestCommand:
         first = run(app, ["keys", "new", str(file), "alice", "--concurrency", "2"])
         second = run(app, ["keys", "new", str(file), "bob", "--admin"])
         assert (first.exit_code, second.exit_code) == (0, 0)
-        found = auth.read(file)
-        assert find(found, [first.stdout.strip()]) == found[0]
-        assert find(found, [second.stdout.strip()]) == found[1]
+        found = api_keys.read_keys_file(file)
+        assert find_key(found, [first.stdout.strip()]) == found[0]
+        assert find_key(found, [second.stdout.strip()]) == found[1]
         assert (found[0].concurrency, found[1].admin) == (2, True)
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
         assert first.stdout.strip() not in file.read_text()
@@ -180,7 +181,7 @@ def scope(*headers: tuple[bytes, bytes], query: bytes = b"") -> dict[str, object
 
 def test_where_a_key_may_stand() -> None:
     def found(*headers: tuple[bytes, bytes]) -> list[str]:
-        return list(presented(scope(*headers, query=b"key=k&api_key=k")))
+        return list(presented_keys(scope(*headers, query=b"key=k&api_key=k")))
 
     assert found((b"authorization", b"Bearer k")) == ["k"]
     assert found((b"authorization", b"bearer  k ")) == ["k"]
@@ -193,9 +194,9 @@ def test_where_a_key_may_stand() -> None:
 
 def test_paths_and_what_they_need() -> None:
     for path in ("/livez", "/readyz", "/health", "/", "/page/page.css"):
-        assert access_to(path, "admin") is Access.OPEN
+        assert access_to(path, "admin", page.PATHS) is Access.OPEN
     for path in ("/metrics", "/openapi.json", "/mayfly/status", "/mayfly/events", "/mayfly/new"):
-        assert access_to(path, "admin") is Access.ADMIN
+        assert access_to(path, "admin", page.PATHS) is Access.ADMIN
     assert access_to("/metrics", "open") is Access.OPEN
     for path in (
         "//",
@@ -208,4 +209,4 @@ def test_paths_and_what_they_need() -> None:
         "//livez",
         "/v1/../livez",
     ):
-        assert access_to(path, "open") is Access.KEY
+        assert access_to(path, "open", page.PATHS) is Access.KEY

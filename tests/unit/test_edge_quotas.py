@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mayfly_server.errors import RateLimited
-from mayfly_server.http.auth import Key
+from mayfly_server.http.api_keys import Key
 from mayfly_server.http.rate_limit import Bucket, Quotas
 
 

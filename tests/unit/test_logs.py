@@ -16,8 +16,8 @@ from structlog.contextvars import bound_contextvars
 from mayfly_protocol.common import logs
 from mayfly_protocol.common.logs import OURS, without_words
 from mayfly_protocol.settings import LogSettings
-from mayfly_server.app import _unforeseen
-from mayfly_server.http.errors import RequestId
+from mayfly_server.app import _log_unhandled
+from mayfly_server.http.middleware import RequestId
 from support.doubles.fake_engine import FakeNode, say
 from support.doubles.running_front import RunningFront
 
@@ -122,7 +122,7 @@ def test_an_exception_of_a_request_is_told_without_its_words(
     try:
         fail()
     except ValueError:
-        own().exception("an error nobody foresaw", **{name: "r1"})
+        own().exception("unhandled exception", **{name: "r1"})
     text = stream.getvalue()
     assert SECRET not in text
     for part in ("KeyError", "ValueError", "in fail", "test_logs.py", "direct cause"):
@@ -153,7 +153,7 @@ def test_who_wants_prompts_gets_the_words(log: Log) -> None:
     try:
         fail()
     except ValueError:
-        own().exception("an error nobody foresaw", rid="r1")
+        own().exception("unhandled exception", rid="r1")
     assert SECRET in lines(stream)[0]["exception"]
 
 
@@ -175,7 +175,7 @@ def test_a_suppressed_context_is_not_told() -> None:
 async def test_what_asyncio_finds_is_told_without_words(log: Log) -> None:
     stream = log(level="debug")
     loop = asyncio.get_running_loop()
-    loop.set_exception_handler(_unforeseen)
+    loop.set_exception_handler(_log_unhandled)
     try:
         loop.call_soon(lambda text: int(text), SECRET)
         await asyncio.sleep(0)

@@ -37,11 +37,11 @@ def test_a_change_is_followed_once(tmp_path: Path) -> None:
     file.write_text(named("a"))
     followed: list[list[str]] = []
     nodes = NodeList(file, lambda wanted: followed.append(list(wanted)))
-    nodes.look()
+    nodes.reload_if_changed()
     assert followed == [], "what it began with is known"
     file.write_text(named("a", "b"))
-    nodes.look()
-    nodes.look()
+    nodes.reload_if_changed()
+    nodes.reload_if_changed()
     assert followed == [["a", "b"]]
 
 
@@ -52,12 +52,12 @@ def test_a_broken_file_changes_nothing_and_says_so(tmp_path: Path, content: str)
     nodes = NodeList(file, lambda wanted: pytest.fail("it was followed"))
     file.write_text(content)
     with capture_logs() as logs:
-        nodes.look()
-        nodes.look()
+        nodes.reload_if_changed()
+        nodes.reload_if_changed()
     [entry] = logs
-    assert entry["event"] == "the nodes stay as they were"
+    assert entry["event"] == "node list not reloaded, the previous nodes stay in use"
     file.unlink()
-    nodes.look()
+    nodes.reload_if_changed()
 
 
 @pytest.fixture
@@ -95,9 +95,9 @@ async def test_an_address_that_cannot_be_dialled_changes_nothing(
     try:
         for wrong in ("tcp://no-key.example:7700", nodes[0].control, "nonsense"):
             with pytest.raises(AddressError):  # the second has a key, and this front end has none
-                fleet.follow(["tcp://127.0.0.1:2", wrong])
+                fleet.use_nodes(["tcp://127.0.0.1:2", wrong])
             assert list(fleet._nodes) == ["tcp://127.0.0.1:1"]
-        fleet.follow(["tcp://127.0.0.1:2"])
+        fleet.use_nodes(["tcp://127.0.0.1:2"])
         assert list(fleet._nodes) == ["tcp://127.0.0.1:2"]
     finally:
         await fleet.close()

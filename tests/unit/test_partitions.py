@@ -14,9 +14,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from mayfly_protocol.transport.addresses import is_ip_address
 from mayfly_protocol.transport.keys import make_pair, new_pair
 from mayfly_server.dispatch import node_link
-from mayfly_server.dispatch.connector import is_numeric, lookup, preferred
+from mayfly_server.dispatch.connector import lookup, preferred
 from support.doubles.fake_engine import WORDS, Act, FakeNode, Script, finish, say, step, until
 from support.doubles.running_front import RunningFront
 from support.relay import ask, content, pieces, stream
@@ -290,8 +291,8 @@ def test_names_and_what_is_preferred_of_their_addresses() -> None:
     assert preferred([v6]) == "[fe80::1]"
     with pytest.raises(OSError, match="no address"):
         preferred([])
-    assert all(map(is_numeric, ("10.0.0.2", "::1", "[::1]")))
-    assert not any(map(is_numeric, ("mac-2.local", "localhost", "")))
+    assert all(map(is_ip_address, ("10.0.0.2", "::1", "[::1]")))
+    assert not any(map(is_ip_address, ("mac-2.local", "localhost", "")))
 
 
 @pytest.mark.parametrize("host", ["mac..local", ".local", "m" * 64 + ".local"])

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from mayfly_protocol.serving import Handover, Submit
-from mayfly_server.http.auth import Key, digest_of
+from mayfly_server.http.api_keys import Key, digest_of
 from support.doubles.fake_engine import DIE, WORDS, Act, FakeNode, accept, say, step
 from support.doubles.running_front import RunningFront
 from support.front import WHOLE

@@ -22,10 +22,10 @@ from mayfly_server.api.openai.tokenize import DetokenizeRequest, TokenizeRequest
 from mayfly_server.api.responses import conversation as responses
 from mayfly_server.api.responses.request import ResponsesRequest
 from mayfly_server.errors import InvalidRequest
-from mayfly_server.http import auth
-from mayfly_server.http.auth import KeysError
+from mayfly_server.http import api_keys
+from mayfly_server.http.api_keys import KeysError
 from mayfly_server.http.body import parse_object
-from mayfly_server.http.errors import refusal
+from mayfly_server.http.errors import validation_error
 from mayfly_server.http.hosts import host_name
 
 EXAMPLES = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -207,7 +207,7 @@ def read(body: Any, parser: Parser) -> None:
             request = model.model_validate(parsed)
         except ValidationError as error:
             found = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
-            raise refusal(found, parsed) from error
+            raise validation_error(found, parsed) from error
         go_on(request)
     except InvalidRequest as refused:
         json.dumps(refused.envelope()).encode()
@@ -277,6 +277,6 @@ def test_hosts(text: str) -> None:
 )
 def test_keys_files(text: str) -> None:
     try:
-        assert all(len(key.digest) == 32 for key in auth.parse(text))
+        assert all(len(key.digest) == 32 for key in api_keys.parse_keys_file(text))
     except KeysError as error:
         assert str(error)

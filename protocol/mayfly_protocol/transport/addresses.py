@@ -116,6 +116,15 @@ def is_loopback(host: str) -> bool:
     return (mapped or found).is_loopback
 
 
+def is_ip_address(host: str) -> bool:
+    """Tells an IP address, with or without brackets, from a name."""
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    return True
+
+
 def bracketed(host: str) -> str:
     """A host as it stands in an address: IPv6 addresses in brackets."""
     return f"[{host}]" if ":" in host and not host.startswith("[") else host

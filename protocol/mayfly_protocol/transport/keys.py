@@ -21,6 +21,7 @@ from pathlib import Path
 import zmq
 from zmq.utils import z85
 
+from mayfly_protocol.common.file_watch import FileWatch
 from mayfly_protocol.transport.addresses import KEY_DIGITS, is_key
 
 HOW = "`mayfly keys init` makes one"
@@ -190,7 +191,7 @@ class TrustList:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._seen = _stamp(path)
+        self._watch = FileWatch(path)
         self._names: dict[str, str] = {}
         self.problem = ""
         self._read()
@@ -207,10 +208,8 @@ class TrustList:
 
     def look(self) -> frozenset[str]:
         """Reads the file again if it has changed. Returns the keys that are trusted no longer."""
-        stamp = _stamp(self._path)
-        if stamp == self._seen:
+        if not self._watch.changed():
             return frozenset()
-        self._seen = stamp
         before = self._names
         self._read()
         return frozenset(before.keys() - self._names.keys())
@@ -221,12 +220,3 @@ class TrustList:
             self.problem = ""
         except IdentityError as error:
             self.problem = str(error)
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """What changes when a file does, or is replaced by another."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino

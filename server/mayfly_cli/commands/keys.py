@@ -46,10 +46,10 @@ def new(
 
     A server that runs with --api-keys-file FILE takes the key at once.
     """
-    from mayfly_server.http.auth import KeysError, entry, new_key, parse
+    from mayfly_server.http.api_keys import KeysError, file_entry, new_key, parse_keys_file
 
     key = new_key()
-    added = entry(
+    added = file_entry(
         name,
         key,
         admin=admin,
@@ -58,7 +58,7 @@ def new(
     )
     try:
         there = file.read_text() if file.exists() else ""
-        parse(there + added)
+        parse_keys_file(there + added)
         # Only this user may read it; a file that is there keeps its own mode.
         descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         with os.fdopen(descriptor, "a") as target:

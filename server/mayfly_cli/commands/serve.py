@@ -55,11 +55,13 @@ def _keyed(keys: ServerKeys) -> bool:
     """Whether requests will need API keys. That they can't be read is better known at once."""
     import os
 
-    from mayfly_server.http.auth import KeysError, from_environment, read
+    from mayfly_server.http.api_keys import KeysError, from_environment, read_keys_file
 
     file = keys.api_keys_file
     try:
-        return bool(from_environment(os.environ)) or bool(file and read(file.expanduser()))
+        return bool(from_environment(os.environ)) or bool(
+            file and read_keys_file(file.expanduser())
+        )
     except KeysError as error:
         fail(str(error))
 
@@ -69,13 +71,13 @@ def _require_free(keys: ServerKeys, state_dir: Path, *, keyed: bool) -> None:
     not without API keys, is better known before a download than after it."""
     from mayfly_reaper.paths import StartError, locked
     from mayfly_reaper.processes.front_end import listen
-    from mayfly_server.http.auth import exposed, refusal
+    from mayfly_server.http.api_keys import exposed_address, keys_needed
 
     try:
         with locked(state_dir), listen(keys.host, keys.port) as listener:
-            address = exposed(listener)
+            address = exposed_address(listener)
             if address is not None and not (keyed or keys.insecure):
-                fail(refusal(address))
+                fail(keys_needed(address))
     except StartError as error:
         fail(str(error))
 

@@ -10,7 +10,6 @@ up for seconds, again and again.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,15 +27,6 @@ from mayfly_protocol.transport.addresses import (
 )
 from mayfly_protocol.transport.keys import KeyPair
 from mayfly_protocol.transport.sockets import dial_curve, over_tcp
-
-
-def is_numeric(host: str) -> bool:
-    """Whether this is an address, with or without brackets, and no name."""
-    try:
-        ipaddress.ip_address(host.strip("[]"))
-    except ValueError:
-        return False
-    return True
 
 
 async def lookup(host: str) -> str:

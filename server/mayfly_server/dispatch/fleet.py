@@ -111,7 +111,7 @@ class Fleet:
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self.follow(self._settings.nodes)
+        self.use_nodes(self._settings.nodes)
         self._ticking = asyncio.create_task(self._tick(), name="ping the workers")
 
     def announce(self) -> None:
@@ -120,7 +120,7 @@ class Fleet:
         for node in self._nodes.values():
             node.announce()
 
-    def follow(self, addresses: Iterable[str]) -> None:
+    def use_nodes(self, addresses: Iterable[str]) -> None:
         """Takes other nodes for those to listen to. What runs on the workers of one that is no
         longer among them goes on elsewhere.
 

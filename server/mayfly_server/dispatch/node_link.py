@@ -23,10 +23,10 @@ from zmq.utils.monitor import parse_monitor_message
 
 from mayfly_protocol.codec import BadFrame, Channel, encode, from_node, rosters, understood
 from mayfly_protocol.roster import ROSTER_TOPIC, Ask, FromNode, Roster, ToNode
-from mayfly_protocol.transport.addresses import NodeAddress
+from mayfly_protocol.transport.addresses import NodeAddress, is_ip_address
 from mayfly_protocol.transport.sockets import configure
 from mayfly_protocol.transport.zap import Refusals, Seldom
-from mayfly_server.dispatch.connector import Dial, Dialler, is_numeric, lookup
+from mayfly_server.dispatch.connector import Dial, Dialler, lookup
 from mayfly_server.dispatch.link import Context
 from mayfly_server.dispatch.zmq_reader import Listener
 
@@ -116,7 +116,7 @@ class NodeLink:
 
     def _open(self) -> None:
         host = self.address.host
-        if host and not is_numeric(host):
+        if host and not is_ip_address(host):
             self._lookup = asyncio.create_task(self._look_up(host), name=f"look up {host}")
         else:
             self._dial(self.address)

@@ -1,53 +1,48 @@
-"""The nodes that a front end uses, as a configuration file names them, and as that changes."""
+"""The list of nodes in a configuration file, read again whenever the file changes."""
 
 from __future__ import annotations
 
-import asyncio
 import tomllib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import structlog
 
+from mayfly_protocol.common.file_watch import FileWatch
 from mayfly_protocol.transport.addresses import AddressError
-
-LOOK_INTERVAL_S = 1.0
 
 _log = structlog.get_logger(__name__)
 
 
 class NodeList:
-    """Follows the key ``nodes`` of a TOML file. ``follow`` is called with another list, and raises
-    AddressError where it cannot be used: then the nodes stay as they were, as they do where the
-    file is no TOML, or names none."""
+    """Watches the key ``nodes`` of a TOML file.
 
-    def __init__(self, file: Path, follow: Callable[[Iterable[str]], None]) -> None:
+    ``use_nodes`` is called with every new list, and raises AddressError where the list cannot be
+    used. Then the nodes stay as they were; they do, too, where the file is no TOML or names none.
+    """
+
+    def __init__(self, file: Path, use_nodes: Callable[[Iterable[str]], None]) -> None:
         self._file = file
-        self._follow = follow
-        self._seen = self._content()
+        self._use_nodes = use_nodes
+        self._watch = FileWatch(file)
 
-    def look(self) -> None:
-        """Reads the file again, and acts if it has changed."""
-        content = self._content()
-        if content == self._seen:
+    def reload_if_changed(self) -> None:
+        if not self._watch.changed():
             return
-        self._seen = content
         try:
-            nodes = nodes_in(content)
-            self._follow(nodes)
+            nodes = nodes_in(self._content())
+            self._use_nodes(nodes)
         except AddressError as error:
-            _log.error("the nodes stay as they were", file=str(self._file), reason=str(error))
+            _log.error(
+                "node list not reloaded, the previous nodes stay in use",
+                file=str(self._file),
+                reason=str(error),
+            )
             return
-        _log.info("nodes read again", nodes=[node.rpartition("@")[2] for node in nodes])
-
-    async def watch(self) -> None:
-        """Looks again and again, until it is cancelled."""
-        while True:
-            await asyncio.sleep(LOOK_INTERVAL_S)
-            self.look()
+        _log.info("node list reloaded", nodes=[node.rpartition("@")[2] for node in nodes])
 
     def _content(self) -> str:
-        """Empty where the file cannot be read: that names no node."""
+        """The file's text; empty, which names no node, if it cannot be read."""
         try:
             return self._file.read_text("utf-8")
         except (OSError, UnicodeDecodeError):

@@ -1,16 +1,17 @@
-"""What stands between a network and the API: who may come in, from where, and how much of whom.
+"""HTTP in front of the API: limits on connections, and the middleware that checks every request.
 
 ::
 
-    connection   protocol   bounds on bytes, time and number; transport: closing;
-        |                   parsing: wishes for another protocol
-    request id   (api.request_id)
-    expectations bodies that wait until they are asked for
-    hosts        the name that a request is for: DNS rebinding
-    origins      the site that a browser's request comes from
-    gate         keys, and what each may do how often
-    body limit   (api.body)
-    redirects    of addresses with a slash too many
+    connection          protocol     limits on bytes, time and number; slow closing; upgrades
+        |
+    HttpMetrics         middleware   counts requests by route, status and error
+    RequestId           middleware   gives the request an id
+    Expect100           middleware   closes after an answer to a body that was not asked for
+    TrustedHosts        hosts        the name that a request is for: DNS rebinding
+    CORS, OriginCheck   origins      the site that a browser's request comes from
+    AuthMiddleware      auth         keys, and how much each may ask for (rate_limit)
+    BodyLimit           middleware   the body's length
+    RelativeRedirects   middleware   redirects of addresses with a slash too many
         v
     the routes
 """

@@ -1,244 +1,119 @@
-"""The keys that open a server: those of its environment, and those of a file that may change while
-it runs.
+"""Authentication: which paths need an API key, and the middleware that asks for it.
 
-Who can reach a listening socket.
+================================  ============================================================
+path                              with any key configured
+================================  ============================================================
+``/livez`` ``/readyz`` ``/health``  open; a caller without a key is told "ok" or "unavailable" only
+``/`` ``/page/...``               open: the files of the live page, which say nothing of the server
+``/metrics``                      an admin's key, or open if the operator says so
+``/mayfly/...`` ``/openapi.json``   an admin's key
+every other, existing or not      any key
+================================  ============================================================
 
-API keys: where they come from, and which of them a request was sent with.
-
-Keys are random and long (:func:`new_key` draws 256 bits), so their plain SHA-256 is all that is
-stored: there is nothing to guess. A keys file is TOML::
-
-    [[keys]]
-    name = "alice"
-    sha256 = "9f86d081..."        # as `mayfly keys new` writes it
-    requests_per_minute = 60      # optional
-    concurrency = 4               # optional: requests at a time
-    admin = true                  # optional: may operate and observe the server
-
-Keys of the environment stand there in clear: MAYFLY_API_KEYS holds some, separated by commas,
-MAYFLY_ADMIN_KEY one that is an admin's.
+The table goes by path alone, so that a route that is added needs a key until somebody opens it.
+Without any key configured everything is open, and the server listens on the loopback interface
+only.
 """
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
-import hmac
-import secrets
-import socket
-import tomllib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated
+import time
+from collections.abc import Collection, Iterator
+from enum import Enum
 
-import structlog
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.types import ASGIApp, Receive, Scope, Send
+from structlog.contextvars import bound_contextvars
 
-from mayfly_protocol.common.secrets import ADMIN_KEY_VARIABLE, API_KEYS_VARIABLE
-from mayfly_protocol.transport.addresses import is_loopback
+from mayfly_server.errors import Forbidden, RateLimited, Unauthorized
+from mayfly_server.http.api_keys import Key, Keyring
+from mayfly_server.http.errors import error_response
+from mayfly_server.http.rate_limit import Quotas
+from mayfly_server.settings import MetricsAccess
 
-HOW = (
-    "set MAYFLY_API_KEYS or --api-keys-file (`mayfly keys new FILE NAME` makes a key), "
-    "or say --insecure"
-)
+PROBES = frozenset({"/livez", "/readyz", "/health"})
 
 
-def exposed(listener: socket.socket) -> str | None:
-    """The address at which others can reach a listening socket, if they can."""
-    if listener.family not in (socket.AF_INET, socket.AF_INET6):
-        return None
-    address: str = listener.getsockname()[0]
-    return None if is_loopback(address) else address
+class Access(Enum):
+    """A path's demand: no key, any key, or an admin's."""
+
+    OPEN = "open"
+    KEY = "key"
+    ADMIN = "admin"
 
 
-def refusal(address: str) -> str:
-    """Why a server without keys does not start there."""
-    return f"others could use this server at {address} without a key: {HOW}"
+def access_to(path: str, metrics: MetricsAccess, open_paths: Collection[str] = ()) -> Access:
+    """The access that a path needs once keys are configured. ``open_paths`` are open beside the
+    probes."""
+    if path in PROBES or path in open_paths or (path == "/metrics" and metrics == "open"):
+        return Access.OPEN
+    if path in ("/metrics", "/openapi.json") or path.startswith("/mayfly/"):
+        return Access.ADMIN
+    return Access.KEY
 
 
-HINT = "`mayfly keys new FILE NAME` adds a key to a file"
+def presented_keys(scope: Scope) -> Iterator[str]:
+    """The keys that a request carries, as OpenAI's clients send them (``Authorization: Bearer``)
+    or as Anthropic's do (``x-api-key``). A key in the address does not count: it would end up in
+    logs."""
+    for name, value in scope["headers"]:
+        if name == b"x-api-key":
+            yield value.decode("latin-1").strip()
+        elif name == b"authorization":
+            scheme, _, credentials = value.decode("latin-1").partition(" ")
+            if scheme.lower() == "bearer":
+                yield credentials.strip()
 
 
-class KeysError(Exception):
-    """Keys that cannot be used; the text is for the operator and never holds a key."""
+class AuthMiddleware:
+    """Answers 401, 403 or 429 to requests that lack the key they need or exceed its limits.
 
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """``digest`` is the key's SHA-256. Limits that are None do not limit."""
-
-    name: str
-    digest: bytes
-    admin: bool = False
-    requests_per_minute: int | None = None
-    concurrency: int | None = None
-
-
-def new_key() -> str:
-    return f"mf-{secrets.token_urlsafe(32)}"
-
-
-def digest_of(key: str) -> bytes:
-    return hashlib.sha256(key.encode()).digest()
-
-
-def find(keys: Iterable[Key], presented: Iterable[str]) -> Key | None:
-    """The key that one of ``presented`` is. Takes as long whether there is one or not, and
-    whichever it is."""
-    digests = [digest_of(candidate) for candidate in presented]
-    found = None
-    for key in keys:
-        for digest in digests:
-            if hmac.compare_digest(key.digest, digest):
-                found = key
-    return found
-
-
-def from_environment(environment: Mapping[str, str]) -> tuple[Key, ...]:
-    """The keys in :data:`API_KEYS_VARIABLE` and :data:`ADMIN_KEY_VARIABLE`.
-
-    Raises:
-        KeysError: a variable that is set holds no key, or one holds characters that no header can.
+    ``scope["state"]["guest"]`` tells the probes that the caller has no key, ``["tenant"]`` tells
+    every other route the name of the caller's key.
     """
-    keys = []
-    for variable, admin in ((API_KEYS_VARIABLE, False), (ADMIN_KEY_VARIABLE, True)):
-        if variable not in environment:
-            continue
-        text = environment[variable]
-        values = [text.strip()] if admin else [part.strip() for part in text.split(",")]
-        values = [value for value in values if value]
-        if not values:
-            raise KeysError(f"{variable} is set, but holds no key")
-        for number, value in enumerate(values, start=1):
-            if not (value.isascii() and value.isprintable() and " " not in value):
-                raise KeysError(f"{variable}: key {number} has characters that no header can carry")
-            name = "admin" if admin else f"environment-{number}"
-            keys.append(Key(name, digest_of(value), admin=admin))
-    return tuple(keys)
 
+    def __init__(
+        self, app: ASGIApp, keyring: Keyring, metrics: MetricsAccess, open_paths: Collection[str]
+    ) -> None:
+        self._app = app
+        self._keyring = keyring
+        self._metrics = metrics
+        self._open_paths = open_paths
+        self._quotas = Quotas()
 
-def entry(
-    name: str,
-    key: str,
-    *,
-    admin: bool = False,
-    requests_per_minute: int | None = None,
-    concurrency: int | None = None,
-) -> str:
-    """A keys file's text about one key."""
-    lines = ["", "[[keys]]", f'name = "{name}"', f'sha256 = "{digest_of(key).hex()}"']
-    if admin:
-        lines.append("admin = true")
-    if requests_per_minute is not None:
-        lines.append(f"requests_per_minute = {requests_per_minute}")
-    if concurrency is not None:
-        lines.append(f"concurrency = {concurrency}")
-    return "\n".join([*lines, ""])
-
-
-class _Entry(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.@-]{1,64}$")]
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    admin: bool = False
-    requests_per_minute: Annotated[int, Field(ge=1)] | None = None
-    concurrency: Annotated[int, Field(ge=1)] | None = None
-
-
-class _File(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    keys: Annotated[list[_Entry], Field(min_length=1)]
-
-
-def parse(text: str) -> tuple[Key, ...]:
-    """The keys in a keys file's text. Raises KeysError, saying where and what is wrong."""
-    try:
-        entries = _File.model_validate(tomllib.loads(text)).keys
-    except tomllib.TOMLDecodeError as error:
-        raise KeysError(f"not TOML: {error}; {HINT}") from error
-    except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise KeysError(f"{place}: {first['msg']}; {HINT}") from None  # it would show the input
-    names = [entry.name for entry in entries]
-    for name in names:
-        if names.count(name) > 1:
-            raise KeysError(f"two keys are called {name!r}")
-    return tuple(
-        Key(
-            entry.name,
-            bytes.fromhex(entry.sha256),
-            entry.admin,
-            entry.requests_per_minute,
-            entry.concurrency,
-        )
-        for entry in entries
-    )
-
-
-def read(path: Path) -> tuple[Key, ...]:
-    """The keys in a file. Raises KeysError."""
-    try:
-        return parse(path.read_text())
-    except OSError as error:
-        raise KeysError(f"{path} cannot be read: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise KeysError(f"{path} is not UTF-8 text; {HINT}") from error
-    except KeysError as error:
-        raise KeysError(f"{path}: {error}") from error.__cause__
-
-
-LOOK_INTERVAL_S = 1.0
-
-_log = structlog.get_logger(__name__)
-
-
-class Keyring:
-    """Reads ``file`` at once. Raises KeysError where that does not work: a server that was meant
-    to be locked must not start open."""
-
-    def __init__(self, fixed: tuple[Key, ...] = (), file: Path | None = None) -> None:
-        self._fixed = fixed
-        self._file = file
-        self._seen = _stamp(file)
-        self._read = read(file) if file is not None else ()
-
-    @property
-    def locked(self) -> bool:
-        """Whether anything needs a key."""
-        return bool(self._fixed) or self._file is not None
-
-    def find(self, presented: Iterable[str]) -> Key | None:
-        return find((*self._fixed, *self._read), presented)
-
-    def look(self) -> None:
-        """Reads the file again if it has changed. One that cannot be used changes nothing: the
-        keys that were known go on being known, and the log says why."""
-        stamp = _stamp(self._file)
-        if self._file is None or stamp == self._seen:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not self._keyring.required:
+            await self._app(scope, receive, send)
             return
-        self._seen = stamp
+        given = [key for key in presented_keys(scope) if key]
+        key = self._keyring.find(given)
+        access = access_to(scope["path"], self._metrics, self._open_paths)
+        if access is Access.OPEN:
+            scope.setdefault("state", {})["guest"] = key is None
+            await self._app(scope, receive, send)
+            return
         try:
-            self._read = read(self._file)
-        except KeysError as error:
-            _log.error("the keys stay as they were", reason=str(error))
+            self._admit(key, access, given=bool(given))
+        except (Unauthorized, Forbidden, RateLimited) as refused:
+            # What is left of the body is not worth reading.
+            await error_response(refused, scope, close=True)(scope, receive, send)
             return
-        _log.info("keys read again", keys=[key.name for key in self._read])
+        assert key is not None
+        scope.setdefault("state", {})["tenant"] = key.name
+        try:
+            with bound_contextvars(key=key.name):
+                await self._app(scope, receive, send)
+        finally:
+            self._quotas.leave(key)
 
-    async def watch(self) -> None:
-        """Looks again and again, until it is cancelled."""
-        while self._file is not None:
-            await asyncio.sleep(LOOK_INTERVAL_S)
-            await asyncio.to_thread(self.look)
-
-
-def _stamp(file: Path | None) -> tuple[int, int, int] | None:
-    """What changes when a file does, or is replaced by another."""
-    try:
-        found = file.stat() if file is not None else None
-    except OSError:
-        return None
-    return (found.st_mtime_ns, found.st_size, found.st_ino) if found else None
+    def _admit(self, key: Key | None, access: Access, *, given: bool) -> None:
+        """Counts a request that may go on. Raises Unauthorized, Forbidden or RateLimited if it may
+        not; ``given`` says whether it carried any key."""
+        if key is None:
+            raise Unauthorized(
+                "This API key is not known here."
+                if given
+                else "An API key is needed, as in Authorization: Bearer KEY."
+            )
+        if access is Access.ADMIN and not key.admin:
+            raise Forbidden("This needs an admin's key.")
+        self._quotas.enter(key, time.monotonic())

@@ -15,10 +15,8 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic_core import from_json
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mayfly_server.errors import BodyTooLarge, InvalidRequest, UnsupportedMediaType
-from mayfly_server.http.errors import answer
 
 MAX_VALUES = 1_000_000
 """Values in one body: each costs memory that its bytes do not show."""
@@ -118,33 +116,3 @@ class StrictRoute(APIRoute):
             return await handle(_Parsed(request, parse_object(await request.body())))
 
         return handle_strictly
-
-
-class BodyLimit:
-    """Middleware that answers 413 where a body is, or turns out to be, longer than ``limit``
-    bytes; what is beyond the limit is never kept."""
-
-    def __init__(self, app: ASGIApp, limit: int) -> None:
-        self._app = app
-        self._limit = limit
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        too_large = BodyTooLarge(f"The body is longer than {self._limit} bytes.")
-        declared = dict(scope["headers"]).get(b"content-length", b"0")
-        if not declared.isdigit() or int(declared) > self._limit:
-            await answer(too_large, scope, close=True)(scope, receive, send)
-            return
-        length = 0
-
-        async def counted() -> Message:
-            nonlocal length
-            message = await receive()
-            length += len(message.get("body", b""))
-            if length > self._limit:
-                raise too_large
-            return message
-
-        await self._app(scope, counted, send)

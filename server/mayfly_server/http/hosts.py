@@ -1,6 +1,7 @@
-"""Whom a request is for: a page of any site can have its own name resolve to 127.0.0.1, and then
-talk to a server there as if it were that site (DNS rebinding). What it cannot do is change the
-``Host`` that the browser sends.
+"""The ``Host`` check, against DNS rebinding.
+
+A page of any site can have its own name resolve to 127.0.0.1 and then talk to a server there as if
+it were that site. The page cannot change the ``Host`` header that the browser sends.
 
 Where no key protects the server, or names were configured, a request has to be for
 
@@ -10,22 +11,21 @@ Where no key protects the server, or names were configured, a request has to be 
   rebound),
 - a configured name; ``*.example.com`` means every name below it, and ``*`` any at all.
 
-Anything else is 421. A request of HTTP/1.1 without exactly one ``Host`` is 400; one of HTTP/1.0 may
-lack it, for no browser has spoken that in this century.
+Anything else is answered 421. A request of HTTP/1.1 without exactly one ``Host`` is answered 400;
+one of HTTP/1.0 may lack it, for no browser has spoken that in this century.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import re
 import socket
 from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from mayfly_protocol.transport.addresses import is_loopback
+from mayfly_protocol.transport.addresses import is_ip_address, is_loopback
 from mayfly_server.errors import InvalidRequest, Misdirected
-from mayfly_server.http.errors import answer
+from mayfly_server.http.errors import error_response
 
 _HOST = re.compile(r"(\[[0-9a-f:.]{2,45}\]|[a-z0-9_.-]{1,255})(?::\d{1,5})?")
 
@@ -37,39 +37,33 @@ def host_name(header: str) -> str | None:
 
 
 def own_names() -> frozenset[str]:
+    """This machine's host name, as it is, without its domain, and in ``.local``."""
     name = socket.gethostname().lower().rstrip(".")
     first = name.partition(".")[0]
     return frozenset({name, first, f"{first}.local"}) if first else frozenset()
 
 
 class HostPolicy:
-    """``allowed`` are the configured names, ``own`` this machine's."""
+    """The rules above. ``allowed`` are the configured names, ``own`` this machine's."""
 
     def __init__(self, allowed: Sequence[str], own: frozenset[str]) -> None:
-        self.anything = "*" in allowed
+        self._allows_all = "*" in allowed
         self._names = own | {name.lower() for name in allowed if not name.startswith("*")}
         self._parents = tuple(name[1:].lower() for name in allowed if name.startswith("*."))
 
     def allows(self, host: str, local_address: str | None) -> bool:
-        """Whether a connection that came in at ``local_address`` may carry requests for that."""
-        if self.anything or host in self._names or host.endswith(self._parents):
+        """Tells whether a connection that came in at ``local_address`` may carry requests for
+        ``host``."""
+        if self._allows_all or host in self._names or host.endswith(self._parents):
             return True
         if host == "localhost" or host.endswith(".localhost") or is_loopback(host):
             return True
         beyond = local_address is not None and not is_loopback(local_address)
-        return beyond and _is_address(host)
+        return beyond and is_ip_address(host)
 
 
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
-class Hosts:
-    """Middleware."""
+class TrustedHosts:
+    """Answers 421 or 400 to requests whose ``Host`` the policy does not allow."""
 
     def __init__(self, app: ASGIApp, policy: HostPolicy) -> None:
         self._app = app
@@ -80,7 +74,7 @@ class Hosts:
         if refusal is None:
             await self._app(scope, receive, send)
         else:
-            await answer(refusal, scope, close=True)(scope, receive, send)
+            await error_response(refusal, scope, close=True)(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> InvalidRequest | None:
         given = [value for name, value in scope["headers"] if name == b"host"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mayfly_server.errors import RateLimited
-from mayfly_server.http.auth import Key
+from mayfly_server.http.api_keys import Key
 
 _TRY_AGAIN_S = 1.0
 """Nobody knows when one of a key's own requests will end."""

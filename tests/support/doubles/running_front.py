@@ -14,7 +14,7 @@ import uvloop
 
 from mayfly_server.api.dependencies import Front
 from mayfly_server.app import create_app
-from mayfly_server.http.auth import Key
+from mayfly_server.http.api_keys import Key
 from mayfly_server.settings import FrontSettings
 from mayfly_server.uvicorn_server import FrontServer
 

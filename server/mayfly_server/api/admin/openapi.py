@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import APIRouter, FastAPI
 
 from mayfly_server.errors import NotServed
-from mayfly_server.http.middleware import PROBES
+from mayfly_server.http.auth import PROBES
 
 router = APIRouter(include_in_schema=False)
 

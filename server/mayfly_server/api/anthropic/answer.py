@@ -23,7 +23,7 @@ from mayfly_protocol.serving import Delta, ToolCallDelta, Usage
 from mayfly_server.api.answer import Head
 from mayfly_server.errors import RequestError
 from mayfly_server.http import sse
-from mayfly_server.http.errors import error_object
+from mayfly_server.http.errors import anthropic_error
 
 _REASONS: dict[FinishReason, str] = {
     "stop": "end_turn",
@@ -109,7 +109,7 @@ class MessageEvents:
         return self._close() + event(changed) + event({"type": "message_stop"})
 
     def failure(self, error: RequestError) -> str:
-        return event(error_object(error, self._request_id))
+        return event(anthropic_error(error, self._request_id))
 
     def _call(self, call: ToolCallDelta) -> str:
         opened = ""

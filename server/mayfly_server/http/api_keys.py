@@ -1,0 +1,225 @@
+"""API keys: those in environment variables, and those of a file that may change meanwhile.
+
+Keys are random and long (:func:`new_key` draws 256 bits), so a plain SHA-256 digest is all that is
+stored: there is nothing to guess. A keys file is TOML::
+
+    [[keys]]
+    name = "alice"
+    sha256 = "9f86d081..."        # as `mayfly keys new` writes it
+    requests_per_minute = 60      # optional
+    concurrency = 4               # optional: requests at a time
+    admin = true                  # optional: may operate and observe the server
+
+Environment variables hold keys in clear: MAYFLY_API_KEYS several, separated by commas,
+MAYFLY_ADMIN_KEY one admin key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import socket
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import structlog
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from mayfly_protocol.common.file_watch import FileWatch
+from mayfly_protocol.common.secrets import ADMIN_KEY_VARIABLE, API_KEYS_VARIABLE
+from mayfly_protocol.transport.addresses import is_loopback
+
+HINT = "`mayfly keys new FILE NAME` adds a key to a file"
+_NEEDED = (
+    "set MAYFLY_API_KEYS or --api-keys-file (`mayfly keys new FILE NAME` makes a key), "
+    "or say --insecure"
+)
+
+_log = structlog.get_logger(__name__)
+
+
+def exposed_address(listener: socket.socket) -> str | None:
+    """The address at which other machines can reach a listening socket; None if they cannot."""
+    if listener.family not in (socket.AF_INET, socket.AF_INET6):
+        return None
+    address: str = listener.getsockname()[0]
+    return None if is_loopback(address) else address
+
+
+def keys_needed(address: str) -> str:
+    """The error text for a server without keys that would listen at an exposed address."""
+    return f"others could use this server at {address} without a key: {_NEEDED}"
+
+
+class KeysError(Exception):
+    """API keys cannot be used. The text is for the operator and never holds a key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """An API key. ``digest`` is its SHA-256; a limit that is None does not limit."""
+
+    name: str
+    digest: bytes
+    admin: bool = False
+    requests_per_minute: int | None = None
+    concurrency: int | None = None
+
+
+def new_key() -> str:
+    """A fresh random key."""
+    return f"mf-{secrets.token_urlsafe(32)}"
+
+
+def digest_of(key: str) -> bytes:
+    """A key's SHA-256."""
+    return hashlib.sha256(key.encode()).digest()
+
+
+def find_key(keys: Iterable[Key], presented: Iterable[str]) -> Key | None:
+    """The first known key among those that a request presented. Takes equally long whichever key
+    it is, and if none is known."""
+    digests = [digest_of(candidate) for candidate in presented]
+    found = None
+    for key in keys:
+        for digest in digests:
+            if hmac.compare_digest(key.digest, digest):
+                found = key
+    return found
+
+
+def from_environment(environment: Mapping[str, str]) -> tuple[Key, ...]:
+    """Reads the keys in :data:`API_KEYS_VARIABLE` and :data:`ADMIN_KEY_VARIABLE`.
+
+    Raises:
+        KeysError: a variable is set and holds no key, or a key with characters that no HTTP header
+            can carry.
+    """
+    keys = []
+    for variable, admin in ((API_KEYS_VARIABLE, False), (ADMIN_KEY_VARIABLE, True)):
+        if variable not in environment:
+            continue
+        text = environment[variable]
+        values = [text.strip()] if admin else [part.strip() for part in text.split(",")]
+        values = [value for value in values if value]
+        if not values:
+            raise KeysError(f"{variable} is set, but holds no key")
+        for number, value in enumerate(values, start=1):
+            if not (value.isascii() and value.isprintable() and " " not in value):
+                raise KeysError(f"{variable}: key {number} has characters that no header can carry")
+            name = "admin" if admin else f"environment-{number}"
+            keys.append(Key(name, digest_of(value), admin=admin))
+    return tuple(keys)
+
+
+def file_entry(
+    name: str,
+    key: str,
+    *,
+    admin: bool = False,
+    requests_per_minute: int | None = None,
+    concurrency: int | None = None,
+) -> str:
+    """The text that adds one key to a keys file."""
+    lines = ["", "[[keys]]", f'name = "{name}"', f'sha256 = "{digest_of(key).hex()}"']
+    if admin:
+        lines.append("admin = true")
+    if requests_per_minute is not None:
+        lines.append(f"requests_per_minute = {requests_per_minute}")
+    if concurrency is not None:
+        lines.append(f"concurrency = {concurrency}")
+    return "\n".join([*lines, ""])
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.@-]{1,64}$")]
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    admin: bool = False
+    requests_per_minute: Annotated[int, Field(ge=1)] | None = None
+    concurrency: Annotated[int, Field(ge=1)] | None = None
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    keys: Annotated[list[_Entry], Field(min_length=1)]
+
+
+def parse_keys_file(text: str) -> tuple[Key, ...]:
+    """Reads the keys in a keys file's text. Raises KeysError with the place and the problem."""
+    try:
+        entries = _File.model_validate(tomllib.loads(text)).keys
+    except tomllib.TOMLDecodeError as error:
+        raise KeysError(f"not TOML: {error}; {HINT}") from error
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise KeysError(f"{place}: {first['msg']}; {HINT}") from None  # it would show the input
+    names = [entry.name for entry in entries]
+    for name in names:
+        if names.count(name) > 1:
+            raise KeysError(f"two keys are called {name!r}")
+    return tuple(
+        Key(
+            entry.name,
+            bytes.fromhex(entry.sha256),
+            entry.admin,
+            entry.requests_per_minute,
+            entry.concurrency,
+        )
+        for entry in entries
+    )
+
+
+def read_keys_file(path: Path) -> tuple[Key, ...]:
+    """Reads a keys file. Raises KeysError."""
+    try:
+        return parse_keys_file(path.read_text())
+    except OSError as error:
+        raise KeysError(f"{path} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise KeysError(f"{path} is not UTF-8 text; {HINT}") from error
+    except KeysError as error:
+        raise KeysError(f"{path}: {error}") from error.__cause__
+
+
+class Keyring:
+    """All known keys: ``fixed`` ones and those of ``file``, which is read again when it changes.
+
+    Raises:
+        KeysError: the file cannot be used. A server that was meant to need keys must not start
+            without them.
+    """
+
+    def __init__(self, fixed: tuple[Key, ...] = (), file: Path | None = None) -> None:
+        self._fixed = fixed
+        self._file = file
+        self._watch = FileWatch(file) if file is not None else None
+        self._read = read_keys_file(file) if file is not None else ()
+
+    @property
+    def required(self) -> bool:
+        """Whether any key is configured, so that requests need one."""
+        return bool(self._fixed) or self._file is not None
+
+    def find(self, presented: Iterable[str]) -> Key | None:
+        """The first known key among those that a request presented."""
+        return find_key((*self._fixed, *self._read), presented)
+
+    def reload_if_changed(self) -> None:
+        """Reads the file again if it has changed. Where that fails, the keys read before stay in
+        force, and the log says why."""
+        if self._file is None or self._watch is None or not self._watch.changed():
+            return
+        try:
+            self._read = read_keys_file(self._file)
+        except KeysError as error:
+            _log.error("API keys not reloaded, the previous ones stay in force", reason=str(error))
+            return
+        _log.info("API keys reloaded", keys=[key.name for key in self._read])
