@@ -10,7 +10,7 @@ from pathlib import Path
 from prometheus_client.core import Metric
 from prometheus_client.metrics import MetricWrapperBase
 
-from mayfly_reaper.machine.memory import Room
+from mayfly_reaper.machine.memory import MachineMemory
 from mayfly_reaper.metrics import NodeMetrics
 from mayfly_server.app import FleetMetrics
 from mayfly_server.dispatch.connector import Dialler
@@ -49,7 +49,7 @@ async def tables() -> tuple[list[str], list[str]]:
         ]
     finally:
         await fleet.close()
-    return front_end, list(_families(NodeMetrics("node", lambda: Room(1)).collect()))
+    return front_end, list(_families(NodeMetrics("node", lambda: MachineMemory(1)).collect()))
 
 
 def main() -> None:
