@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 
 from mayfly_protocol.requests import Constraint
-from mayfly_worker.grammar import Compiled, Grammars, Matcher
+from mayfly_worker.grammar.compiler import CompiledGrammar, GrammarCompiler, GrammarMatcher
 from support import vocabularies
 
 PLAIN = vocabularies.byte_level("plain")
 END = 2
 WIDTH = 2000
-GRAMMARS = Grammars(PLAIN, WIDTH)
+GRAMMARS = GrammarCompiler(PLAIN, WIDTH)
 
 
-def allowed(matcher: Matcher, width: int = WIDTH) -> list[int]:
+def allowed(matcher: GrammarMatcher, width: int = WIDTH) -> list[int]:
     """The ids that may come next."""
     mask = np.zeros((width + 31) // 32, dtype=np.int32)
     matcher.fill(mask)
@@ -26,7 +26,7 @@ def allowed(matcher: Matcher, width: int = WIDTH) -> list[int]:
 
 
 def sample(
-    compiled: Compiled, seed: int, tokenizer: Any = PLAIN, longest: int = 1500
+    compiled: CompiledGrammar, seed: int, tokenizer: Any = PLAIN, longest: int = 1500
 ) -> str | None:
     """Text drawn uniformly under the masks, or None if it had not ended by then."""
     rng = np.random.default_rng(seed)
@@ -40,7 +40,7 @@ def sample(
     return None
 
 
-def accepts(compiled: Compiled, text: str, tokenizer: Any = PLAIN) -> bool:
+def accepts(compiled: CompiledGrammar, text: str, tokenizer: Any = PLAIN) -> bool:
     """Whether exactly this text can be written and then ended."""
     matcher = compiled.matcher()
     for id in vocabularies.ids_of(text, tokenizer):
@@ -50,5 +50,5 @@ def accepts(compiled: Compiled, text: str, tokenizer: Any = PLAIN) -> bool:
     return END in allowed(matcher)
 
 
-def schema(value: Any, **options: Any) -> Compiled:
+def schema(value: Any, **options: Any) -> CompiledGrammar:
     return GRAMMARS.compile(Constraint("json_schema", json.dumps(value)), **options)

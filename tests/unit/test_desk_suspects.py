@@ -22,7 +22,7 @@ from mayfly_worker.engine.sequence import Cancel as EngineCancel
 from mayfly_worker.prepare import Choice, Prepared
 from mayfly_worker.process import beat
 from mayfly_worker.requests import Desk
-from mayfly_worker.text.choice import Piece
+from mayfly_worker.text.choice import TextPiece
 
 PEER = b"front"
 
@@ -34,11 +34,11 @@ class Words:
 
     stop = None
 
-    def feed(self, token: int, *, eos: bool) -> Piece:
-        return Piece(text=f"w{token}", finish="stop" if eos else None)
+    def feed(self, token: int, *, eos: bool) -> TextPiece:
+        return TextPiece(text=f"w{token}", finish="stop" if eos else None)
 
-    def end(self, reason: Any) -> Piece:
-        return Piece(finish=reason)
+    def end(self, reason: Any) -> TextPiece:
+        return TextPiece(finish=reason)
 
 
 class Office:

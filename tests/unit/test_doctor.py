@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from mayfly_protocol.settings import WorkerSettings
 from mayfly_worker.doctor import CONTEXTS, Fit, diagnose, fits
 from mayfly_worker.engine.admission import Budget
-from mayfly_worker.fetch.errors import FetchError
+from mayfly_worker.fetch.reporting import FetchError
 from mayfly_worker.fetch.resolve import find
 from mayfly_worker.model.loading import load
 from support.models import tiny

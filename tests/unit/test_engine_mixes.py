@@ -23,7 +23,7 @@ from mlx_lm.utils import load_model, load_tokenizer
 
 from mayfly_protocol.requests import Constraint, Sampling
 from mayfly_worker.engine.sequence import Cancel, SampledToken, Stop
-from mayfly_worker.grammar import Compiled, Grammars
+from mayfly_worker.grammar.compiler import CompiledGrammar, GrammarCompiler
 from support.engine import Answer, Ask, Bench, FixedChunks
 from support.schemas import SCHEMAS
 
@@ -126,8 +126,8 @@ class Oracle:
     def __init__(self, folder: Path) -> None:
         self.model = load_model(folder)[0]
         self.width = int(self.model(mx.array([[1]])).shape[-1])
-        self._grammars = Grammars(load_tokenizer(folder), self.width)
-        self._compiled: dict[int, Compiled] = {}
+        self._grammars = GrammarCompiler(load_tokenizer(folder), self.width)
+        self._compiled: dict[int, CompiledGrammar] = {}
         self._whole: dict[Kind, Answer] = {}
 
     def whole(self, kind: Kind) -> Answer:

@@ -15,8 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from mayfly_worker.fetch import model_folder
-from mayfly_worker.fetch.errors import FetchError
-from mayfly_worker.fetch.events import INTERVAL_S, Events
+from mayfly_worker.fetch.reporting import INTERVAL_S, EventWriter, FetchError
 from mayfly_worker.fetch.resolve import resolve
 from support.models import tiny
 
@@ -30,7 +29,7 @@ def model(tmp_path: Path) -> Path:
     return tiny.build(tmp_path / "some-model")
 
 
-# Events
+# EventWriter
 
 
 class Clock:
@@ -42,7 +41,7 @@ class Clock:
 
 def test_progress_is_thinned_but_for_its_ends() -> None:
     clock, out = Clock(), io.StringIO()
-    events = Events(out, clock)
+    events = EventWriter(out, clock)
     for step in range(100):
         clock.now = step * INTERVAL_S / 10
         events.progress("download", step, 99)
@@ -57,7 +56,7 @@ def test_progress_is_thinned_but_for_its_ends() -> None:
 
 def test_events_are_lines_of_json() -> None:
     out = io.StringIO()
-    events = Events(out)
+    events = EventWriter(out)
     events.error("two\nlines")
     events.done(Path("/a/b"), "é")
     first, second = out.getvalue().splitlines()
@@ -174,6 +173,6 @@ def test_a_full_disk_is_noticed_before_anything_is_fetched(
         "mayfly_worker.fetch.model_folder.shutil.disk_usage",
         lambda _: SimpleNamespace(free=5_000_000),
     )
-    model_folder.require(tmp_path / "not" / "yet", 5_000_000)
+    model_folder.require_room(tmp_path / "not" / "yet", 5_000_000)
     with pytest.raises(FetchError, match=r"1\.2 GB are needed and 5 MB are free"):
-        model_folder.require(tmp_path / "not" / "yet", 1_200_000_000)
+        model_folder.require_room(tmp_path / "not" / "yet", 1_200_000_000)

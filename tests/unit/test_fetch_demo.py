@@ -23,7 +23,7 @@ from mlx_lm import load
 from mlx_lm.utils import load_tokenizer
 
 from mayfly_worker.fetch import demo, model_folder, wheel
-from mayfly_worker.fetch.errors import FetchError
+from mayfly_worker.fetch.reporting import FetchError
 from support.models import gguf_file, tiny
 from support.server import alive, wait_for
 

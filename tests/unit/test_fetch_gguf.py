@@ -15,7 +15,7 @@ from mlx_lm import load
 from tokenizers import Tokenizer
 
 from mayfly_worker.fetch import gguf, model_folder
-from mayfly_worker.fetch.errors import FetchError
+from mayfly_worker.fetch.reporting import FetchError
 from support.models import tiny
 from support.models.gguf_file import permute, write
 
@@ -155,7 +155,7 @@ def tokenizers(original: Path, tmp_path_factory: pytest.TempPathFactory) -> tupl
     """The original and what became of it on the way through a GGUF file's metadata."""
     source = write(original, tmp_path_factory.mktemp("gguf") / "model.gguf")
     _, metadata = mx.load(str(source), return_metadata=True)
-    return Tokenizer.from_file(str(original / "tokenizer.json")), gguf.build(metadata)
+    return Tokenizer.from_file(str(original / "tokenizer.json")), gguf.build_tokenizer(metadata)
 
 
 @given(text=st.text())

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mayfly_protocol.requests import Constraint
-from mayfly_worker.errors import GrammarFailed, InvalidRequest
+from mayfly_worker.request_errors import GrammarFailed, InvalidInput
 from support import vocabularies
 from support.grammar import GRAMMARS, PLAIN, accepts, allowed, sample, schema
 from support.schemas import COLOUR, SCHEMAS, array, integer, record
@@ -67,7 +67,7 @@ def test_R57_json_object_is_any_object(value: str) -> None:
     ],
 )
 def test_a_wrong_schema_is_refused_and_its_place_named(value: Any, place: str, why: str) -> None:
-    with pytest.raises(InvalidRequest) as error:
+    with pytest.raises(InvalidInput) as error:
         schema(value)
     assert f" {place}: " in error.value.message
     assert why in error.value.message
@@ -78,7 +78,7 @@ def test_a_wrong_schema_is_refused_and_its_place_named(value: Any, place: str, w
 def test_an_optional_member_that_cannot_be_is_only_never_there() -> None:
     impossible = {"type": "integer", "minimum": 5, "maximum": 3}
     assert sample(schema(record([], a=impossible)), 0) == "{}"
-    with pytest.raises(InvalidRequest, match="#/properties/b: "):
+    with pytest.raises(InvalidInput, match="#/properties/b: "):
         schema(record(["b"], a=impossible, b=impossible))
 
 
@@ -104,7 +104,7 @@ def test_an_optional_member_that_cannot_be_is_only_never_there() -> None:
     ],
 )
 def test_a_schema_without_finite_documents_is_refused(value: Any, place: str) -> None:
-    with pytest.raises(InvalidRequest, match=f"{re.escape(place)} requires itself"):
+    with pytest.raises(InvalidInput, match=f"{re.escape(place)} requires itself"):
         schema(value)
 
 
@@ -136,14 +136,14 @@ def test_recursion_that_can_end_is_fine(value: Any) -> None:
     ],
 )
 def test_texts_that_are_no_schema_or_too_much_of_one_are_refused(value: str, why: str) -> None:
-    with pytest.raises(InvalidRequest, match=why) as error:
+    with pytest.raises(InvalidInput, match=why) as error:
         GRAMMARS.compile(Constraint("json_schema", value))
     assert error.value.param == "response_format"
 
 
 def test_a_schema_cannot_loosen_the_rules() -> None:
     lenient = {"type": "array", "uniqueItems": True, "x-guidance": {"lenient": True}}
-    with pytest.raises(InvalidRequest, match="uniqueItems"):
+    with pytest.raises(InvalidInput, match="uniqueItems"):
         schema(lenient)
     spaced = record(a=COLOUR) | {"x-guidance": {"whitespace_flexible": True}}
     assert not accepts(schema(spaced), '{ "a":"red"}')
@@ -191,7 +191,7 @@ def test_lark_and_gbnf() -> None:
     ],
 )
 def test_what_is_no_grammar_is_refused(kind: Any, value: str, why: str) -> None:
-    with pytest.raises(InvalidRequest, match=re.escape(why)) as error:
+    with pytest.raises(InvalidInput, match=re.escape(why)) as error:
         GRAMMARS.compile(Constraint(kind, value, "the_field"))
     assert error.value.param == "the_field"
 
@@ -207,7 +207,7 @@ def test_what_needs_too_many_states_is_refused_soon(kind: Any, value: str) -> No
         "json_schema": json.dumps(record(b={"type": "string", "pattern": f"^{value}$"})),
     }
     before = time.monotonic()
-    with pytest.raises(InvalidRequest, match="too many states") as error:
+    with pytest.raises(InvalidInput, match="too many states") as error:
         GRAMMARS.compile(Constraint(kind, written[kind]))
     assert time.monotonic() - before < 20
     if kind == "json_schema":

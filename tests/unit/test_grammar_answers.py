@@ -10,11 +10,11 @@ import jsonschema
 import pytest
 
 from mayfly_protocol.requests import ChatPrompt, Constraint
-from mayfly_worker.errors import InvalidRequest
-from mayfly_worker.grammar import Grammars
+from mayfly_worker.grammar.compiler import GrammarCompiler
+from mayfly_worker.request_errors import InvalidInput
 from mayfly_worker.text.markers import guided_markers
-from mayfly_worker.text.parts import Parts
-from mayfly_worker.text.toolcalls import Tools
+from mayfly_worker.text.output_parser import OutputParser
+from mayfly_worker.text.tool_calls import ToolCallParser
 from support import vocabularies
 from support.grammar import END, GRAMMARS, PLAIN, WIDTH, allowed, sample
 from support.schemas import COLOUR, integer, record
@@ -32,7 +32,7 @@ def spelled(text: str) -> Sequence[int]:
 @pytest.mark.parametrize("marker", [vocabularies.ids_of("</think>", THINKING), spelled("</think>")])
 def test_the_grammar_begins_where_the_thought_ends(marker: Sequence[int]) -> None:
     constraint = Constraint("json_schema", json.dumps(record(a=COLOUR)))
-    matcher = Grammars(THINKING, WIDTH).compile(constraint, in_reasoning=True).matcher()
+    matcher = GrammarCompiler(THINKING, WIDTH).compile(constraint, in_reasoning=True).matcher()
     for id in [*vocabularies.ids_of('hm {"a":7} <th', THINKING), *marker]:
         options = allowed(matcher)
         assert id in options
@@ -44,7 +44,9 @@ def test_the_grammar_begins_where_the_thought_ends(marker: Sequence[int]) -> Non
 @pytest.mark.parametrize("kind", ["thinking", "plain", "special"])
 def test_thoughts_end_whatever_their_marker_is_made_of(kind: str) -> None:
     tokenizer = vocabularies.thinking_with(kind)
-    compiled = Grammars(tokenizer, WIDTH).compile(Constraint("regex", "x+"), in_reasoning=True)
+    compiled = GrammarCompiler(tokenizer, WIDTH).compile(
+        Constraint("regex", "x+"), in_reasoning=True
+    )
     matcher = compiled.matcher()
     matcher.replay(vocabularies.ids_of("so.</think>x", tokenizer))
     assert END in allowed(matcher)
@@ -70,7 +72,9 @@ def calls(prompt: ChatPrompt, seed: int, **options: Any) -> list[tuple[str, Any]
     """The calls that are read from a random output."""
     text = sample(GRAMMARS.tools(prompt, **options), seed)
     assert text is not None
-    parts = Parts(guided_markers(PLAIN), tools=Tools(prompt.tools, None), forced=True)
+    parts = OutputParser(
+        guided_markers(PLAIN), tools=ToolCallParser(prompt.tools, None), forced=True
+    )
     parts.feed(text)
     parts.end(complete=True)
     assert parts.content == ""
@@ -120,7 +124,7 @@ def test_wrong_parameters_are_refused_and_the_tool_named(parameters: Any, why: s
     if parameters == []:
         assert calls(prompt, 0)
         return
-    with pytest.raises(InvalidRequest, match=why) as error:
+    with pytest.raises(InvalidInput, match=why) as error:
         GRAMMARS.tools(prompt)
     assert error.value.param == "tools"
 
@@ -129,6 +133,6 @@ def test_wrong_parameters_are_refused_and_the_tool_named(parameters: Any, why: s
     "prompt", [ChatPrompt((), tool_choice="required"), required(forced_tool="x")]
 )
 def test_R12_a_forced_call_of_no_tool_is_refused(prompt: ChatPrompt) -> None:
-    with pytest.raises(InvalidRequest) as error:
+    with pytest.raises(InvalidInput) as error:
         GRAMMARS.tools(prompt)
     assert error.value.param == "tool_choice"

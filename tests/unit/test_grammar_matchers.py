@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from mayfly_protocol.requests import Constraint
-from mayfly_worker.errors import GrammarFailed, InvalidRequest
-from mayfly_worker.grammar import Grammars
+from mayfly_worker.grammar.compiler import GrammarCompiler
+from mayfly_worker.request_errors import GrammarFailed, InvalidInput
 from support import vocabularies
 from support.grammar import END, GRAMMARS, PLAIN, WIDTH, allowed, sample, schema
 from support.schemas import COLOUR, SCHEMAS, integer
@@ -30,7 +30,7 @@ def test_ends_are_allowed_exactly_where_the_output_is_complete() -> None:
 
 def test_every_end_token_of_the_model_counts() -> None:
     tokenizer = type(PLAIN)(PLAIN._tokenizer, eos_token_ids=[0, 2])
-    matcher = Grammars(tokenizer, WIDTH).compile(Constraint("choice", '[""]')).matcher()
+    matcher = GrammarCompiler(tokenizer, WIDTH).compile(Constraint("choice", '[""]')).matcher()
     assert allowed(matcher) == [0, 2]
 
 
@@ -68,7 +68,7 @@ def test_ids_beyond_the_tokenizer_are_never_allowed_and_narrow_logits_are_fine()
     matcher = GRAMMARS.compile(Constraint("regex", "(?s:.*)")).matcher()
     assert max(allowed(matcher)) < len(PLAIN) < WIDTH
     narrow = len(PLAIN) - 100
-    matcher = Grammars(PLAIN, narrow).compile(Constraint("regex", "(?s:.*)")).matcher()
+    matcher = GrammarCompiler(PLAIN, narrow).compile(Constraint("regex", "(?s:.*)")).matcher()
     ids = allowed(matcher, narrow)
     assert END in ids
     assert max(ids) < (narrow + 31) // 32 * 32
@@ -80,7 +80,7 @@ def test_grammars_are_kept() -> None:
 
 
 def test_threads_may_compile_at_once() -> None:
-    grammars = Grammars(PLAIN, WIDTH)
+    grammars = GrammarCompiler(PLAIN, WIDTH)
     with ThreadPoolExecutor(4) as pool:
         texts = list(
             pool.map(
@@ -104,5 +104,5 @@ def test_threads_may_compile_at_once() -> None:
     ],
 )
 def test_a_tokenizer_that_grammars_cannot_use_is_an_answer(tokenizer: Any, why: str) -> None:
-    with pytest.raises(InvalidRequest, match=why):
-        Grammars(tokenizer, WIDTH).compile(Constraint("choice", '["a"]'))
+    with pytest.raises(InvalidInput, match=why):
+        GrammarCompiler(tokenizer, WIDTH).compile(Constraint("choice", '["a"]'))

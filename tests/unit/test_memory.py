@@ -14,10 +14,10 @@ from mayfly_protocol.serving import Submit
 from mayfly_protocol.settings import WorkerSettings
 from mayfly_worker.engine.admission import Budget
 from mayfly_worker.engine.sequence import SampledToken, StepResult
-from mayfly_worker.errors import InvalidRequest
 from mayfly_worker.model.loading import LoadedModel, load
 from mayfly_worker.model.memory import within
 from mayfly_worker.prepare import Preparer
+from mayfly_worker.request_errors import InvalidInput
 from mayfly_worker.request_state import Session
 from support.engine import Bench
 from support.worker import generation
@@ -131,6 +131,6 @@ def test_more_choices_than_rows_come_one_after_the_other(loaded: LoadedModel) ->
 def test_a_prompt_that_memory_has_no_room_for(loaded: LoadedModel, budget: Budget) -> None:
     fitted = replace(loaded, card=within(loaded.card, budget))
     preparer = Preparer(fitted, budget, itertools.count())
-    with pytest.raises(InvalidRequest, match=rf"{ROOM} tokens.*{ROOM} tokens") as caught:
+    with pytest.raises(InvalidInput, match=rf"{ROOM} tokens.*{ROOM} tokens") as caught:
         preparer.prepare(Submit("r", 1, generation(TokenPrompt((5,) * ROOM))))
     assert (caught.value.param, caught.value.code) == ("prompt", "context_length_exceeded")

@@ -22,9 +22,9 @@ from mayfly_protocol.requests import (
     Sampling,
     TextPrompt,
 )
-from mayfly_worker.text.choice import NOTHING, ChoiceText, Piece
-from mayfly_worker.text.prompts import Rendered
-from mayfly_worker.text.toolcalls import call_id
+from mayfly_worker.text.choice import NOTHING, ChoiceText, TextPiece
+from mayfly_worker.text.prompts import RenderedPrompt
+from mayfly_worker.text.tool_calls import call_id
 from support import vocabularies
 
 THINKING = vocabularies.byte_level("thinking")
@@ -53,11 +53,11 @@ def choice(
         Ending(**ending),
         output or Output(split=chat is not None),
     )
-    rendered = Rendered([0], in_reasoning=in_reasoning)
+    rendered = RenderedPrompt([0], in_reasoning=in_reasoning)
     return ChoiceText(generation, tokenizer, rendered, rid="r", choice=3)
 
 
-def run(text: ChoiceText, ids: Sequence[int], reason: FinishReason | None = "stop") -> Piece:
+def run(text: ChoiceText, ids: Sequence[int], reason: FinishReason | None = "stop") -> TextPiece:
     """All pieces as one: up to a stop, or to the end for a reason (``stop``: an end token)."""
     whole = NOTHING
     for id in ids:
@@ -76,13 +76,13 @@ def ids_of(text: str) -> list[int]:
 # The whole
 
 
-def expected(ids: list[int], stops: list[str], reason: FinishReason) -> Piece:
+def expected(ids: list[int], stops: list[str], reason: FinishReason) -> TextPiece:
     text = THINKING.decode(ids, skip_special_tokens=True)
     found = [(text.find(s) + len(s), -len(s)) for s in stops if s in text]
     if not found:
-        return Piece(text, finish=reason)
+        return TextPiece(text, finish=reason)
     end, length = min(found)
-    return Piece(text[: end + length], finish="stop")
+    return TextPiece(text[: end + length], finish="stop")
 
 
 any_ids = st.lists(
@@ -136,7 +136,7 @@ def test_a_replayed_choice_goes_on_as_the_undisturbed_one(
         return choice(chat=chat, stop=stop, min_tokens=min_tokens)
 
     undisturbed = fresh()
-    pieces: list[Piece] = []
+    pieces: list[TextPiece] = []
     for id in ids:
         pieces.append(undisturbed.feed(id))
         if pieces[-1].finish:
@@ -164,23 +164,25 @@ def test_replaying_an_ended_choice_says_how_it_ended() -> None:
 
 
 def test_R26_length_gives_out_what_was_held_back() -> None:
-    assert run(choice(stop=("abc",)), ids_of("xab"), "length") == Piece("xab", finish="length")
+    assert run(choice(stop=("abc",)), ids_of("xab"), "length") == TextPiece("xab", finish="length")
 
 
 def test_half_a_character_at_the_end_can_complete_a_stop() -> None:
     ids = vocabularies.in_pieces("a🦄", THINKING)[:-1]
-    assert run(choice(stop=("�",)), ids, "length") == Piece("a", finish="stop")
+    assert run(choice(stop=("�",)), ids, "length") == TextPiece("a", finish="stop")
 
 
 def test_a_stop_can_be_included() -> None:
-    assert run(choice(stop=("b",), include_stop=True), ids_of("abc")) == Piece("ab", finish="stop")
+    assert run(choice(stop=("b",), include_stop=True), ids_of("abc")) == TextPiece(
+        "ab", finish="stop"
+    )
 
 
 def test_an_end_token_has_no_text_unless_stops_are_included() -> None:
     word = ids_of("the")[0]
-    assert choice().feed(word, eos=True) == Piece(finish="stop")
-    assert choice(include_stop=True).feed(word, eos=True) == Piece("the", finish="stop")
-    assert choice(include_stop=True).feed(END, eos=True) == Piece(finish="stop")
+    assert choice().feed(word, eos=True) == TextPiece(finish="stop")
+    assert choice(include_stop=True).feed(word, eos=True) == TextPiece("the", finish="stop")
+    assert choice(include_stop=True).feed(END, eos=True) == TextPiece(finish="stop")
 
 
 def test_an_ignored_end_token_is_hidden() -> None:
@@ -192,7 +194,7 @@ def test_stops_count_from_the_least_number_of_tokens_on() -> None:
     assert run(choice(stop=("y",)), ids).text == "x"
     assert run(choice(stop=("y",), min_tokens=2), ids).text == "x"
     assert run(choice(stop=("y",), min_tokens=3), ids).text == "xyx"
-    assert run(choice(stop=("y",), min_tokens=9), ids) == Piece("xyxyxy", finish="stop")
+    assert run(choice(stop=("y",), min_tokens=9), ids) == TextPiece("xyxyxy", finish="stop")
 
 
 def test_the_token_that_completes_a_stop_is_the_last() -> None:
@@ -218,24 +220,24 @@ def test_R34_hi_comes_before_the_emoji() -> None:
 def test_reasoning_is_split_off_and_counted() -> None:
     text = choice(chat={})
     thought = ids_of("<think>let me see</think>")
-    assert run(text, [*thought, *ids_of("42")]) == Piece("42", "let me see", (), "stop")
+    assert run(text, [*thought, *ids_of("42")]) == TextPiece("42", "let me see", (), "stop")
     assert text.reasoning_tokens == len(thought) - 1
     assert text.tokens == len(thought) + len(ids_of("42")) + 1
 
 
 def test_reasoning_goes_on_from_a_thought_that_the_prompt_opened() -> None:
     text = choice(chat={}, in_reasoning=True)
-    assert run(text, ids_of("see</think>42")) == Piece("42", "see", (), "stop")
+    assert run(text, ids_of("see</think>42")) == TextPiece("42", "see", (), "stop")
 
 
 def test_a_completion_comes_as_it_is() -> None:
     text = "<think>see</think>" + CALL
-    assert run(choice(), ids_of(text)) == Piece(text, finish="stop")
+    assert run(choice(), ids_of(text)) == TextPiece(text, finish="stop")
 
 
 def test_a_stop_string_ends_a_thought_too() -> None:
     text = choice(chat={}, in_reasoning=True, stop=("see",))
-    assert run(text, ids_of("let me see</think>42")) == Piece("", "let me ", (), "stop")
+    assert run(text, ids_of("let me see</think>42")) == TextPiece("", "let me ", (), "stop")
 
 
 # Tool calls
@@ -254,24 +256,24 @@ def test_R13_R14_calls_have_indexes_ids_and_their_finish_reason(reason: FinishRe
 
 
 def test_R14_without_a_call_it_is_a_stop() -> None:
-    assert run(choice(chat={"tools": (TOOL,)}), ids_of("no")) == Piece("no", finish="stop")
+    assert run(choice(chat={"tools": (TOOL,)}), ids_of("no")) == TextPiece("no", finish="stop")
 
 
 @pytest.mark.parametrize("inside", ["find <k>glob</k><v>*.txt</v>", " \n "])
 def test_R07_R09_a_broken_call_is_content(inside: str) -> None:
     text = f"<tool_call>{inside}</tool_call>"
-    assert run(choice(chat={"tools": (TOOL,)}), ids_of(text)) == Piece(text, finish="stop")
+    assert run(choice(chat={"tools": (TOOL,)}), ids_of(text)) == TextPiece(text, finish="stop")
 
 
 @pytest.mark.parametrize("chat", [{}, {"tools": (TOOL,), "tool_choice": "none"}])
 def test_R10_without_tools_nothing_is_called(chat: dict[str, Any]) -> None:
-    assert run(choice(chat=chat), ids_of(CALL)) == Piece(CALL, finish="stop")
+    assert run(choice(chat=chat), ids_of(CALL)) == TextPiece(CALL, finish="stop")
 
 
 def test_a_call_cut_off_by_length_is_content() -> None:
     cut = CALL[:-20]
     whole = run(choice(chat={"tools": (TOOL,)}), ids_of(cut), "length")
-    assert whole == Piece(cut, finish="length")
+    assert whole == TextPiece(cut, finish="length")
 
 
 @pytest.mark.parametrize("left_out", range(1, len(ids_of(CALL))))
@@ -300,7 +302,7 @@ def test_forced_calls_are_read_from_json() -> None:
 def test_markers_mean_nothing_in_guided_output() -> None:
     output = Output(split=True, constraint=Constraint("regex", ".*"))
     whole = run(choice(chat={"tools": (TOOL,)}, output=output), ids_of("<think>" + CALL))
-    assert whole == Piece("<think>" + CALL, finish="stop")
+    assert whole == TextPiece("<think>" + CALL, finish="stop")
 
 
 def test_special_tokens_that_markers_and_calls_are_made_of_are_seen() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mayfly_worker.text.choice import Stops
+from mayfly_worker.text.choice import StopMatcher
 
 stops = st.lists(st.text("ab<", min_size=1, max_size=5), min_size=1, max_size=4)
 chunks = st.lists(st.text("ab<c", max_size=4), max_size=30)
@@ -21,7 +21,7 @@ def expected(text: str, strings: list[str], *, include: bool = False) -> tuple[s
 
 
 def run(strings: list[str], pieces: list[str], *, include: bool = False) -> tuple[str, bool]:
-    matcher = Stops(strings).matcher(include_stop=include)
+    matcher = StopMatcher(strings, include_stop=include)
     text = ""
     for piece in pieces:
         safe, stopped = matcher.feed(piece)
@@ -46,7 +46,7 @@ def test_R29_text_ends_at_the_first_stop_however_it_is_cut(
 def test_no_more_is_held_back_than_could_become_a_stop(
     strings: list[str], pieces: list[str]
 ) -> None:
-    matcher = Stops(strings).matcher()
+    matcher = StopMatcher(strings)
     text = out = ""
     for piece in pieces:
         safe, stopped = matcher.feed(piece)
@@ -73,7 +73,7 @@ def test_a_stop_inside_another_is_completed_first() -> None:
 
 
 def test_the_stop_that_ended_a_text_is_known() -> None:
-    matcher = Stops(["abc", "ab", "zz"]).matcher()
+    matcher = StopMatcher(["abc", "ab", "zz"])
     assert matcher.feed("xz") == ("x", False)
     assert matcher.matched is None
     assert matcher.feed("ab") == ("z", True)
@@ -81,7 +81,7 @@ def test_the_stop_that_ended_a_text_is_known() -> None:
 
 
 def test_a_stop_is_passed_over_while_unarmed() -> None:
-    matcher = Stops(["ab"]).matcher()
+    matcher = StopMatcher(["ab"])
     first, stopped = matcher.feed("xaby", armed=False)
     assert not stopped
     second, stopped = matcher.feed("zab!")
@@ -89,7 +89,7 @@ def test_a_stop_is_passed_over_while_unarmed() -> None:
 
 
 def test_a_stop_that_began_unarmed_counts_where_it_ends() -> None:
-    matcher = Stops(["abc"]).matcher()
+    matcher = StopMatcher(["abc"])
     first, _ = matcher.feed("xab", armed=False)
     second, stopped = matcher.feed("c")
     assert (first + second, stopped) == ("x", True)
@@ -101,5 +101,5 @@ def test_empty_stops_match_nothing() -> None:
 
 
 def test_a_long_run_of_a_stops_beginning_flows_on() -> None:
-    matcher = Stops(["aab"]).matcher()
+    matcher = StopMatcher(["aab"])
     assert [matcher.feed("a")[0] for _ in range(6)] == ["", "", "a", "a", "a", "a"]

@@ -12,7 +12,7 @@ from mayfly_protocol.requests import ChatPrompt, TextPrompt
 from mayfly_protocol.serving import Detokenize, Detokenized, Tokenize, Tokenized
 from mayfly_protocol.transport.sockets import MAX_FRAME_BYTES
 from mayfly_worker import prepare
-from mayfly_worker.errors import InvalidRequest
+from mayfly_worker.request_errors import InvalidInput
 from support import vocabularies
 
 TOKENIZER = vocabularies.byte_level("thinking")
@@ -40,7 +40,7 @@ def test_longer_ones_are_refused(
 ) -> None:
     prepare.reply(inquiry, LOADED)
     monkeypatch.setattr(prepare, "MOST_BYTES", 20)
-    with pytest.raises(InvalidRequest) as refused:
+    with pytest.raises(InvalidInput) as refused:
         prepare.reply(inquiry, LOADED)
     assert refused.value.param == param
 

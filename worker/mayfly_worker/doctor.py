@@ -26,7 +26,7 @@ from mlx.utils import tree_flatten
 from mayfly_protocol.lifecycle import Exit
 from mayfly_protocol.settings import WorkerSettings
 from mayfly_worker.engine.admission import Budget
-from mayfly_worker.fetch.errors import FetchError
+from mayfly_worker.fetch.reporting import FetchError
 from mayfly_worker.fetch.resolve import find
 from mayfly_worker.model import memory
 from mayfly_worker.model.loading import ModelLoadError, assemble, cache_factory, context_length

@@ -25,11 +25,11 @@ from mayfly_protocol.transport.sockets import MAX_FRAME_BYTES
 from mayfly_worker.engine.admission import Budget
 from mayfly_worker.engine.sampler import SequenceSampling
 from mayfly_worker.engine.sequence import SequenceState
-from mayfly_worker.errors import InvalidRequest
-from mayfly_worker.grammar import Compiled, Grammars
+from mayfly_worker.grammar.compiler import CompiledGrammar, GrammarCompiler
 from mayfly_worker.model.loading import LoadedModel
-from mayfly_worker.text.choice import ChoiceText, Piece
-from mayfly_worker.text.prompts import Rendered, check_ids, param_of, render, token_budget
+from mayfly_worker.request_errors import InvalidInput
+from mayfly_worker.text.choice import ChoiceText, TextPiece
+from mayfly_worker.text.prompts import RenderedPrompt, check_ids, param_of, render, token_budget
 
 MOST_BYTES = MAX_FRAME_BYTES // 2
 """Of one answer. A frame that is too long would cut the connection, for every other request."""
@@ -41,7 +41,7 @@ def reply(inquiry: Inquiry, loaded: LoadedModel) -> Tokenized | Detokenized:
     """The answer. Safe to call from several threads.
 
     Raises:
-        InvalidRequest: an empty prompt, an id that does not exist, a conversation that the model's
+        InvalidInput: an empty prompt, an id that does not exist, a conversation that the model's
             template refuses, or what has an answer of more than :data:`MOST_BYTES`.
     """
     match inquiry:
@@ -50,13 +50,13 @@ def reply(inquiry: Inquiry, loaded: LoadedModel) -> Tokenized | Detokenized:
             shown = () if inquiry.count_only else tuple(ids)
             if _ID_BYTES * len(shown) > MOST_BYTES:
                 param = param_of(inquiry.prompt)
-                raise InvalidRequest(f"{len(ids)} tokens are too many for one answer", param)
+                raise InvalidInput(f"{len(ids)} tokens are too many for one answer", param)
             return Tokenized(inquiry.rid, inquiry.attempt, len(ids), shown)
         case Detokenize(rid, attempt, ids=given):
             check_ids(given, loaded.probe.width, "tokens")
             text: str = loaded.tokenizer.decode(list(given), skip_special_tokens=False)
             if len(text.encode()) > MOST_BYTES:
-                raise InvalidRequest("they make too long a text for one answer", "tokens")
+                raise InvalidInput("they make too long a text for one answer", "tokens")
             return Detokenized(rid, attempt, text)
 
 
@@ -64,7 +64,7 @@ def _ids(inquiry: Tokenize, loaded: LoadedModel) -> list[int]:
     prompt = inquiry.prompt
     if isinstance(prompt, TextPrompt):
         if not prompt.text:
-            raise InvalidRequest("the prompt is empty: it has no tokens", "prompt")
+            raise InvalidInput("the prompt is empty: it has no tokens", "prompt")
         if not inquiry.special:
             found: list[int] = loaded.tokenizer.encode(prompt.text, add_special_tokens=False)
             return found
@@ -84,7 +84,7 @@ class Choice:
     index: int
     row: SequenceState
     text: ChoiceText
-    ended: Piece | None = None
+    ended: TextPiece | None = None
 
 
 @dataclass(slots=True)
@@ -110,11 +110,11 @@ class Preparer:
         self._loaded = loaded
         self._budget = budget
         self._row_ids = row_ids
-        self._grammars = Grammars(loaded.tokenizer, loaded.probe.width)
+        self._grammars = GrammarCompiler(loaded.tokenizer, loaded.probe.width)
         self._eos = frozenset(loaded.tokenizer.eos_token_ids)
 
     def prepare(self, submit: Submit) -> Prepared:
-        """Raises InvalidRequest for what this model cannot do, naming the parameter."""
+        """Raises InvalidInput for what this model cannot do, naming the parameter."""
         generation = submit.generation
         width = self._loaded.probe.width
         check_ids([i for i, _ in generation.sampling.logit_bias], width, "logit_bias")
@@ -142,7 +142,7 @@ class Preparer:
             reasoning=self._reasoning(submit, rendered) if generation.output.split else 0,
         )
 
-    def _reasoning(self, submit: Submit, rendered: Rendered) -> int:
+    def _reasoning(self, submit: Submit, rendered: RenderedPrompt) -> int:
         total = 0
         for index in submit.finished:
             text = self._text(submit, index, rendered)
@@ -150,7 +150,7 @@ class Preparer:
             total += text.reasoning_tokens
         return total
 
-    def _text(self, submit: Submit, index: int, rendered: Rendered) -> ChoiceText:
+    def _text(self, submit: Submit, index: int, rendered: RenderedPrompt) -> ChoiceText:
         return ChoiceText(
             submit.generation, self._loaded.tokenizer, rendered, rid=submit.rid, choice=index
         )
@@ -172,7 +172,7 @@ class Preparer:
             case _:
                 return ""
 
-    def _grammar(self, generation: Generation, rendered: Rendered) -> Compiled | None:
+    def _grammar(self, generation: Generation, rendered: RenderedPrompt) -> CompiledGrammar | None:
         prompt, constraint = generation.prompt, generation.output.constraint
         if isinstance(prompt, ChatPrompt) and prompt.tools and prompt.tool_choice == "required":
             return self._grammars.tools(prompt, in_reasoning=rendered.in_reasoning)
@@ -184,9 +184,9 @@ class Preparer:
         self,
         submit: Submit,
         index: int,
-        rendered: Rendered,
+        rendered: RenderedPrompt,
         max_tokens: int,
-        grammar: Compiled | None,
+        grammar: CompiledGrammar | None,
     ) -> Choice:
         generation = submit.generation
         ending = generation.ending
@@ -195,9 +195,9 @@ class Preparer:
         if not ending.ignore_eos:
             stop_ids |= self._eos
         text = self._text(submit, index, rendered)
-        ended: Piece | None = None
+        ended: TextPiece | None = None
         if (reason := text.replay(before)) is not None:
-            ended = Piece(finish=reason)
+            ended = TextPiece(finish=reason)
         elif len(before) >= max_tokens:  # its first worker's context was larger
             ended = text.end("length")
         matcher: Any = None

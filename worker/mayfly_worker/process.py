@@ -67,11 +67,11 @@ from mayfly_worker import engine_thread as reports
 from mayfly_worker.engine.engine_counters import EngineCounters
 from mayfly_worker.engine.scheduler import Engine
 from mayfly_worker.engine_thread import EngineThread
-from mayfly_worker.errors import InvalidRequest
 from mayfly_worker.model.loading import LoadedModel
 from mayfly_worker.model.page_cache import WeightReader
 from mayfly_worker.model.reference_store import versions
 from mayfly_worker.prepare import Prepared, Preparer, reply
+from mayfly_worker.request_errors import InvalidInput
 from mayfly_worker.requests import Desk
 from mayfly_worker.text.detokenize import TokenTexts
 from mayfly_worker.wire import CannotListen, Wire
@@ -280,7 +280,7 @@ class Worker:
         def work() -> None:
             try:
                 self._post((key, preparer.prepare(submit)))
-            except InvalidRequest as error:
+            except InvalidInput as error:
                 self._post((key, error))
             except Exception as error:
                 log.exception("a request could not be prepared", rid=submit.rid)
@@ -290,7 +290,7 @@ class Worker:
 
     def _prepared(self, key: str, outcome: Prepared | Exception) -> None:
         assert self._desk is not None
-        if isinstance(outcome, Prepared | InvalidRequest):
+        if isinstance(outcome, Prepared | InvalidInput):
             self._desk.prepared(key, outcome)
             return
         self._desk.failed(key, "preparation", "the request could not be prepared by the worker")
@@ -299,7 +299,7 @@ class Worker:
         def work() -> None:
             try:
                 self._post((peer, reply(inquiry, loaded), inquiry))
-            except InvalidRequest as error:
+            except InvalidInput as error:
                 self._post((peer, error, inquiry))
             except Exception as error:
                 log.exception("a question could not be answered", rid=inquiry.rid)
@@ -314,7 +314,7 @@ class Worker:
         rid, attempt = inquiry.rid, inquiry.attempt
         answer: Tokenized | Detokenized | Rejected | Failed
         match outcome:
-            case InvalidRequest(message=message, param=param, code=code):
+            case InvalidInput(message=message, param=param, code=code):
                 answer = Rejected(rid, attempt, "invalid", message, param, code)
             case Exception():
                 answer = Failed(rid, attempt, "preparation", "the worker could not answer")

@@ -36,8 +36,8 @@ from mayfly_protocol.serving import (
     ToWorker,
 )
 from mayfly_worker.engine import sequence as engine
-from mayfly_worker.errors import InvalidRequest
 from mayfly_worker.prepare import Prepared
+from mayfly_worker.request_errors import InvalidInput
 from mayfly_worker.request_state import Session, TokenText
 
 Send = Callable[[bytes, ToFrontEnd], None]
@@ -196,12 +196,12 @@ class Desk:
 
     # From preparation and the engine
 
-    def prepared(self, key: str, outcome: Prepared | InvalidRequest) -> None:
+    def prepared(self, key: str, outcome: Prepared | InvalidInput) -> None:
         session = self._sessions.get(key)
         if session is None:
             return  # cancelled meanwhile
         submit = session.submit
-        if isinstance(outcome, InvalidRequest):
+        if isinstance(outcome, InvalidInput):
             self._send(
                 session.peer,
                 Rejected(

@@ -25,7 +25,7 @@ from mayfly_worker.engine import caches
 from mayfly_worker.engine.caches import Cache
 from mayfly_worker.engine.sampler import Sampler, healthy
 from mayfly_worker.engine.sequence import Logprobs, SampledToken, SequenceState
-from mayfly_worker.errors import GrammarFailed
+from mayfly_worker.request_errors import GrammarFailed
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@
            an existing folder -> folder: checked, and taken as it is
            anything else -----> hub:    a Hugging Face repository, in that library's own cache
 
-It runs before any worker does, so that whoever starts it (which imports neither MLX nor the Hub's
-client) can show progress, and workers find everything in place. What it says, a JSON object a
-line on stdout, is described in :mod:`mayfly_worker.fetch.events`.
+It runs before any worker does: the command line, which imports neither MLX nor the Hub's client,
+can show progress, and workers find everything in place. :mod:`mayfly_worker.fetch.reporting`
+describes the JSON lines that it writes to stdout.
 """

@@ -1,4 +1,4 @@
-"""The command line: see the package."""
+"""Command line of a fetch, ``python -m mayfly_worker.fetch``: see the package."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from types import FrameType
 import psutil
 
 from mayfly_protocol.lifecycle import Exit
-from mayfly_worker.fetch.errors import FetchError
-from mayfly_worker.fetch.events import Events
+from mayfly_worker.fetch.reporting import EventWriter, FetchError
 from mayfly_worker.fetch.resolve import resolve
 
 
@@ -21,10 +20,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m mayfly_worker.fetch")
     parser.add_argument("model", nargs="?", default="", metavar="MODEL")
     parser.add_argument("--cache", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--float32", action="store_true", help="store the demo model that wide")
+    parser.add_argument(
+        "--float32", action="store_true", help="store the demo model's weights as float32"
+    )
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, _leave)
-    events = _events()
+    signal.signal(signal.SIGTERM, _terminate)
+    events = _claim_stdout()
     try:
         fetched = resolve(
             options.model, options.cache, float32=options.float32, report=events.progress
@@ -39,16 +40,17 @@ def main() -> int:
     return Exit.BYE
 
 
-def _events() -> Events:
-    """Events on what was stdout. Whatever a library prints there goes to stderr from now on."""
-    ours = os.fdopen(os.dup(1), "w", encoding="utf-8")
+def _claim_stdout() -> EventWriter:
+    """Returns the writer of events to stdout, and sends whatever else is printed to stderr."""
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    return Events(ours)
+    return EventWriter(out)
 
 
-def _leave(signum: int, frame: FrameType | None) -> None:
-    """Lets everything on the stack clean up: pip's process, the scratch folder. A process that is
-    just being started is not on the stack yet."""
+def _terminate(signum: int, frame: FrameType | None) -> None:
+    """Exits by an exception, so that everything on the stack cleans up: pip's process, the scratch
+    folder. Children are killed here, since one that is just being started is not on the stack yet.
+    """
     for child in psutil.Process().children():
         child.kill()
     sys.exit(128 + signum)

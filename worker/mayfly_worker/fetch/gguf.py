@@ -1,13 +1,12 @@
-"""From a GGUF file to an MLX model folder: Llama with a byte-level BPE tokenizer.
+"""Converts a GGUF file to an MLX model folder: Llama with a byte-level BPE tokenizer.
 
-MLX reads GGUF's tensors and keeps their quantization (groups of 32). What is left to do is to name
-the tensors as mlx-lm does, to put the rows of q and k back in order, and to write down what the
-file's metadata says as a config and a tokenizer.
+MLX reads GGUF's tensors and keeps their quantization (groups of 32). The conversion names the
+tensors as mlx-lm does, puts the rows of q and k back in order, and writes the file's metadata as a
+config and a tokenizer.
 
-A tokenizer from a GGUF file's metadata: byte-level BPE in the way of SmolLM.
-
-The file has the tokens in order, the merges, and each token's type. How text is cut before the
-merges is not in it but meant by a name (``tokenizer.ggml.pre``), so only a known one is accepted.
+The metadata has the tokens in order, the merges, and each token's type. The way in which text is
+cut before the merges is not in it but only named (``tokenizer.ggml.pre``), so only a known name,
+SmolLM's, is accepted.
 """
 
 from __future__ import annotations
@@ -20,69 +19,7 @@ from typing import Any
 import mlx.core as mx
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from mayfly_worker.fetch.errors import FetchError
-
-_CONTROL = 3
-_USER_DEFINED = 4
-"""Types of tokens that are matched whole, before text is cut; control tokens are special."""
-
-_ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-
-
-def write(metadata: dict[str, Any], folder: Path) -> None:
-    """Writes tokenizer.json and tokenizer_config.json.
-
-    Raises:
-        FetchError: the file's tokenizer is of another kind.
-    """
-    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
-    roles = {
-        role: tokens[metadata[f"tokenizer.ggml.{key}_token_id"].item()]
-        for role, key in _ROLES.items()
-        if f"tokenizer.ggml.{key}_token_id" in metadata
-    }
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": metadata["llama.context_length"].item(),
-        "clean_up_tokenization_spaces": False,
-        "chat_template": metadata["tokenizer.chat_template"],
-        **roles,
-    }
-    build(metadata).save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2))
-
-
-def build(metadata: dict[str, Any]) -> Any:
-    """The ``tokenizers.Tokenizer``; its ids are the tokens' places in the file.
-
-    Raises:
-        FetchError: the file's tokenizer is of another kind.
-    """
-    kind = (metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre"))
-    if kind != ("gpt2", "smollm"):
-        raise FetchError(f"The GGUF file's tokenizer is {kind}; only SmolLM's can be converted.")
-    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
-    merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
-    tokenizer = Tokenizer(
-        models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges)
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    types: list[int] = metadata["tokenizer.ggml.token_type"].tolist()
-    tokenizer.add_tokens(
-        [
-            AddedToken(token, special=kind == _CONTROL, normalized=False)
-            for token, kind in zip(tokens, types, strict=True)
-            if kind in (_CONTROL, _USER_DEFINED)
-        ]
-    )
-    return tokenizer
-
+from mayfly_worker.fetch.reporting import FetchError
 
 GROUP = 32
 """Weights that share a scale, in all of GGUF's formats that MLX keeps quantized."""
@@ -102,6 +39,12 @@ _NAMES = {
     "ffn_down": "mlp.down_proj",
 }
 
+_CONTROL = 3
+_USER_DEFINED = 4
+"""Token types that are matched whole, before text is cut; control tokens are special."""
+
+_ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+
 Metadata = dict[str, Any]
 Tensors = dict[str, mx.array]
 
@@ -114,7 +57,7 @@ def convert(source: Path, folder: Path, *, float32: bool) -> None:
     Raises:
         FetchError: the file holds a model of another kind.
     """
-    # On the CPU: a GPU has better things to do, and nothing here is worth waking it.
+    # On the CPU: the work is too little to wake a GPU for.
     with mx.stream(mx.cpu):
         _convert(source, folder, float32=float32)
 
@@ -137,7 +80,7 @@ def _convert(source: Path, folder: Path, *, float32: bool) -> None:
         config |= _quantization(weights)
     mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True))
-    write(metadata, folder)
+    write_tokenizer(metadata, folder)
 
 
 def config_of(metadata: Metadata, *, tied: bool) -> dict[str, Any]:
@@ -177,7 +120,7 @@ def rename(name: str) -> str:
 
 
 def unpermute(rows: mx.array, heads: int) -> mx.array:
-    """Undoes llama.cpp's reordering of the rows of q and k: [heads * width, ...] to the same.
+    """Undoes llama.cpp's reordering of the rows of q and k; [heads * width, ...] in and out.
 
     In a head, a rotary pair is (i, i + width / 2). llama.cpp's ``convert_hf_to_gguf.py`` (its
     ``permute``) puts the two next to each other, at 2i and 2i + 1. A row's quantization does not
@@ -202,7 +145,7 @@ def _weights(tensors: Tensors, config: dict[str, Any]) -> Tensors:
 
 
 def _quantized(weights: Tensors) -> list[tuple[str, int]]:
-    """The layers that are quantized, with their bits: 32 / bits weights share a uint32."""
+    """The quantized layers, with their bits: 32 / bits weights share a uint32."""
     found = []
     for name, scales in weights.items():
         if name.endswith(".scales"):
@@ -213,8 +156,8 @@ def _quantized(weights: Tensors) -> list[tuple[str, int]]:
 
 
 def _quantization(weights: Tensors) -> dict[str, Any]:
-    """The entry ``quantization`` of mlx-lm's config: the usual bits, and by name the layers that
-    have others. Nothing where nothing is quantized."""
+    """The entry ``quantization`` of mlx-lm's config: the usual bits, and by name the layers with
+    other bits. Empty where nothing is quantized."""
     layers = dict(_quantized(weights))
     if not layers:
         return {}
@@ -236,5 +179,60 @@ def _dequantized(weights: Tensors) -> Tensors:
 
 
 def _half(tensor: mx.array) -> mx.array:
-    """float16, as the scales are: one wider tensor would widen all that comes after it."""
+    """Casts float32 to float16, the scales' type: one wider tensor would widen all later ones."""
     return tensor.astype(mx.float16) if tensor.dtype == mx.float32 else tensor
+
+
+def write_tokenizer(metadata: Metadata, folder: Path) -> None:
+    """Writes tokenizer.json and tokenizer_config.json.
+
+    Raises:
+        FetchError: the file's tokenizer is of another kind.
+    """
+    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
+    roles = {
+        role: tokens[metadata[f"tokenizer.ggml.{key}_token_id"].item()]
+        for role, key in _ROLES.items()
+        if f"tokenizer.ggml.{key}_token_id" in metadata
+    }
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": metadata["llama.context_length"].item(),
+        "clean_up_tokenization_spaces": False,
+        "chat_template": metadata["tokenizer.chat_template"],
+        **roles,
+    }
+    build_tokenizer(metadata).save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2))
+
+
+def build_tokenizer(metadata: Metadata) -> Any:
+    """Builds the ``tokenizers.Tokenizer``; its ids are the tokens' places in the file.
+
+    Raises:
+        FetchError: the file's tokenizer is of another kind.
+    """
+    kind = (metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre"))
+    if kind != ("gpt2", "smollm"):
+        raise FetchError(f"The GGUF file's tokenizer is {kind}; only SmolLM's can be converted.")
+    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
+    merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
+    tokenizer = Tokenizer(
+        models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges)
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    types: list[int] = metadata["tokenizer.ggml.token_type"].tolist()
+    tokenizer.add_tokens(
+        [
+            AddedToken(token, special=kind == _CONTROL, normalized=False)
+            for token, kind in zip(tokens, types, strict=True)
+            if kind in (_CONTROL, _USER_DEFINED)
+        ]
+    )
+    return tokenizer

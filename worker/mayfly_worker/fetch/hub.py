@@ -1,9 +1,9 @@
-"""A model from a Hugging Face repository, in the cache that all of that library's users share.
+"""Fetches a model from a Hugging Face repository, into the Hub client's shared cache.
 
-What is there is used as it is, without asking the Hub: a server must start while the network is
+A cached model is used as it is, without asking the Hub: a server must start while the network is
 down, and all workers must load the same weights. (To get a newer revision, delete the old one:
 ``hf cache rm``.) The library honours ``HF_HOME``, ``HF_HUB_OFFLINE``, ``HF_TOKEN`` and
-``HF_ENDPOINT``, and goes on with a download that was cut short from the files that are whole.
+``HF_ENDPOINT``, and resumes a download that was cut short after the files that are whole.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from huggingface_hub.utils import filter_repo_objects
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from mayfly_worker.fetch import model_folder
-from mayfly_worker.fetch.errors import FetchError
-from mayfly_worker.fetch.events import Report
+from mayfly_worker.fetch.reporting import FetchError, Report
 
 PATTERNS = [
     "*.json",
@@ -35,32 +34,33 @@ PATTERNS = [
     "*.jsonl",
     "*.jinja",
 ]
-"""What mlx-lm reads (``mlx_lm.utils.DEFAULT_ALLOW_PATTERNS``, which cannot be had without MLX)."""
+"""Files that mlx-lm reads (its ``mlx_lm.utils.DEFAULT_ALLOW_PATTERNS``, not imported as that needs
+MLX)."""
 
 
 def fetch(repository: str, report: Report) -> Path:
-    """The folder of a repository's default revision, downloaded if it is not there.
+    """Returns the folder of a repository's default revision, downloaded if it is not there.
 
     Raises:
         FetchError: there is no such repository, or not for this user; the Hub cannot be reached;
-            no room; or what is in it is no model that MLX can load.
+            there is no room; or the repository holds no model that MLX can load.
     """
     try:
         path = _cached(repository) or _download(repository, report)
     except FetchError:
         raise
     except Exception as error:
-        # The library passes on what its HTTP client raises, which has changed twice.
+        # The library passes on its HTTP client's exceptions, and has changed that client twice.
         raise FetchError(explain(repository, error)) from error
     model_folder.check(path)
     return path
 
 
 def find(repository: str) -> Path:
-    """The folder of a repository in the cache; nothing is downloaded.
+    """Returns the folder of a repository in the cache; nothing is downloaded.
 
     Raises:
-        FetchError: it is not there, or not all of it.
+        FetchError: the model is not there, or not all of it.
     """
     try:
         path = _snapshot(repository)
@@ -77,12 +77,12 @@ def find(repository: str) -> Path:
 
 
 def _snapshot(repository: str) -> Path:
-    """What the cache has, whole or not."""
+    """The folder of a repository in the cache, whole or not."""
     return Path(hub.snapshot_download(repository, allow_patterns=PATTERNS, local_files_only=True))
 
 
 def _cached(repository: str) -> Path | None:
-    """What the cache has, if it is whole."""
+    """The folder of a repository in the cache if it is whole, else None."""
     try:
         path = _snapshot(repository)
         model_folder.check(path)
@@ -104,15 +104,15 @@ def _download(repository: str, report: Report) -> Path:
         )
     missing = [size for name, size in files.items() if not _is_cached(repository, name)]
     total, left = sum(files.values()), sum(missing)
-    model_folder.require(Path(constants.HF_HUB_CACHE), left)
-    # An orderly end would wait for the threads that download; what they have is kept anyhow.
+    model_folder.require_room(Path(constants.HF_HUB_CACHE), left)
+    # Exiting by an exception would wait for the downloading threads, whose files are kept anyhow.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    bars = _bars(lambda n: report("download", min(total - left + n, total), total))
+    bars = _bar_class(lambda n: report("download", min(total - left + n, total), total))
     return Path(hub.snapshot_download(repository, allow_patterns=PATTERNS, tqdm_class=bars))
 
 
 def _files(repository: str) -> dict[str, int]:
-    """The files that are needed, and their sizes in bytes."""
+    """The needed files of a repository, with their sizes in bytes."""
     info = hub.HfApi().model_info(repository, files_metadata=True)
     sizes = {file.rfilename: file.size or 0 for file in info.siblings}
     return {name: sizes[name] for name in filter_repo_objects(sizes, allow_patterns=PATTERNS)}
@@ -122,33 +122,33 @@ def _is_cached(repository: str, name: str) -> bool:
     return isinstance(hub.try_to_load_from_cache(repository, name), str)
 
 
-def _bars(report: Callable[[int], None]) -> type[Any]:
-    """A progress bar class that shows nothing and reports bytes.
+def _bar_class(report: Callable[[int], None]) -> type[Any]:
+    """Makes a progress bar class that shows nothing and reports bytes.
 
     The library may count the same bytes on two bars, as they come over the network and as they
-    reach the disk: the one that is ahead is told.
+    reach the disk: the bar that is ahead is reported.
     """
-    counted: list[Any] = []
+    byte_bars: list[Any] = []
     silence = Path(os.devnull).open("w")  # noqa: SIM115 (as long as the process)
     lock = threading.Lock()
 
-    class Bytes(tqdm):  # type: ignore[misc]
+    class ByteBar(tqdm):  # type: ignore[misc]
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **{**options, "file": silence, "disable": False})
             if options.get("unit") == "B":
-                counted.append(self)
+                byte_bars.append(self)
 
         def update(self, n: float | None = 1) -> None:
             with lock:
                 super().update(n)
-                if self in counted:
-                    report(int(max(bar.n for bar in counted)))
+                if self in byte_bars:
+                    report(int(max(bar.n for bar in byte_bars)))
 
-    return Bytes
+    return ByteBar
 
 
 def explain(repository: str, error: Exception) -> str:
-    """What went wrong, for the person who named the repository."""
+    """Explains an error to the person who named the repository."""
     match error:
         case errors.HFValidationError():
             return (

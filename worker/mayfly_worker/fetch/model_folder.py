@@ -1,9 +1,7 @@
-"""Whether a folder holds a whole model.
+"""Checks of a model's folder: all files whole, room on the disk, one writer at a time.
 
-Looked at before anything is loaded, since half a download, or a folder of the wrong kind, is told
-far more clearly by the files than by what MLX says when it meets them.
-
-Room on a disk, and one writer at a time.
+The files are checked before anything is loaded, since they show half a download, or a folder of the
+wrong kind, far more clearly than MLX's errors do.
 """
 
 from __future__ import annotations
@@ -17,14 +15,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mayfly_worker.fetch.errors import FetchError
+from mayfly_worker.fetch.reporting import FetchError
+
+WEIGHTS = "model*.safetensors"
+INDEX = "model.safetensors.index.json"
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "*.tiktoken", "tiktoken.model", "vocab.json")
 
 
-def require(folder: Path, size: int) -> None:
-    """Returns if the disk under ``folder`` (which may not exist yet) has ``size`` bytes free.
+def require_room(folder: Path, size: int) -> None:
+    """Checks that the disk under ``folder`` (which may not exist yet) has ``size`` bytes free.
 
     Raises:
-        FetchError: it has not.
+        FetchError: the disk has less.
     """
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(existing).free
@@ -42,23 +44,18 @@ def in_units(size: int) -> str:
 
 @contextmanager
 def exclusive(path: Path) -> Iterator[None]:
-    """Holds a lock file; waits while another process does. It ends with the process, so a fetch
-    that was killed blocks nobody."""
+    """Holds a lock file; waits while another process holds it. The lock ends with the process, so
+    a fetch that was killed blocks nobody."""
     with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-WEIGHTS = "model*.safetensors"
-INDEX = "model.safetensors.index.json"
-TOKENIZERS = ("tokenizer.json", "tokenizer.model", "*.tiktoken", "tiktoken.model", "vocab.json")
-
-
 def check(folder: Path) -> None:
-    """Returns if ``folder`` has a configuration, all of its weights, whole, and a tokenizer.
+    """Checks that ``folder`` has a configuration, all of its weights, whole, and a tokenizer.
 
     Raises:
-        FetchError: it has not.
+        FetchError: one of them is missing or cut short.
     """
     config = _json_object(folder / "config.json")
     if not ({"model_type", "model_file"} & config.keys()):
@@ -98,7 +95,7 @@ def _json_object(path: Path) -> dict[str, Any]:
 
 
 def _check_safetensors(path: Path) -> None:
-    """The header says where the last tensor ends: the file has to end there too.
+    """Checks that a file ends where the last tensor ends, by its header.
 
     Layout: a little-endian 64-bit length, so many bytes of JSON, the tensors' bytes.
     """

@@ -1,5 +1,7 @@
-"""What a model's name means. Nothing here imports MLX or the Hub's client before it has to: a
-model that is there is found in a blink."""
+"""Finds the model that a name means, and fetches it if it is not on this machine.
+
+Nothing here imports MLX or the Hub's client before it has to: a model that is there is found in a
+blink."""
 
 from __future__ import annotations
 
@@ -8,41 +10,41 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mayfly_worker.fetch import demo, model_folder
-from mayfly_worker.fetch.errors import FetchError
-from mayfly_worker.fetch.events import Report
+from mayfly_worker.fetch.reporting import FetchError, Report
 
 _DEMO = ("", "demo")
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class LocalModel:
+    """A model on this machine. ``name`` is what clients call it."""
+
     path: Path
     name: str
-    """What clients call the model."""
 
 
-def resolve(model: str, cache: Path, *, float32: bool, report: Report) -> Fetched:
-    """Finds or fetches a model. ``float32`` is about the demo model, and is implied on a CPU.
+def resolve(model: str, cache: Path, *, float32: bool, report: Report) -> LocalModel:
+    """Finds or fetches a model. ``float32`` is for the demo model, and is implied on a CPU.
 
     Raises:
-        FetchError: it cannot be had.
+        FetchError: the model cannot be had.
     """
     _require_mlx()
     if model in _DEMO:
-        return Fetched(demo.fetch(cache, float32=float32 or _on_cpu(), report=report), demo.NAME)
+        return LocalModel(demo.fetch(cache, float32=float32 or _on_cpu(), report=report), demo.NAME)
     found = _in_folder(model)
     if found is not None:
         return found
     from mayfly_worker.fetch import hub
 
-    return Fetched(hub.fetch(model, report), model)
+    return LocalModel(hub.fetch(model, report), model)
 
 
-def find(model: str, cache: Path) -> Fetched:
-    """A model that is on this machine already. As :func:`resolve`, but nothing is fetched.
+def find(model: str, cache: Path) -> LocalModel:
+    """Finds a model that is on this machine already. As :func:`resolve`, but nothing is fetched.
 
     Raises:
-        FetchError: it is not here, or not all of it.
+        FetchError: the model is not here, or not all of it.
     """
     _require_mlx()
     if model in _DEMO:
@@ -51,13 +53,13 @@ def find(model: str, cache: Path) -> Fetched:
             raise FetchError(
                 "The demo model is not on this machine yet: `mayfly serve` fetches it."
             )
-        return Fetched(path, demo.NAME)
+        return LocalModel(path, demo.NAME)
     found = _in_folder(model)
     if found is not None:
         return found
     from mayfly_worker.fetch import hub
 
-    return Fetched(hub.find(model), model)
+    return LocalModel(hub.find(model), model)
 
 
 def _require_mlx() -> None:
@@ -68,12 +70,12 @@ def _require_mlx() -> None:
         )
 
 
-def _in_folder(model: str) -> Fetched | None:
-    """The model if its name is a folder's, None if it may be a repository's."""
+def _in_folder(model: str) -> LocalModel | None:
+    """Finds a model by its folder; None if its name may be a repository's."""
     path = Path(model).expanduser()
     if path.is_dir():
         model_folder.check(path)
-        return Fetched(path.resolve(), path.resolve().name)
+        return LocalModel(path.resolve(), path.resolve().name)
     if path.exists():
         raise FetchError(f"{model} is a file. A model is a folder with config.json and weights.")
     if "huggingface.co/" in model:

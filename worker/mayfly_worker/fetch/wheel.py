@@ -1,7 +1,7 @@
-"""Fetches a wheel with pip.
+"""Downloads a wheel with pip.
 
-pip knows what we need not: which index this machine uses, its proxies, certificates and
-credentials. From version 24.1 it tells its progress in plain lines.
+pip knows this machine's package index, proxies, certificates and credentials. From version 24.1 it
+writes its progress in plain lines.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from mayfly_worker.fetch.errors import FetchError
+from mayfly_worker.fetch.reporting import FetchError
 
 _RAW_PROGRESS_SINCE = (24, 1)
 _PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
@@ -22,10 +22,10 @@ _PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 
 def download(requirement: str, folder: Path, report: Callable[[int, int], None]) -> Path:
     """Downloads the wheel of a ``name==version`` into ``folder`` (an empty one), without its
-    dependencies. ``report`` is told bytes done, and in all.
+    dependencies. ``report`` takes the bytes done, and in all.
 
     Raises:
-        FetchError: pip is not there, or did not get it.
+        FetchError: pip is not there, or could not download the wheel.
     """
     command = [
         *(sys.executable, "-P", "-m", "pip", "download", requirement),
@@ -42,21 +42,21 @@ def download(requirement: str, folder: Path, report: Callable[[int, int], None])
     ) as child:
         assert child.stdout is not None
         try:
-            said = _follow(child.stdout, report)
+            output = _follow(child.stdout, report)
         except BaseException:
             child.kill()
             raise
     wheels = list(folder.glob("*.whl"))
     if child.returncode != 0 or len(wheels) != 1:
-        raise FetchError(f"{requirement} could not be downloaded. {complaint(said)}")
+        raise FetchError(f"{requirement} could not be downloaded. {complaint(output)}")
     return wheels[0]
 
 
 def verify(path: Path, sha256: str) -> None:
-    """Returns if the file has this digest (hexadecimal).
+    """Checks that a file has this digest (hexadecimal).
 
     Raises:
-        FetchError: it has another one.
+        FetchError: the file has another digest.
     """
     with path.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
@@ -67,9 +67,9 @@ def verify(path: Path, sha256: str) -> None:
         )
 
 
-def complaint(said: Iterable[str]) -> str:
-    """The sentence among pip's lines that says best what went wrong."""
-    lines = [line.strip() for line in said]
+def complaint(output: Iterable[str]) -> str:
+    """Explains a failed download, from the lines that pip wrote."""
+    lines = [line.strip() for line in output]
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
     reason = f"pip said: {errors[-1]}" if errors else "pip gave no reason."
     if any("connection broken" in line for line in lines):
@@ -90,7 +90,7 @@ def _progress_bar() -> str:
 
 
 def _follow(lines: Iterable[str], report: Callable[[int, int], None]) -> list[str]:
-    """Reports progress lines, and returns the others."""
+    """Reports progress lines, and returns the other lines."""
     others = []
     for line in lines:
         if match := _PROGRESS.match(line):

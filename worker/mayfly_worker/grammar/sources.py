@@ -1,6 +1,6 @@
-"""What a request asks of its output, written as an llguidance grammar.
+"""Writes the constraints on a request's output as llguidance grammars.
 
-A grammar is a list of parts; the first is where it begins, and ``@name`` in one refers to another.
+A grammar is a list of parts; it begins with the first, and ``@name`` in a part refers to another.
 JSON is compact, without whitespace between its tokens: a weak model that may write whitespace can
 go on writing it for ever.
 """
@@ -16,13 +16,13 @@ from llguidance import regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
 
 from mayfly_protocol.requests import ChatPrompt, Constraint
-from mayfly_worker.errors import InvalidRequest
+from mayfly_worker.request_errors import InvalidInput
 
 MAX_CHARACTERS = 250_000
 MAX_PROPERTIES = 2_000
-"""Properties of one object: llguidance takes time in their square (0.6 s for these)."""
+"""Properties of one object: llguidance's time grows with their square (0.6 s for so many)."""
 MAX_CALLS = 16
-"""Calls in one answer that was forced to call tools."""
+"""Most calls in one answer that is forced to call tools."""
 
 _OPENING = {"additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref"}
 
@@ -30,9 +30,9 @@ Schema = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """A grammar's parts, and the schemas among them by where the request has them: what fails to
-    compile is looked for there. ``param`` is the request's field."""
+class GrammarSource:
+    """A grammar's parts. ``schemas`` are the JSON schemas among them, with a description of their
+    place in the request, to search for errors. ``param`` is the request's field."""
 
     parts: tuple[dict[str, Any], ...]
     param: str
@@ -41,17 +41,17 @@ class Source:
     def text(self) -> str:
         return json.dumps({"grammars": self.parts})
 
-    def after(self, thought: str) -> Source:
-        """The same after a text that ``thought`` (Lark, with a rule of that name) describes."""
+    def after(self, thought: str) -> GrammarSource:
+        """This grammar after a text that ``thought`` (Lark, with a rule of that name) describes."""
         first = {"name": "answered", "lark_grammar": f"start: thought @answer\n{thought}"}
         renamed = {**self.parts[0], "name": "answer"}
-        return Source((first, renamed, *self.parts[1:]), self.param, self.schemas)
+        return GrammarSource((first, renamed, *self.parts[1:]), self.param, self.schemas)
 
 
-def of_constraint(constraint: Constraint) -> Source:
-    """Raises InvalidRequest for a value that is not of its kind."""
+def constraint_grammar(constraint: Constraint) -> GrammarSource:
+    """The grammar of a constraint. Raises InvalidInput for a value that is not of its kind."""
     if len(constraint.value) > MAX_CHARACTERS:
-        raise InvalidRequest(
+        raise InvalidInput(
             f"the {constraint.kind} has {len(constraint.value)} characters, "
             f"and at most {MAX_CHARACTERS} are read",
             constraint.param,
@@ -59,18 +59,18 @@ def of_constraint(constraint: Constraint) -> Source:
     return _WRITERS[constraint.kind](constraint.value, constraint.param)
 
 
-def of_tools(prompt: ChatPrompt) -> Source:
-    """``[{"name":…,"arguments":{…}},…]``, with tools of the prompt: one call or, in parallel, up
-    to ``MAX_CALLS``; if one tool is forced, one call of that one.
+def tool_call_grammar(prompt: ChatPrompt) -> GrammarSource:
+    """The grammar of ``[{"name":…,"arguments":{…}},…]`` with tools of the prompt: one call or, in
+    parallel, up to ``MAX_CALLS``; if one tool is forced, one call of that tool.
 
     Raises:
-        InvalidRequest: no tool to call, or parameters that are no schema of an object.
+        InvalidInput: there is no tool to call, or a tool's parameters are no schema of an object.
     """
     tools = [tool["function"] for tool in prompt.tools]
     if prompt.forced_tool is not None:
         tools = [tool for tool in tools if tool["name"] == prompt.forced_tool]
     if not tools:
-        raise InvalidRequest("tool_choice forces a call of a tool that is not there", "tool_choice")
+        raise InvalidInput("tool_choice forces a call of a tool that is not there", "tool_choice")
     one = prompt.forced_tool is not None or not prompt.parallel_tool_calls
     rules = [
         'start: "[" call "]"' if one else f'start: "[" call ("," call){{0,{MAX_CALLS - 1}}} "]"',
@@ -84,14 +84,14 @@ def of_tools(prompt: ChatPrompt) -> Source:
         parts.append({"name": f"arguments_{n}", "json_schema": compact(schema)})
         schemas.append((f"the parameters of tool {tool['name']!r}", schema))
     calls = {"name": "calls", "lark_grammar": "\n".join(rules)}
-    return Source((calls, *parts), "tools", tuple(schemas))
+    return GrammarSource((calls, *parts), "tools", tuple(schemas))
 
 
-def thought(end: str, end_ids: Sequence[int], special: bool) -> str:
-    """Lark for the rest of an open thought up to its end marker, ``end``.
+def thought_rule(end: str, end_ids: Sequence[int], special: bool) -> str:
+    """The Lark rule ``thought``: the rest of an open thought up to its end marker, ``end``.
 
-    The marker may come as its own ids, or spelled with other tokens. llguidance lets text match
-    ``special`` tokens nowhere, so that they are named by id.
+    The marker may come as its own ids, or spelled with other tokens. llguidance lets no text match
+    ``special`` tokens, so that they are named by id.
     """
     marker = regex_to_lark(_quoted(end), "")
     by_ids = "".join(f" <[{id}]>" for id in end_ids)
@@ -108,28 +108,28 @@ def _quoted(text: str) -> str:
 
 
 def compact(schema: Schema) -> Schema:
-    """The same for documents without whitespace between their tokens."""
+    """Restricts a schema to documents without whitespace between their tokens."""
     return {**schema, "x-guidance": {"whitespace_flexible": False}}
 
 
-def _object(value: str, param: str) -> Source:
+def _object(value: str, param: str) -> GrammarSource:
     schema = _read_schema(value, param) if value else {}
     return _schema(json.dumps({"type": "object", **schema}), param)
 
 
-def _schema(value: str, param: str) -> Source:
+def _schema(value: str, param: str) -> GrammarSource:
     schema = _read_schema(value, param)
     part = {"name": "schema", "json_schema": compact(schema)}
-    return Source((part,), param, (("the schema", schema),))
+    return GrammarSource((part,), param, (("the schema", schema),))
 
 
 def _read_schema(value: str, param: str) -> Schema:
     try:
         schema = json.loads(value)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"the schema is not JSON: {error}", param) from error
+        raise InvalidInput(f"the schema is not JSON: {error}", param) from error
     if not isinstance(schema, dict):
-        raise InvalidRequest("the schema has to be a JSON object", param)
+        raise InvalidInput("the schema has to be a JSON object", param)
     _check_size(schema, param)
     return schema
 
@@ -140,7 +140,7 @@ def _check_size(schema: Schema, param: str) -> None:
         node = nodes.pop()
         if isinstance(node, dict):
             if len(node) > MAX_PROPERTIES:
-                raise InvalidRequest(
+                raise InvalidInput(
                     f"the schema has an object of {len(node)} properties, "
                     f"and at most {MAX_PROPERTIES} are followed",
                     param,
@@ -151,14 +151,14 @@ def _check_size(schema: Schema, param: str) -> None:
 
 
 def _parameters(tool: dict[str, Any]) -> Schema:
-    """A tool's parameters as a schema of an object; left out, they are none.
+    """A tool's parameters as a schema of an object, one without properties where they are left out.
 
-    Parameters that the tool has not declared are ruled out where its schema leaves them open
-    without a word: no tool expects them, and a weak model would invent them for ever.
+    Undeclared parameters are ruled out unless the schema mentions them: no tool expects them, and a
+    weak model would invent them for ever.
     """
     schema = tool.get("parameters") or {"properties": {}}
     if not isinstance(schema, dict) or schema.get("type", "object") != "object":
-        raise InvalidRequest(
+        raise InvalidInput(
             f"the parameters of tool {tool['name']!r} have to be a schema of type object", "tools"
         )
     _check_size(schema, "tools")
@@ -166,29 +166,29 @@ def _parameters(tool: dict[str, Any]) -> Schema:
     return {**schema, **closed, "type": "object"}
 
 
-def _regex(value: str, param: str) -> Source:
+def _regex(value: str, param: str) -> GrammarSource:
     part = {"name": "regex", "lark_grammar": f"start: /{regex_to_lark(value, 'd')}/"}
-    return Source((part,), param)
+    return GrammarSource((part,), param)
 
 
-def _choice(value: str, param: str) -> Source:
+def _choice(value: str, param: str) -> GrammarSource:
     try:
         choices = json.loads(value)
     except ValueError as error:
-        raise InvalidRequest(f"the choices are not JSON: {error}", param) from error
+        raise InvalidInput(f"the choices are not JSON: {error}", param) from error
     if not isinstance(choices, list) or not all(isinstance(c, str) for c in choices) or not choices:
-        raise InvalidRequest("the choices have to be a list of strings", param)
+        raise InvalidInput("the choices have to be a list of strings", param)
     alternatives = " | ".join(json.dumps(choice) for choice in choices)
-    return Source(({"name": "choice", "lark_grammar": f"start: {alternatives}"},), param)
+    return GrammarSource(({"name": "choice", "lark_grammar": f"start: {alternatives}"},), param)
 
 
-def _grammar(value: str, param: str) -> Source:
+def _grammar(value: str, param: str) -> GrammarSource:
     try:
         lark = any_to_lark(value)
     except Exception as error:
-        # The translator is a plain parser that raises whatever a malformed text trips.
-        raise InvalidRequest(f"the grammar is neither Lark nor GBNF: {error}", param) from error
-    return Source(({"name": "grammar", "lark_grammar": lark},), param)
+        # The translator is a plain parser; malformed text makes it raise any kind of exception.
+        raise InvalidInput(f"the grammar is neither Lark nor GBNF: {error}", param) from error
+    return GrammarSource(({"name": "grammar", "lark_grammar": lark},), param)
 
 
 _WRITERS = {

@@ -1,11 +1,12 @@
-"""From a request to token ids, and from token ids to what a client reads.
+"""Text in and out of a model: prompts to token ids, token ids to what a client reads.
 
 ::
 
-    Prompt -- prompts.Prompts --> token ids
+    Prompt --- prompts.render ---> token ids
 
-    token id -- detokenize --> text -- stops --> text -- parts --> content, reasoning, tool calls
-              '------------------- choice.ChoiceText ------------------'
+    token id --> Detokenizer --> text --> StopMatcher --> text --> OutputParser --> content,
+                                                                reasoning, tool calls
+                '------------------- choice.ChoiceText -------------------'
 
 Nothing here knows of batches, threads or sockets. Everything is a function of the request and of
 the ids so far, so that a choice can be replayed on another worker and go on as if nothing happened.

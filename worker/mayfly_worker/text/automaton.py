@@ -1,7 +1,7 @@
-"""Aho-Corasick: finds any of several strings in a text that comes in pieces.
+"""Aho-Corasick automaton: finds any of several strings in a text that comes in pieces.
 
 After A. V. Aho and M. J. Corasick, "Efficient string matching" (1975): a trie of the strings, and
-for each node a link to the longest proper suffix of what it stands for that is a node, too.
+for each node a link to the node of its longest proper suffix that is a node, too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ NONE = -1
 
 
 class Automaton:
-    """The strings ready for matching. A node is where a text has got to; begin with ``ROOT``.
+    """Several strings, ready for matching. A node stands for the end of a text read so far; a text
+    begins at ``ROOT``.
 
     Building takes time and memory proportional to the strings' length, matching to the text's.
     """
@@ -23,7 +24,7 @@ class Automaton:
         """Empty strings match nothing."""
         self.strings = tuple(strings)
         self.depth = [0]
-        """For each node, how many of the last characters could still become a match."""
+        """By node, the number of last characters that could still become a match."""
         self._goto: list[dict[str, int]] = [{}]
         self._fail = [ROOT]
         self._match = [NONE]
@@ -62,15 +63,16 @@ class Automaton:
             node = self._fail[node]
         return self._goto[node].get(character, ROOT)
 
-    def clear_of(self, text: str) -> bool:
-        """Whether no string begins in a text, so that one at ``ROOT`` need not be walked."""
+    def no_match_begins_in(self, text: str) -> bool:
+        """True if no string begins in a text, which then need not be walked from ``ROOT``."""
         return self._firsts.isdisjoint(text)
 
     def walk(self, node: int, text: str, start: int = 0) -> tuple[int, int, int]:
         """Reads ``text[start:]`` from ``node`` up to the end of the first match.
 
-        Returns the node it came to, the position after the last character it read, and the index
-        of the string that ends there (the longest, if several do), or ``NONE`` at the text's end.
+        Returns the node that was reached, the position after the last character that was read, and
+        the index of the string that ends there (the longest, if several do), or ``NONE`` at the
+        text's end.
         """
         goto, fail, match = self._goto, self._fail, self._match
         for at in range(start, len(text)):

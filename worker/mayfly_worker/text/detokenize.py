@@ -1,12 +1,13 @@
-"""From token ids to text, one id at a time and never half a character.
+"""Decodes token ids to text, one id at a time and never half a character.
 
-The text is that of decoding the output's ids alone, whatever the prompt was: what a tokenizer
-drops at the beginning of a text (the first space, with SentencePiece) is dropped here, too.
+The text is that of decoding the output's ids alone, whatever the prompt was: characters that a
+tokenizer drops at the beginning of a text (the first space, with SentencePiece) are dropped here,
+too.
 
-Special tokens are hidden, as ``skip_special_tokens`` does, except those that a reasoning or tool
-call marker is made of: whoever reads the text has to find the markers in it. Inside a tool call
-all of them are shown but those that end an answer, since formats use special tokens of their own
-there (``[ARGS]``, ``<|"|>``) that the call's parser reads.
+Special tokens are hidden, as ``skip_special_tokens`` does, except those of reasoning and tool call
+markers: the output parser has to find the markers in the text. Inside a tool call all special
+tokens are shown but those that end an answer, since formats use special tokens of their own there
+(``[ARGS]``, ``<|"|>``) that the call's parser reads.
 """
 
 from __future__ import annotations
@@ -32,9 +33,8 @@ def hugging_face(tokenizer: Any) -> Any:
 
 
 def rust_tokenizer(tokenizer: Any) -> Any | None:
-    """The ``tokenizers.Tokenizer`` that does the decoding, if one does.
-
-    A tokenizer of its own kind may have one and yet decode in Python.
+    """The ``tokenizers.Tokenizer`` that does the decoding; None if the decoding is done in Python,
+    which a subclass may do although it has one.
     """
     inner = hugging_face(tokenizer)
     rust = getattr(inner, "_tokenizer", None)
@@ -48,10 +48,11 @@ def rust_tokenizer(tokenizer: Any) -> Any | None:
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """Ids that are ``hidden``, and the ``calls`` among them that are shown in tool calls."""
+    """Special tokens: those whose text is ``hidden``, and the hidden ones that are shown
+    ``in_calls``."""
 
     hidden: frozenset[int]
-    calls: frozenset[int]
+    in_calls: frozenset[int]
 
 
 @lru_cache(maxsize=8)
@@ -67,32 +68,32 @@ def special_tokens(tokenizer: Any) -> SpecialTokens:
 
 
 class Detokenizer:
-    """The text of one output. What :meth:`add` and :meth:`finish` return makes up the text that
-    decoding all ids at once gives, hidden ones left out (see :class:`_RustStream` for the one
-    exception)."""
+    """Decodes one output. The texts that :meth:`add` and :meth:`finish` return are together the
+    text that decoding all ids at once gives, hidden ones left out (see :class:`_RustStream` for the
+    one exception)."""
 
-    __slots__ = ("_calls", "_hidden", "_stream")
+    __slots__ = ("_hidden", "_in_calls", "_stream")
 
     def __init__(self, tokenizer: Any) -> None:
         special = special_tokens(tokenizer)
-        self._hidden, self._calls = special.hidden, special.calls
+        self._hidden, self._in_calls = special.hidden, special.in_calls
         rust = rust_tokenizer(tokenizer)
         self._stream: _Stream = (
-            _PlainStream(tokenizer.detokenizer) if rust is None else _RustStream(rust)
+            _PythonStream(tokenizer.detokenizer) if rust is None else _RustStream(rust)
         )
 
     def add(self, id: int, *, in_call: bool = False) -> str:
-        """The text that became certain with this id; empty while a character is incomplete.
+        """Returns the text that became certain with this id; empty while a character is incomplete.
 
         An id beyond the vocabulary (padded logits) has no text. ``in_call`` says that the id
         belongs to a tool call.
         """
-        if id in self._hidden and not (in_call and id in self._calls):
+        if id in self._hidden and not (in_call and id in self._in_calls):
             return ""
         return self._stream.add(id)
 
     def finish(self) -> str:
-        """The rest: what an incomplete character decodes to. Nothing can be added after it."""
+        """Returns the text of an incomplete character, if any. Nothing can be added afterwards."""
         return self._stream.finish()
 
 
@@ -103,13 +104,13 @@ class _Stream(Protocol):
 
 
 class _RustStream:
-    """Decodes with the tokenizer's own decoder, whatever it is.
+    """Decodes with the tokenizer's own decoder.
 
-    ``DecodeStream`` waits while the text ends in U+FFFD and looks at no more than the ids since
-    the text before. It gives up where a later id changes text that it has given out, which only
-    malformed output does: a byte-fallback decoder turns *all* bytes of a run into U+FFFD once one
-    of them is wrong, even those that had made a whole character. What is out stays; the rest
-    follows from the same position of the decoded whole.
+    ``DecodeStream`` waits while the text ends in U+FFFD and reads no more than the ids since the
+    last text. It raises where a later id changes text that it has returned, which only malformed
+    output does: a byte-fallback decoder turns *all* bytes of a run into U+FFFD once one of them is
+    wrong, even those that had made a whole character. Text that was returned stays as it is; the
+    rest follows from the same position of the decoded whole.
     """
 
     __slots__ = ("_ids", "_length", "_rust", "_stream", "_waiting")
@@ -126,7 +127,7 @@ class _RustStream:
         try:
             text = self._stream.step(self._rust, id)
         except Exception as error:
-            # The binding raises a bare Exception; this text is all that tells its kinds apart.
+            # The binding raises a bare Exception, whose text alone tells its kinds apart.
             if not str(error).startswith("Invalid prefix"):
                 raise
             text = self._realign()
@@ -148,8 +149,8 @@ class _RustStream:
         return str(self._rust.decode(self._ids, skip_special_tokens=False))
 
 
-class _PlainStream:
-    """mlx-lm's detokenizer, for tokenizers that are written in Python."""
+class _PythonStream:
+    """Decodes with mlx-lm's detokenizer, for tokenizers that are written in Python."""
 
     __slots__ = ("_detokenizer",)
 
@@ -168,8 +169,8 @@ class _PlainStream:
 class TokenTexts:
     """The text and the bytes of single tokens, for logprobs: ``texts(id) -> (text, bytes)``.
 
-    The bytes of an output's tokens, one after the other, are the output's (but for what the
-    decoder drops at its beginning); a token that is no whole character has U+FFFD in its text.
+    The bytes of an output's tokens, one after the other, are the output's (but for characters that
+    the decoder drops at its beginning); a token that is no whole character has U+FFFD in its text.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -204,7 +205,7 @@ class TokenTexts:
 
 
 def _decoder_kinds(rust: Any | None) -> frozenset[str]:
-    """The types of the decoders that a tokenizer runs one after the other."""
+    """The types of the decoders that a tokenizer runs in turn."""
     if rust is None or rust.decoder is None:
         return frozenset()
     decoder = json.loads(rust.decoder.__getstate__())
@@ -217,8 +218,8 @@ def _is_byte(token: str) -> bool:
 
 @lru_cache(maxsize=1)
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-ins for bytes: itself where a byte is printable in Latin-1, else
-    the next character from U+0100 on."""
+    """Maps GPT-2's printable stand-ins to bytes: a byte that is printable in Latin-1 stands for
+    itself, the others have the characters from U+0100 on, in order."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     alphabet = {chr(byte): byte for byte in printable}

@@ -1,4 +1,4 @@
-"""How a model marks its reasoning and its tool calls in the text it writes.
+"""The markers of reasoning and tool calls in the text that a model writes.
 
 The markers are mlx-lm's (``TokenizerWrapper`` infers them from vocabulary and template). They move
 a text between states::
@@ -11,11 +11,11 @@ a text between states::
       +-----------------------------------------------> tool
                   tool_call_start
 
-Some formats have states of their own besides, such as the header of a message, whose text is
-protocol and is dropped. The table that is built here is the one of
-``mlx_lm.generate.make_text_state_machine``; it is built anew because tool calls can be turned off,
-because the marker that was matched is needed to give back a call that does not parse, and because
-that machine holds back more text than could still become a marker.
+Some formats have further states, such as the header of a message, whose text is protocol and is
+dropped. The states are those of ``mlx_lm.generate.make_text_state_machine``. They are built anew
+because tool calls can be turned off, because the marker that was matched is needed to give back a
+call that does not parse, and because mlx-lm's machine holds back more text than could still become
+a marker.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ TOOL = "tool"
 
 
 @dataclass(frozen=True)
-class Exits:
-    """The ways out of a state: ``targets[i]`` is where marker ``i`` of the automaton leads."""
+class Transitions:
+    """The transitions out of a state: marker ``i`` of the automaton leads to ``targets[i]``."""
 
     automaton: Automaton
     targets: tuple[str, ...]
@@ -41,28 +41,29 @@ class Exits:
 
 @dataclass(frozen=True)
 class Markers:
-    """A format's states. ``initial`` is where an answer begins if the prompt leaves no open
-    thought; ``endless_calls`` says that a tool call has no end marker."""
+    """A format's states and the transitions out of them. ``initial`` is the first state of an
+    answer if the prompt leaves no open thought; ``endless_calls`` says that a tool call has no end
+    marker."""
 
-    states: dict[str, Exits]
+    states: dict[str, Transitions]
     initial: str
     endless_calls: bool
 
-    def exits(self, state: str) -> Exits:
-        return self.states.get(state, _NO_EXITS)
+    def transitions(self, state: str) -> Transitions:
+        return self.states.get(state, _NO_TRANSITIONS)
 
 
-_NO_EXITS = Exits(Automaton(()), ())
+_NO_TRANSITIONS = Transitions(Automaton(()), ())
 
 _Edges = dict[str, list[tuple[str, str]]]
-"""For each state its markers, and the states that they lead to."""
+"""By state, its markers and the states that they lead to."""
 
 
 @lru_cache(maxsize=8)
 def markers_of(tokenizer: Any, tools: bool) -> Markers:
     """The markers of an mlx-lm ``TokenizerWrapper``; those of tool calls only with ``tools``."""
     return Markers(
-        _exits(_edges(tokenizer, tools and tokenizer.has_tool_calling)),
+        _transitions(_edges(tokenizer, tools and tokenizer.has_tool_calling)),
         initial=tokenizer.response_initial_state or NORMAL,
         endless_calls=not tokenizer.tool_call_end,
     )
@@ -70,16 +71,16 @@ def markers_of(tokenizer: Any, tools: bool) -> Markers:
 
 @lru_cache(maxsize=8)
 def guided_markers(tokenizer: Any) -> Markers:
-    """What is left of the markers where a grammar guides the output: the end of a thought that
-    the prompt had opened. All that follows is the answer, whatever is in it."""
+    """The markers of output that a grammar guides: only the end of a thought that the prompt had
+    opened. All that follows is the answer, whatever is in it."""
     edges = {REASONING: [(tokenizer.think_end, NORMAL)]} if tokenizer.has_thinking else {}
-    return Markers(_exits(edges), initial=NORMAL, endless_calls=False)
+    return Markers(_transitions(edges), initial=NORMAL, endless_calls=False)
 
 
-def _exits(edges: _Edges) -> dict[str, Exits]:
+def _transitions(edges: _Edges) -> dict[str, Transitions]:
     return {
-        state: Exits(Automaton([m for m, _ in ways]), tuple(target for _, target in ways))
-        for state, ways in edges.items()
+        state: Transitions(Automaton([m for m, _ in out]), tuple(target for _, target in out))
+        for state, out in edges.items()
     }
 
 
@@ -92,15 +93,15 @@ def _edges(tokenizer: Any, tools: bool) -> _Edges:
     if tools:
         opening = (tokenizer.tool_call_start, TOOL)
         # A format that says itself where calls begin has them nowhere else.
-        if all(target != TOOL for ways in own.values() for _, target in ways):
+        if all(target != TOOL for out in own.values() for _, target in out):
             edges[NORMAL].append(opening)
         if tokenizer.has_thinking:
             edges[REASONING].append(opening)
         closing = tokenizer.tool_call_end
         edges[TOOL] = [(closing, NORMAL)] if closing else []
     edges[NORMAL] += [(marker, NORMAL) for marker in tokenizer.structural_markers]
-    for state, ways in own.items():
-        allowed = [way for way in ways if tools or way[1] != TOOL]
+    for state, out in own.items():
+        allowed = [edge for edge in out if tools or edge[1] != TOOL]
         edges.setdefault(state, []).extend(allowed)
     return edges
 
@@ -109,4 +110,4 @@ def _edges(tokenizer: Any, tools: bool) -> _Edges:
 def marker_strings(tokenizer: Any) -> tuple[str, ...]:
     """Every marker of a tokenizer's format."""
     edges = _edges(tokenizer, tokenizer.has_tool_calling)
-    return tuple({marker: None for ways in edges.values() for marker, _ in ways if marker})
+    return tuple({marker: None for out in edges.values() for marker, _ in out if marker})

@@ -1,17 +1,13 @@
-"""From a request's prompt to token ids.
+"""Renders a request's prompt as token ids.
 
 Text that is not the template's own cannot forge the template's control tokens: where a message, a
 tool or a template variable holds the text of one (``<|im_start|>``), it is encoded as several
 ordinary tokens. Assistant messages are the exception, since the model itself may have written the
 markers in them. In raw prompts (completions) control tokens mean what they say.
 
-A template that asks for the date (``strftime_now``) gets the request's own.
-
-Gives a chat template the request's date in place of the worker's clock.
-
-A prompt has to render the same on every worker and at every attempt. Templates ask for the date
+A prompt has to render identically on every worker and at every attempt. Templates ask for the date
 with ``strftime_now(format)``, which transformers answers from the clock and does not let a caller
-replace; a macro of that name in front of the template does, with nothing but Jinja.
+replace; a macro of that name in front of the template answers with the request's own date.
 """
 
 from __future__ import annotations
@@ -26,7 +22,7 @@ from itertools import takewhile
 from typing import Any
 
 from mayfly_protocol.requests import ChatPrompt, Prompt, TextPrompt
-from mayfly_worker.errors import InvalidRequest
+from mayfly_worker.request_errors import InvalidInput
 from mayfly_worker.text.detokenize import hugging_face
 from mayfly_worker.text.markers import marker_strings
 
@@ -51,13 +47,13 @@ _DIRECTIVES = (
 )
 
 
-def dated(template: str) -> str:
-    """The template with a ``strftime_now`` that reads :data:`DATE_VARIABLE`."""
+def with_strftime_macro(template: str) -> str:
+    """Puts a ``strftime_now`` that reads :data:`DATE_VARIABLE` in front of a template."""
     return _MACRO + template
 
 
-def directives(day: date) -> dict[str, str]:
-    """What each directive of a format means on a day (its time is midnight)."""
+def date_directives(day: date) -> dict[str, str]:
+    """The text of each directive of a date format on a day (the time is midnight)."""
     return {directive: day.strftime(directive) for directive in _DIRECTIVES}
 
 
@@ -87,52 +83,53 @@ RESERVED_KWARGS = frozenset(
         "truncation",
     }
 )
-"""Template variables that a request cannot set, since they are set for it or are none."""
+"""Template variables that a request cannot set: the server sets them, or they are arguments of
+transformers and no variables."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rendered:
-    """``system_tokens`` is how many ids at the beginning belong to the system prompt and the
-    tools, and so are the same in other conversations (0 if there is neither). ``in_reasoning``
-    says that the prompt leaves a thought open for the model to go on with."""
+class RenderedPrompt:
+    """A prompt as token ids. ``system_tokens`` of them, at the beginning, belong to the system
+    prompt and the tools and are the same in other conversations (0 if there is neither).
+    ``in_reasoning`` says that the prompt leaves a thought open for the model to go on with."""
 
     ids: list[int]
     system_tokens: int = 0
     in_reasoning: bool = False
 
 
-def render(prompt: Prompt, tokenizer: Any, width: int) -> Rendered:
-    """The ids of a prompt; ``tokenizer`` is mlx-lm's ``TokenizerWrapper``, ``width`` the number
+def render(prompt: Prompt, tokenizer: Any, width: int) -> RenderedPrompt:
+    """Renders a prompt; ``tokenizer`` is mlx-lm's ``TokenizerWrapper``, ``width`` the number
     of ids that the model knows. Safe to call from several threads.
 
     Raises:
-        InvalidRequest: an empty prompt, an id that does not exist, or a conversation that the
-            template refuses (with the template's own words) or that there is no template for.
+        InvalidInput: an empty prompt, an id that does not exist, or a conversation that the
+            template refuses (with the template's own words) or for which there is no template.
     """
     param = param_of(prompt)
     if isinstance(prompt, ChatPrompt):
         rendered = _render_chat(prompt, tokenizer)
     elif isinstance(prompt, TextPrompt):
-        rendered = Rendered(tokenizer.encode(prompt.text))
+        rendered = RenderedPrompt(tokenizer.encode(prompt.text))
     else:
-        rendered = Rendered(list(prompt.ids))
+        rendered = RenderedPrompt(list(prompt.ids))
     if not rendered.ids:
-        raise InvalidRequest("the prompt is empty: there is no token to go on from", param)
+        raise InvalidInput("the prompt is empty: there is no token to go on from", param)
     check_ids(rendered.ids, width, param)  # some tokenizers know more tokens than their model
     return rendered
 
 
 def param_of(prompt: Prompt) -> str:
-    """The request's field that a prompt came in."""
+    """The name of the request's field that held a prompt."""
     return "messages" if isinstance(prompt, ChatPrompt) else "prompt"
 
 
 def check_ids(ids: Collection[int], width: int, param: str) -> None:
-    """Raises InvalidRequest, naming ``param``, for a token id outside ``[0, width)``: on a CPU
+    """Raises InvalidInput, naming ``param``, for a token id outside ``[0, width)``: on a CPU
     such an id would end the process."""
     if ids and (min(ids) < 0 or max(ids) >= width):
         wrong = next(id for id in ids if not 0 <= id < width)
-        raise InvalidRequest(
+        raise InvalidInput(
             f"{param} has token id {wrong}, but this model's ids go from 0 to {width - 1}", param
         )
 
@@ -140,18 +137,18 @@ def check_ids(ids: Collection[int], width: int, param: str) -> None:
 def token_budget(
     prompt_tokens: int, max_tokens: int | None, context: int, param: str = "prompt"
 ) -> int:
-    """How many tokens may be generated.
+    """The number of tokens that may be generated.
 
-    That is what the context leaves after the prompt, or ``max_tokens`` if that is less: a larger
-    one is not an error, the answer then ends at the context's end (``length``).
+    It is the room that the context leaves after the prompt, or ``max_tokens`` if that is less: a
+    larger ``max_tokens`` is not an error, the answer then ends at the context's end (``length``).
 
     Raises:
-        InvalidRequest: the prompt, in the field ``param``, leaves room for no token at all (or,
+        InvalidInput: the prompt, in the field ``param``, leaves room for no token at all (or,
             if none is asked for, does not fit itself).
     """
     room = context - prompt_tokens
     if room < (0 if max_tokens == 0 else 1):
-        raise InvalidRequest(
+        raise InvalidInput(
             f"the prompt has {prompt_tokens} tokens, and the context of {context} tokens "
             "has to hold the prompt and the answer; shorten the prompt",
             param,
@@ -163,14 +160,14 @@ def token_budget(
 # Chats
 
 
-def _render_chat(prompt: ChatPrompt, tokenizer: Any) -> Rendered:
+def _render_chat(prompt: ChatPrompt, tokenizer: Any) -> RenderedPrompt:
     if not tokenizer.has_chat_template:
-        raise InvalidRequest(
+        raise InvalidInput(
             "this model has no chat template; send a finished prompt to /v1/completions instead",
             "messages",
         )
     if reserved := RESERVED_KWARGS & prompt.template_kwargs.keys():
-        raise InvalidRequest(
+        raise InvalidInput(
             f"chat_template_kwargs cannot set {min(reserved)!r}", "chat_template_kwargs"
         )
     try:
@@ -178,13 +175,13 @@ def _render_chat(prompt: ChatPrompt, tokenizer: Any) -> Rendered:
         messages = [template.message(message) for message in prompt.messages]
         text = template.text(messages)
     except Exception as error:
-        # A template is a program: what it raises (TemplateError by its own raise_exception,
-        # TypeError or KeyError by a mistake) says what these messages lack for it.
-        raise InvalidRequest(
+        # A template is a program: its exceptions (TemplateError by its own raise_exception,
+        # TypeError or KeyError by a mistake) say what these messages lack for it.
+        raise InvalidInput(
             f"the model's chat template refused these messages: {error}", "messages"
         ) from error
     ids = encode(text, tokenizer)
-    return Rendered(
+    return RenderedPrompt(
         ids,
         _system_tokens(ids, messages, template, tokenizer),
         _leaves_thought_open(ids, tokenizer),
@@ -192,24 +189,27 @@ def _render_chat(prompt: ChatPrompt, tokenizer: Any) -> Rendered:
 
 
 class _Template:
-    """A model's chat template with all that one request sets but the messages."""
+    """A model's chat template, with all variables that one request sets but the messages."""
 
     def __init__(self, prompt: ChatPrompt, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._control = _control_tokens(tokenizer)
         source = _source(tokenizer, bool(prompt.tools))
         self._knows_developer = source is None or "developer" in source
-        self.tools = [_broken(tool, self._control) for tool in prompt.tools] or None
+        self.tools = [_break_control_tokens(tool, self._control) for tool in prompt.tools] or None
         self._generation = prompt.add_generation_prompt and not prompt.continue_final_message
         self._continue = prompt.continue_final_message
-        self._kwargs = _broken(prompt.template_kwargs, self._control)
+        self._kwargs = _break_control_tokens(prompt.template_kwargs, self._control)
         if source is not None and "strftime_now" in source:
             day = date.fromisoformat(prompt.date) if prompt.date else date.today()
-            self._kwargs |= {"chat_template": dated(source), DATE_VARIABLE: directives(day)}
+            self._kwargs |= {
+                "chat_template": with_strftime_macro(source),
+                DATE_VARIABLE: date_directives(day),
+            }
 
     def message(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """A message as the template expects it: a missing content is an empty one, and a
-        developer speaks as the system if the template does not know developers."""
+        """A message as the template expects it: with an empty content where it has none, and with
+        the role ``system`` for a ``developer`` that the template does not know."""
         known = {**message, "content": message.get("content") or ""}
         if known.get("role") == "developer" and not self._knows_developer:
             known["role"] = "system"
@@ -219,10 +219,12 @@ class _Template:
         return known
 
     def text(self, messages: Sequence[dict[str, Any]], *, whole: bool = True) -> str:
-        """The conversation as text; only ``whole`` ones ask for an answer at their end."""
+        """Renders the conversation; only a ``whole`` one asks for an answer at its end."""
         return self._tokenizer.apply_chat_template(  # type: ignore[no-any-return]
             [
-                message if message.get("role") == "assistant" else _broken(message, self._control)
+                message
+                if message.get("role") == "assistant"
+                else _break_control_tokens(message, self._control)
                 for message in messages
             ],
             tools=self.tools,
@@ -240,7 +242,7 @@ def _with_json_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _source(tokenizer: Any, tools: bool) -> str | None:
-    """The template's text, or None where a function renders instead."""
+    """The template's text, or None for a model whose chats a function renders."""
     inner = hugging_face(tokenizer)
     if tokenizer._chat_template is not None or inner.chat_template is None:
         return None
@@ -250,7 +252,7 @@ def _source(tokenizer: Any, tools: bool) -> str | None:
 def _system_tokens(
     ids: Sequence[int], messages: Sequence[dict[str, Any]], template: _Template, tokenizer: Any
 ) -> int:
-    """How far the ids agree with those of the system prompt followed by an empty question."""
+    """The number of ids that agree with those of the system prompt and an empty question."""
     leading = next(
         (n for n, m in enumerate(messages) if m.get("role") not in SYSTEM_ROLES), len(messages)
     )
@@ -266,7 +268,7 @@ def _system_tokens(
 
 
 def _leaves_thought_open(ids: Sequence[int], tokenizer: Any) -> bool:
-    """Whether the last of a thought's beginning, its end, and the end of a turn is a beginning."""
+    """True if the start of a thought is followed by neither its end nor the end of a turn."""
     if not tokenizer.has_thinking:
         return False
     start, end = list(tokenizer.think_start_tokens), list(tokenizer.think_end_tokens)
@@ -286,8 +288,8 @@ def _leaves_thought_open(ids: Sequence[int], tokenizer: Any) -> bool:
 
 @lru_cache(maxsize=8)
 def _control_tokens(tokenizer: Any) -> re.Pattern[str]:
-    """The added tokens that structure a prompt: special ones, and those that the template or a
-    marker is made of. Templates also use some as plain text (``\\n``): those are left out."""
+    """Matches the added tokens that structure a prompt: special ones, and those that occur in the
+    template or in a marker. Templates also use some as plain text (``\\n``), which are left out."""
     inner = hugging_face(tokenizer)
     template = inner.chat_template
     templates = template.values() if isinstance(template, dict) else [template or ""]
@@ -303,22 +305,22 @@ def _control_tokens(tokenizer: Any) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
 
-def _broken(value: Any, control: re.Pattern[str]) -> Any:
-    """The same value with every control token in its strings broken after its first character."""
+def _break_control_tokens(value: Any, control: re.Pattern[str]) -> Any:
+    """Puts a :data:`BREAK` after the first character of each control token in a value's strings."""
     if isinstance(value, str):
         text, found = value.replace(BREAK, ""), 1
-        while found:  # what is left of a broken token may hold another
+        while found:  # the rest of a broken token may hold another
             text, found = control.subn(lambda match: f"{match[0][0]}{BREAK}{match[0][1:]}", text)
         return text
     if isinstance(value, Mapping):
-        return {key: _broken(item, control) for key, item in value.items()}
+        return {key: _break_control_tokens(item, control) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_broken(item, control) for item in value]
+        return [_break_control_tokens(item, control) for item in value]
     return value
 
 
 def encode(text: str, tokenizer: Any) -> list[int]:
-    """The ids of a rendered chat, whose template has written all special tokens it wants."""
+    """Encodes a rendered chat, in which the template has written all special tokens it wants."""
     first, *others = text.split(BREAK)
     ids: list[int] = tokenizer.encode(first, add_special_tokens=False)
     for piece in others:
@@ -327,8 +329,8 @@ def encode(text: str, tokenizer: Any) -> list[int]:
 
 
 def _encode_inside(piece: str, tokenizer: Any) -> list[int]:
-    """Encodes after a newline, which is then taken off: at the beginning of a text some
-    tokenizers would put a space."""
+    """Encodes a text that is not the first: after a newline, whose ids are then taken off, since
+    some tokenizers put a space at the beginning of a text."""
     newline: list[int] = tokenizer.encode("\n", add_special_tokens=False)
     ids: list[int] = tokenizer.encode("\n" + piece, add_special_tokens=False)
     if ids[: len(newline)] == newline:

@@ -1,4 +1,4 @@
-"""What a fetch says while it runs: one JSON object a line, the last one its outcome.
+"""Events of a running fetch: one JSON object a line, the last one its outcome.
 
 ::
 
@@ -6,7 +6,8 @@
     {"event": "done", "path": folder, "name": what to call the model}    then exit code 0
     {"event": "error", "message": sentences}                             then exit code 3
 
-Progress comes any number of times, before the others. A total of 0 means that it is not known.
+Progress comes any number of times, before the others. A total of 0 means that it is not known. The
+text of a :class:`FetchError` is what an ``error`` event carries.
 """
 
 from __future__ import annotations
@@ -17,32 +18,37 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, TextIO
 
-What = Literal["download", "convert"]
-Report = Callable[[What, int, int], None]
+Stage = Literal["download", "convert"]
+Report = Callable[[Stage, int, int], None]
+"""Takes a stage, the bytes done and the bytes in all."""
 
 INTERVAL_S = 0.1
 
 
-class Events:
+class FetchError(Exception):
+    """The model cannot be had; the text says why and what to do, in sentences for its user."""
+
+
+class EventWriter:
     """Writes events to ``out``, progress at most every :data:`INTERVAL_S`.
 
-    The first and the last of each kind of progress are never left out, and none comes twice.
+    The first and the last progress of each stage are never left out, and none comes twice.
     """
 
     def __init__(self, out: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._out = out
         self._clock = clock
-        self._told: tuple[What, int, int] | None = None
+        self._last: tuple[Stage, int, int] | None = None
         self._due = 0.0
 
-    def progress(self, what: What, done: int, total: int) -> None:
+    def progress(self, stage: Stage, done: int, total: int) -> None:
         now = self._clock()
         whole = 0 < total <= done
-        begins = self._told is None or self._told[0] != what
-        if self._told == (what, done, total) or not (begins or whole or now >= self._due):
+        begins = self._last is None or self._last[0] != stage
+        if self._last == (stage, done, total) or not (begins or whole or now >= self._due):
             return
-        self._told, self._due = (what, done, total), now + INTERVAL_S
-        self._write(event="progress", what=what, done=done, total=total)
+        self._last, self._due = (stage, done, total), now + INTERVAL_S
+        self._write(event="progress", what=stage, done=done, total=total)
 
     def done(self, path: Path, name: str) -> None:
         self._write(event="done", path=str(path), name=name)

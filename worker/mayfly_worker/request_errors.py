@@ -1,17 +1,17 @@
-"""How a request can go wrong without its worker being at fault.
+"""Errors of a request that are not its worker's fault.
 
 ::
 
     Exception
-     +-- InvalidRequest   before it runs: becomes Rejected(reason="invalid"), a 400
+     +-- InvalidInput     before it runs: becomes Rejected(reason="invalid"), a 400
      +-- GrammarFailed    while it runs: becomes Failed, for this request alone
 """
 
 from __future__ import annotations
 
 
-class InvalidRequest(Exception):
-    """The request can never run as it is.
+class InvalidInput(Exception):
+    """This model can never run the request as it is.
 
     ``message`` says what is wrong, where, and what would be right; ``param`` is the request's
     field in the API's words; ``code`` a word for programs.

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mayfly_worker.text.markers import REASONING, guided_markers, markers_of
-from mayfly_worker.text.parts import Parts
-from mayfly_worker.text.toolcalls import Call, Tools, call_id
+from mayfly_worker.text.output_parser import OutputParser
+from mayfly_worker.text.tool_calls import ParsedCall, ToolCallParser, call_id
 from support import vocabularies
 
 THINKING = vocabularies.byte_level("thinking")
@@ -29,12 +29,14 @@ def function(name: str, **properties: Any) -> dict[str, Any]:
 TOOLS = (function("sum", x={"type": "integer"}), function("glob", pattern={"type": "string"}))
 
 
-def parts(*, tools: bool = True, **options: Any) -> Parts:
-    parser = Tools(TOOLS, THINKING.tool_parser) if tools else None
-    return Parts(markers_of(THINKING, tools), tools=parser, **options)
+def parts(*, tools: bool = True, **options: Any) -> OutputParser:
+    parser = ToolCallParser(TOOLS, THINKING.tool_parser) if tools else None
+    return OutputParser(markers_of(THINKING, tools), tools=parser, **options)
 
 
-def run(parts: Parts, pieces: list[str], *, complete: bool = True) -> tuple[str, str, list[Call]]:
+def run(
+    parts: OutputParser, pieces: list[str], *, complete: bool = True
+) -> tuple[str, str, list[ParsedCall]]:
     for piece in pieces:
         parts.feed(piece)
     parts.end(complete=complete)
@@ -49,10 +51,10 @@ def call(name: str, **arguments: Any) -> str:
 # Against a plain reading of the whole text
 
 
-def read_whole(text: str, state: str) -> tuple[str, str, list[Call]]:
+def read_whole(text: str, state: str) -> tuple[str, str, list[ParsedCall]]:
     """The same, by searching the whole text for whichever marker comes next."""
     content = reasoning = collected = ""
-    calls: list[Call] = []
+    calls: list[ParsedCall] = []
     exits = {
         "normal": {"<think>": "reasoning", "<tool_call>": "tool"},
         "reasoning": {"</think>": "normal", "<tool_call>": "tool"},
@@ -60,7 +62,7 @@ def read_whole(text: str, state: str) -> tuple[str, str, list[Call]]:
     }
 
     def close(ending: str) -> str:
-        found = Tools(TOOLS, THINKING.tool_parser).read(collected)
+        found = ToolCallParser(TOOLS, THINKING.tool_parser).parse(collected)
         calls.extend(found)
         return "" if found else f"<tool_call>{collected}{ending}"
 
@@ -125,7 +127,7 @@ def test_a_call_comes_out_when_it_is_whole() -> None:
         split.feed(character)
     assert (split.content, split.calls) == ("before", [])
     split.feed(text[-1])
-    assert split.calls == [Call("sum", '{"x": 3}')]
+    assert split.calls == [ParsedCall("sum", '{"x": 3}')]
 
 
 def test_R13_several_calls_come_in_their_order() -> None:
@@ -139,14 +141,16 @@ def test_without_parallel_calls_the_first_one_ends_it() -> None:
     assert split.full
     split.feed("more")
     split.end(complete=True)
-    assert (split.content, split.calls) == ("", [Call("sum", '{"x": 1}')])
+    assert (split.content, split.calls) == ("", [ParsedCall("sum", '{"x": 1}')])
 
 
 def test_without_parallel_calls_one_of_a_list_counts() -> None:
-    tools = Tools(TOOLS, lambda text, tools: [{"name": "sum", "arguments": {"x": n}} for n in "ab"])
-    split = Parts(markers_of(THINKING, True), tools=tools, parallel=False)
+    tools = ToolCallParser(
+        TOOLS, lambda text, tools: [{"name": "sum", "arguments": {"x": n}} for n in "ab"]
+    )
+    split = OutputParser(markers_of(THINKING, True), tools=tools, parallel=False)
     split.feed("<tool_call>both</tool_call>")
-    assert split.calls == [Call("sum", '{"x": "a"}')]
+    assert split.calls == [ParsedCall("sum", '{"x": "a"}')]
 
 
 @pytest.mark.parametrize(
@@ -180,15 +184,15 @@ def test_R10_without_tools_markers_are_text() -> None:
 
 def test_a_call_without_its_end_marker_counts_where_the_model_ended_it() -> None:
     text = call("sum", x=1).removesuffix("</tool_call>")
-    assert run(parts(), [text])[2] == [Call("sum", '{"x": 1}')]
+    assert run(parts(), [text])[2] == [ParsedCall("sum", '{"x": 1}')]
     assert run(parts(), [text], complete=False) == (text, "", [])
     assert run(parts(), [text + "</tool_c"], complete=False)[0] == text + "</tool_c"
 
 
 def test_a_format_without_end_marker_has_its_calls_at_the_end() -> None:
     tokenizer = vocabularies.with_parser("mistral")
-    tools = Tools(TOOLS, tokenizer.tool_parser)
-    split = Parts(markers_of(tokenizer, True), tools=tools)
+    tools = ToolCallParser(TOOLS, tokenizer.tool_parser)
+    split = OutputParser(markers_of(tokenizer, True), tools=tools)
     text = '[TOOL_CALLS]sum[ARGS]{"x": 1}[TOOL_CALLS]glob[ARGS]{"pattern": "*"}'
     _, _, calls = run(split, [text], complete=False)
     assert [c.name for c in calls] == ["sum", "glob"]
@@ -211,15 +215,19 @@ def test_half_a_surrogate_pair_stays_an_escape() -> None:
 
 def test_values_that_json_has_not_are_no_arguments() -> None:
     for value in ({1, 2}, b"x", float("inf"), 1j, object()):
-        tools = Tools(TOOLS, lambda *_, value=value: {"name": "sum", "arguments": {"x": value}})
-        assert tools.read("") == []
+        tools = ToolCallParser(
+            TOOLS, lambda *_, value=value: {"name": "sum", "arguments": {"x": value}}
+        )
+        assert tools.parse("") == []
 
 
 # Forced calls
 
 
 def test_forced_calls_are_one_json_text_after_the_thought() -> None:
-    split = Parts(guided_markers(THINKING), state=REASONING, tools=Tools(TOOLS, None), forced=True)
+    split = OutputParser(
+        guided_markers(THINKING), state=REASONING, tools=ToolCallParser(TOOLS, None), forced=True
+    )
     text = '[{"name":"sum","arguments":{"x":1}},{"name":"glob","arguments":{"pattern":"<think>"}}]'
     content, reasoning, calls = run(split, ["hm</think>", text[:20], text[20:]])
     assert (content, reasoning) == ("", "hm")
@@ -227,7 +235,7 @@ def test_forced_calls_are_one_json_text_after_the_thought() -> None:
 
 
 def test_forced_calls_that_were_cut_off_are_content() -> None:
-    split = Parts(guided_markers(THINKING), tools=Tools(TOOLS, None), forced=True)
+    split = OutputParser(guided_markers(THINKING), tools=ToolCallParser(TOOLS, None), forced=True)
     assert run(split, ['[{"name":"sum"'], complete=False) == ('[{"name":"sum"', "", [])
 
 
@@ -257,9 +265,11 @@ EXAMPLES = {
 @pytest.mark.parametrize("name", PARSERS)
 def test_every_format_of_mlx_lm_is_read(name: str) -> None:
     tokenizer = vocabularies.with_parser(name)
-    split = Parts(markers_of(tokenizer, True), tools=Tools(TOOLS, tokenizer.tool_parser))
+    split = OutputParser(
+        markers_of(tokenizer, True), tools=ToolCallParser(TOOLS, tokenizer.tool_parser)
+    )
     text = f"{tokenizer.tool_call_start}{EXAMPLES[name]}{tokenizer.tool_call_end}"
-    assert run(split, list(text)) == ("", "", [Call("glob", '{"pattern": "*"}')])
+    assert run(split, list(text)) == ("", "", [ParsedCall("glob", '{"pattern": "*"}')])
 
 
 words = (
@@ -277,7 +287,7 @@ words = (
 @given(st.sampled_from(PARSERS), st.lists(words, max_size=12).map("".join))
 def test_no_parser_gives_anything_but_calls_of_these_tools(name: str, text: str) -> None:
     parser = importlib.import_module(f"mlx_lm.tool_parsers.{name}").parse_tool_call
-    for found in Tools(TOOLS, parser).read(text):
+    for found in ToolCallParser(TOOLS, parser).parse(text):
         assert found.name in {"sum", "glob"}
         assert isinstance(json.loads(found.arguments), dict)
 

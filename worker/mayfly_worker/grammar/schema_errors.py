@@ -1,4 +1,4 @@
-"""Says where a JSON schema is wrong, which llguidance does not."""
+"""Finds the place of an error in a JSON schema, which llguidance does not name."""
 
 from __future__ import annotations
 
@@ -7,22 +7,24 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 SEARCH_S = 1.0
-"""How long to compile parts of a schema in search of the one that fails."""
+"""Longest time to compile parts of a schema in search of the one that fails."""
 
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SINGLES = ("items", "additionalProperties", "additionalItems")
 _UNSATISFIABLE = "Unsatisfiable"
 
-Fault = Callable[[Any], str]
-"""Compiles a schema and returns what is wrong with it, or an empty string."""
+CompileError = Callable[[Any], str]
+"""Compiles a schema and returns its error, or an empty string."""
 
 
-def find_fault(schema: dict[str, Any], reason: str, fault: Fault) -> tuple[str, str]:
-    """The innermost part of a schema that fails in the same way as the whole, for ``reason``; or
-    the innermost that was found within ``SEARCH_S``.
+def locate_error(
+    schema: dict[str, Any], reason: str, compile_error: CompileError
+) -> tuple[str, str]:
+    """Finds the innermost part of a schema that fails as the whole does, for ``reason``; or the
+    innermost that was found within ``SEARCH_S``.
 
-    Returns its place, a JSON pointer (``#/properties/age``), and what is wrong there.
+    Returns its place, a JSON pointer (``#/properties/age``), and its error.
     """
     place, node = "#", schema
     seen = {place}
@@ -31,7 +33,7 @@ def find_fault(schema: dict[str, Any], reason: str, fault: Fault) -> tuple[str, 
         for pointer, child in _children(place, node, schema, reason):
             if time.monotonic() > deadline:
                 return place, reason
-            found = fault(_rooted(child, schema))
+            found = compile_error(_rooted(child, schema))
             if pointer not in seen and _same(found, reason):
                 seen.add(pointer)
                 place, node, reason = pointer, child, found
@@ -40,11 +42,11 @@ def find_fault(schema: dict[str, Any], reason: str, fault: Fault) -> tuple[str, 
             return place, reason
 
 
-def endless(schema: dict[str, Any]) -> str | None:
+def endless_definition(schema: dict[str, Any]) -> str | None:
     """The place of a definition that requires itself, so that no document could ever end; or None.
 
-    A definition can end if what it requires can. That is worked out for all of them together,
-    from none on upwards, until nothing changes.
+    A definition can end if all that it requires can. The set of definitions that can end is grown
+    from the empty one until nothing changes.
     """
     places = {
         f"#/{key}/{_escaped(name)}": node for key in _MAPS[2:] for name, node in _map(schema, key)
@@ -74,8 +76,8 @@ def _ends(node: Any, ending: set[str], places: dict[str, Any]) -> bool:
 
 
 def _required(node: dict[str, Any]) -> Iterator[Any]:
-    """Subschemas that every document of this schema has a value of (types left aside: one that
-    may be something else than an object or an array is taken to end)."""
+    """Yields the subschemas that every document of this schema has a value of. (A schema that also
+    allows other types than an object or an array is taken to end.)"""
     if isinstance(node.get("allOf"), list):
         yield from node["allOf"]
     if node.get("type") == "object":
@@ -95,7 +97,7 @@ def _required(node: dict[str, Any]) -> Iterator[Any]:
 def _children(
     place: str, node: Any, schema: dict[str, Any], reason: str
 ) -> Iterator[tuple[str, Any]]:
-    """The subschemas of a schema, with their pointers."""
+    """Yields the subschemas of a schema, with their pointers."""
     if not isinstance(node, dict):
         return
     required = node.get("required")
@@ -103,7 +105,7 @@ def _children(
         for name, child in _map(node, key):
             optional = not isinstance(required, list) or name not in required
             if key == "properties" and optional and reason.startswith(_UNSATISFIABLE):
-                continue  # harmless: it is only never there
+                continue  # harmless: the property is left out
             yield f"{place}/{key}/{_escaped(name)}", child
     for key in _LISTS:
         children = node.get(key)
@@ -120,14 +122,14 @@ def _children(
 
 
 def _same(found: str, reason: str) -> bool:
-    """Whether a part's fault is the whole's: the text is the same wherever it is met, but that an
-    unsatisfiable part has its own reason."""
+    """True if a part's error is the whole schema's: the text does not depend on the place, except
+    that an unsatisfiable part has a reason of its own."""
     both = found.startswith(_UNSATISFIABLE) and reason.startswith(_UNSATISFIABLE)
     return bool(found) and (found == reason or both)
 
 
 def _rooted(node: Any, schema: dict[str, Any]) -> Any:
-    """A part on its own, with the definitions that it may refer to."""
+    """A part as a schema of its own, with the definitions that it may refer to."""
     if not isinstance(node, dict):
         return node
     return {**{key: schema[key] for key in _MAPS[2:] if key in schema}, **node}

@@ -1,19 +1,19 @@
-"""Splits an answer's text into content, reasoning and tool calls, as it comes."""
+"""Splits an answer's text into content, reasoning and tool calls, while it comes."""
 
 from __future__ import annotations
 
 from mayfly_worker.text.automaton import NONE, ROOT
 from mayfly_worker.text.markers import NORMAL, REASONING, TOOL, Markers
-from mayfly_worker.text.toolcalls import Call, Tools
+from mayfly_worker.text.tool_calls import ParsedCall, ToolCallParser
 
 
-class Parts:
-    """Follows one answer. Nothing but the markers is taken out of the text, and only what could
+class OutputParser:
+    """Splits one answer. Nothing but the markers is taken out of the text; only text that could
     still become a marker is held back, and tool calls until they are whole.
 
-    What came of the text since they were last read and emptied stands in ``content``,
-    ``reasoning`` and ``calls``. ``full`` says that the answer has all the calls it may have: the
-    rest of the text is dropped. ``cut`` says that it ended within a call, which is none then.
+    ``content``, ``reasoning`` and ``calls`` gather the results until the caller empties them.
+    ``full`` says that the answer has all the calls it may have: the rest of the text is dropped.
+    ``cut`` says that the answer ended within a call, which then does not count as one.
     """
 
     def __init__(
@@ -21,29 +21,28 @@ class Parts:
         markers: Markers,
         *,
         state: str | None = None,
-        tools: Tools | None = None,
+        tools: ToolCallParser | None = None,
         forced: bool = False,
         parallel: bool = True,
     ) -> None:
-        """``state`` is where the answer begins (None: where the format has it begin). With
-        ``forced`` all that is not reasoning is one text of tool calls; without ``parallel`` only
-        the first call counts."""
+        """``state`` is the answer's first state (None: the format's own). With ``forced`` all text
+        but reasoning is one text of tool calls; without ``parallel`` only the first call counts."""
         self._markers = markers
         self._tools = tools
         self._forced = forced
         self._parallel = parallel
         self.content = ""
         self.reasoning = ""
-        self.calls: list[Call] = []
+        self.calls: list[ParsedCall] = []
         self.full = self.cut = False
         self._opening = ""
         self._call: list[str] = []
         self._held = ""
-        self._move(state or markers.initial)
+        self._enter(state or markers.initial)
 
-    def _move(self, state: str) -> None:
+    def _enter(self, state: str) -> None:
         self.state = state
-        self._exits = self._markers.exits(state)
+        self._transitions = self._markers.transitions(state)
         self._node = ROOT
 
     @property
@@ -55,13 +54,17 @@ class Parts:
         return self.state == REASONING
 
     def feed(self, text: str) -> None:
-        if not self._held and not self.full and self._exits.automaton.clear_of(text):
+        if (
+            not self._held
+            and not self.full
+            and self._transitions.automaton.no_match_begins_in(text)
+        ):
             self._put(text)
             return
         buffer = self._held + text
         begin, read = 0, len(self._held)
         while not self.full:
-            automaton = self._exits.automaton
+            automaton = self._transitions.automaton
             self._node, read, match = automaton.walk(self._node, buffer, read)
             if match == NONE:
                 certain = len(buffer) - automaton.depth[self._node]
@@ -70,13 +73,13 @@ class Parts:
                 return
             marker = automaton.strings[match]
             self._put(buffer[begin : read - len(marker)])
-            self._pass(marker, self._exits.targets[match])
+            self._follow(marker, self._transitions.targets[match])
             begin = read
 
     def end(self, *, complete: bool) -> None:
-        """The text is over. ``complete`` says that the model itself ended it: then a call whose
-        end marker is missing is taken for whole if it parses. A call that was cut off never is:
-        it might lack arguments."""
+        """Ends the text. ``complete`` says that the model itself ended it: then a call without its
+        end marker counts as whole if it parses. A call that was cut off never counts: it might lack
+        arguments."""
         if self.full:
             return
         self._put(self._held)
@@ -98,18 +101,18 @@ class Parts:
         elif self.state == NORMAL:
             self.content += text
 
-    def _pass(self, marker: str, target: str) -> None:
-        """Goes through a marker into another state."""
+    def _follow(self, marker: str, target: str) -> None:
+        """Follows a marker into another state."""
         if self.in_call:
             self._close(marker, whole=True)
         elif target == TOOL:
             self._opening = marker
-        self._move(target)
+        self._enter(target)
 
     def _close(self, ending: str, *, whole: bool) -> None:
-        """The collected text is a call, or else it is content, with its markers as they were."""
+        """Takes the collected text as calls, or else as content, with its markers as they were."""
         text = "".join(self._call)
-        calls = self._tools.read(text) if self._tools is not None and whole else []
+        calls = self._tools.parse(text) if self._tools is not None and whole else []
         if calls and not self._parallel:
             del calls[1:]
             self.full = True
