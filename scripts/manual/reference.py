@@ -217,7 +217,7 @@ def _fault(kind: Kind) -> Iterator[str]:
 def _blame(kind: Kind) -> str:
     if kind.follows:
         return " It is never the first error of its process: look for an earlier one."
-    if kind.strike == "suspects":
+    if kind.blame == "suspects":
         return " The requests of the forward pass that failed become suspects."
     return " No request is suspected."
 

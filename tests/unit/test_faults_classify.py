@@ -111,7 +111,7 @@ class TestException:
 
     def test_an_unnamed_error_costs_the_worker(self) -> None:
         verdict = classify_exception(chained("one", "two"))
-        assert (verdict.kind, verdict.scope, verdict.strike) == ("unknown", "worker", "suspects")
+        assert (verdict.kind, verdict.scope, verdict.blame) == ("unknown", "worker", "suspects")
 
     def test_members_of_a_group_come_before_what_was_raised_about_them(self) -> None:
         group = ExceptionGroup("tasks", [ValueError("?"), chained(TIMEOUT, SHAPE)])  # type: ignore[list-item]
@@ -138,12 +138,12 @@ class TestSignals:
     )
     def test_a_crash_is_a_crash_whatever_stderr_says(self, number: signal.Signals) -> None:
         verdict = classify_exit(-number, TIMEOUT)
-        assert (verdict.kind, verdict.scope, verdict.strike) == ("crashed", "worker", "suspects")
+        assert (verdict.kind, verdict.scope, verdict.blame) == ("crashed", "worker", "suspects")
         assert verdict.signature == number.name
 
     def test_sigkill_from_outside_is_somebodys_hand(self) -> None:
         verdict = classify_exit(-signal.SIGKILL, TIMEOUT)
-        assert (verdict.kind, verdict.scope, verdict.strike) == ("killed", "worker", "none")
+        assert (verdict.kind, verdict.scope, verdict.blame) == ("killed", "worker", "none")
 
     def test_sigkill_under_memory_pressure_is_the_systems(self) -> None:
         verdict = classify_exit(-signal.SIGKILL, "", memory_pressure=True)
@@ -264,7 +264,7 @@ def test_any_text_and_any_end_has_a_kind(
         classify_exit(status, text, sent_by_us=ours, memory_pressure=pressure),
     ):
         assert verdict.kind in KINDS
-        assert verdict.strike == KINDS[verdict.kind].strike
+        assert verdict.blame == KINDS[verdict.kind].blame
 
 
 @given(text=texts, end=st.sampled_from([-signal.SIGABRT, 1, Exit.POISONED, Exit.LOAD_FAILED]))

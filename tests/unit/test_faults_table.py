@@ -78,10 +78,10 @@ def test_every_kind_is_told_by_two_texts_at_least_or_by_none() -> None:
 )
 def test_a_text_is_of_its_kind(name: str, text: str) -> None:
     verdict = classify_text(text)
-    assert (verdict.kind, verdict.scope, verdict.strike) == (
+    assert (verdict.kind, verdict.scope, verdict.blame) == (
         name,
         KINDS[name].scope,
-        KINDS[name].strike,
+        KINDS[name].blame,
     )
     assert verdict.signature
     assert verdict.signature in text
@@ -129,11 +129,11 @@ def test_few_kinds_are_never_the_first_of_their_process() -> None:
     "name", ["metal_innocent_victim", "killed", "stream_thread", "cuda_environment"]
 )
 def test_no_request_is_blamed_for_what_is_not_its_doing(name: str) -> None:
-    assert KINDS[name].strike == "none"
+    assert KINDS[name].blame == "none"
 
 
 @pytest.mark.parametrize(
     "name", ["metal_memory_fault", "cuda_graph_launch", "crashed", "killed_by_system"]
 )
 def test_requests_are_suspected_where_their_shapes_may_have_done_it(name: str) -> None:
-    assert KINDS[name].strike == "suspects"
+    assert KINDS[name].blame == "suspects"

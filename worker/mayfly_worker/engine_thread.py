@@ -132,7 +132,7 @@ class EngineThread:
         except Exception as error:
             verdict = classify_exception(error)
             suspects, marked = (
-                engine.suspects_of(error) if verdict.strike == "suspects" else ((), ())
+                engine.suspects_of(error) if verdict.blame == "suspects" else ((), ())
             )
             rebuild = verdict.scope in ("request", "batch")
             self._engine = self._build(loaded, budget, canary) if rebuild else None

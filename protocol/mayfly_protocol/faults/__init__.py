@@ -22,16 +22,16 @@ from mayfly_protocol.faults.classify import (
     classify_text,
 )
 from mayfly_protocol.faults.explain import Explanation, Later, Sighting, explain
-from mayfly_protocol.faults.kinds import Kind, Strike
+from mayfly_protocol.faults.kinds import Blame, Kind
 
 __all__ = [
     "KINDS",
     "TABLE",
+    "Blame",
     "Explanation",
     "Kind",
     "Later",
     "Sighting",
-    "Strike",
     "Verdict",
     "causes",
     "chain",

@@ -45,7 +45,7 @@ from dataclasses import dataclass, replace
 from mayfly_protocol.faults.cuda import CUDA
 from mayfly_protocol.faults.engine import CXX_ABORT, ENGINE, STREAM_THREAD
 from mayfly_protocol.faults.exits import ENDS, LEAVINGS
-from mayfly_protocol.faults.kinds import Kind, Strike
+from mayfly_protocol.faults.kinds import Blame, Kind
 from mayfly_protocol.faults.metal import METAL
 from mayfly_protocol.lifecycle import Cause, Exit, Scope
 
@@ -218,7 +218,7 @@ class Verdict:
     kind: str
     scope: Scope
     signature: str
-    strike: Strike
+    blame: Blame
 
 
 def classify_text(text: str) -> Verdict:
@@ -320,7 +320,7 @@ def _is_abort(found: Found) -> bool:
 def _fatal(found: Found) -> Verdict:
     """A fault that might have been survived, but was not."""
     scope = "worker" if found.kind.scope in SURVIVED else found.kind.scope
-    return Verdict(found.kind.name, scope, found.text, found.kind.strike)
+    return Verdict(found.kind.name, scope, found.text, found.kind.blame)
 
 
 def _of_found(found: Found) -> Verdict:
@@ -329,7 +329,7 @@ def _of_found(found: Found) -> Verdict:
 
 def _of(name: str, signature: str = "") -> Verdict:
     kind = KINDS[name]
-    return Verdict(name, kind.scope, signature, kind.strike)
+    return Verdict(name, kind.scope, signature, kind.blame)
 
 
 def _signal_name(number: int) -> str:

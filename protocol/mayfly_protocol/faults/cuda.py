@@ -64,7 +64,7 @@ CUDA = (
             r"Cache thrashing is happening, please set the environment variable \w+ "
             r"to a larger value than \d+"
         ),
-        strike="none",
+        blame="none",
     ),
     Kind(
         "cuda_graph_poison",
@@ -73,7 +73,7 @@ CUDA = (
         "The worker leaves and is replaced; its requests continue elsewhere.",
         "This is a mask: the failure that matters came before it. Look further up.",
         re.compile(rf"cudaGraphAddDependencies{_FAILED}: invalid argument"),
-        strike="none",
+        blame="none",
         follows=True,
     ),
     Kind(
@@ -127,7 +127,7 @@ CUDA = (
             rf"|nvrtc\w{{1,60}}{_FAILED}"
             r"|Can not find locations of CUDA headers"
         ),
-        strike="none",
+        blame="none",
     ),
     Kind(
         "cuda_environment",
@@ -143,7 +143,7 @@ CUDA = (
             r"|(?:CUDA-capable device\(s\) )?is/are busy or unavailable"
             r"|no kernel image is available"
         ),
-        strike="none",
+        blame="none",
     ),
     Kind(
         "cuda_event",
@@ -155,7 +155,7 @@ CUDA = (
         re.compile(
             r"Should not wait on a CudaEvent before recording|CudaEvent can not wait on CPU stream"
         ),
-        strike="none",
+        blame="none",
     ),
     Kind(
         "cuda_other",

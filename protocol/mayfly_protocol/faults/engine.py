@@ -17,7 +17,7 @@ STREAM_THREAD = Kind(
     "The worker leaves and is replaced; its requests continue elsewhere.",
     "It is a bug of Mayfly's, or of code that comes with a model: report it, with the traceback.",
     re.compile(r"There is no Stream\((?:gpu|cpu), -?\d+\) in current thread"),
-    strike="none",
+    blame="none",
 )
 
 CXX_ABORT = Kind(
@@ -45,7 +45,7 @@ ENGINE = (
             r"|No implementation for problem shape"
             r"|Unsupported dtype"
         ),
-        strike="none",
+        blame="none",
     ),
     Kind(
         "shape",
@@ -70,7 +70,7 @@ ENGINE = (
         re.compile(
             r"\[load_safetensors\]|\[load_gguf\]|\[read\] Unable to read|Failed to open file"
         ),
-        strike="none",
+        blame="none",
     ),
     Kind(
         "nonfinite_logits",
@@ -91,6 +91,6 @@ ENGINE = (
         "If every worker does it, look at the hardware. After a change that Mayfly can't see, "
         "remove the stored reference from the state directory.",
         re.compile(r"\bcanary mismatch\b"),
-        strike="none",
+        blame="none",
     ),
 )

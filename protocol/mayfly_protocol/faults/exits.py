@@ -33,7 +33,7 @@ ENDS = (
         "counted against the slot.",
         "Nothing, if it was you: `mayfly recycle` does it without a loss. Otherwise look for a "
         "supervisor or a script that ends processes.",
-        strike="none",
+        blame="none",
     ),
     Kind(
         "crashed",
@@ -89,7 +89,7 @@ LEAVINGS = (
         "The worker ended with status 0 although nobody had asked it to.",
         "It is replaced.",
         "Report it: a worker leaves only when told to.",
-        strike="none",
+        blame="none",
     ),
     Kind(
         "recycled",
@@ -97,7 +97,7 @@ LEAVINGS = (
         "The worker had done its share of work, handed over what still ran, and left.",
         "Its successor takes the slot; no request is lost.",
         "Nothing: this is routine.",
-        strike="none",
+        blame="none",
     ),
     Kind(
         "configuration",
@@ -105,7 +105,7 @@ LEAVINGS = (
         "The worker can't serve with the settings it was given.",
         "The slot fails and says why, until it is configured otherwise.",
         "The first cause in the autopsy names the setting.",
-        strike="none",
+        blame="none",
     ),
     Kind(
         "load_failed",
@@ -113,7 +113,7 @@ LEAVINGS = (
         "The model did not load, for a reason that may pass.",
         "The slot tries again after a pause that grows.",
         "The first cause in the autopsy says what was missing.",
-        strike="none",
+        blame="none",
     ),
     Kind(
         "orphaned",
@@ -121,7 +121,7 @@ LEAVINGS = (
         "The worker lost the reaper that had started it, finished what it could, and left.",
         "A new reaper fills the slot.",
         "Look why the reaper ended.",
-        strike="none",
+        blame="none",
     ),
     Kind(
         "not_started",
@@ -129,7 +129,7 @@ LEAVINGS = (
         "The operating system would not start a worker's process.",
         "The slot tries again after a pause that grows.",
         "Look at the limits on processes, memory and open files.",
-        strike="none",
+        blame="none",
     ),
 )
 """Ends that are no faults of the engine's: the worker or the system said so by a code."""

@@ -8,7 +8,7 @@ from typing import Literal
 
 from mayfly_protocol.lifecycle import Scope
 
-Strike = Literal["suspects", "none"]
+Blame = Literal["suspects", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Kind:
         machine   the same, and the next one is not started right away
         model     it would happen to the next worker too: the slot fails until it is reconfigured
 
-    ``strike`` says whether the requests of the forward pass that failed become suspects, or the
+    ``blame`` says whether the requests of the forward pass that failed become suspects, or the
     fault is surely not theirs. One that ``follows`` is never the first of its process: whatever
     else is found near it came before it and is the cause.
 
@@ -41,5 +41,5 @@ class Kind:
     advice: str
     """What the reader can do about it."""
     signature: re.Pattern[str] | None = None
-    strike: Strike = "suspects"
+    blame: Blame = "suspects"
     follows: bool = False

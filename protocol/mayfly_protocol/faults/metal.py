@@ -30,7 +30,7 @@ METAL = (
         "The worker leaves at once and is replaced; its requests continue elsewhere.",
         "This is never the first error. Look for the one before it: that is the cause.",
         _command_buffer("SubmissionsIgnored", r"Ignored \(for causing prior"),
-        strike="none",
+        blame="none",
         follows=True,
     ),
     Kind(
@@ -91,7 +91,7 @@ METAL = (
         "The worker leaves and is replaced; its requests continue elsewhere and none is suspected.",
         "Look for the other program, or the other worker, that failed at the same time.",
         _command_buffer("InnocentVictim", r"Discarded \(victim of GPU"),
-        strike="none",
+        blame="none",
     ),
     Kind(
         "metal_other",
@@ -113,7 +113,7 @@ METAL = (
             r"failed assertion .(?:A command encoder is already encoding"
             r"|Completed handler provided after commit)"
         ),
-        strike="none",
+        blame="none",
     ),
     Kind(
         "metal_resource_limit",
@@ -123,7 +123,7 @@ METAL = (
         "The worker hands its requests over and is recycled: a new process starts from none.",
         "If it comes before `max_inferences` does, lower `max_inferences`; update MLX and mlx-lm.",
         re.compile(r"\[metal::malloc\] Resource limit \(\d+\) exceeded"),
-        strike="none",
+        blame="none",
     ),
     Kind(
         "metal_buffer_size",
@@ -158,7 +158,7 @@ METAL = (
             r"\[Event::Event\] Failed to create Metal shared event"
             r"|\[metal::CommandEncoder\] Failed to make new command queue"
         ),
-        strike="none",
+        blame="none",
     ),
     Kind(
         "metal_init",
@@ -174,7 +174,7 @@ METAL = (
             r"|Can not load metallib from specified location"
             r"|\[metal::Device\] Unable to construct residency set"
         ),
-        strike="none",
+        blame="none",
     ),
     Kind(
         "metal_compile",
@@ -187,7 +187,7 @@ METAL = (
             r"\[metal::Device\] Unable to (?:build metal library from source"
             r"|load function|load kernel)"
         ),
-        strike="none",
+        blame="none",
     ),
     Kind(
         "wired_limit",
@@ -196,6 +196,6 @@ METAL = (
         "The slot fails and says why.",
         "Raise the system's limit (sudo sysctl iogpu.wired_limit_mb=N) or serve a smaller model.",
         re.compile(r"\[metal::set_wired_limit\] Setting a wired limit larger than"),
-        strike="none",
+        blame="none",
     ),
 )

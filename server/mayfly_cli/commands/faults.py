@@ -208,7 +208,7 @@ def as_json(explanation: Explanation) -> dict[str, Any]:
     return {
         "kind": first.kind.name,
         "scope": first.kind.scope,
-        "strike": first.kind.strike,
+        "strike": first.kind.blame,
         "line": first.line,
         "text": first.excerpt,
         "meaning": first.kind.meaning,

@@ -52,7 +52,7 @@ class Verdict:
     @property
     def blames_requests(self) -> bool:
         """True if a request in the forward pass that died may have caused the loss."""
-        return self.kind not in KINDS or KINDS[self.kind].strike == "suspects"
+        return self.kind not in KINDS or KINDS[self.kind].blame == "suspects"
 
 
 def verdict_of_fault(fault: Fault) -> Verdict:
