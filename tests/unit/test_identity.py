@@ -90,10 +90,10 @@ def test_a_list_is_followed(tmp_path: Path) -> None:
     trusted = TrustList(file)
     assert (len(trusted), trusted.problem) == (0, "")
     write_trusted(file, {first: "a", second: "b"})
-    assert trusted.look() == frozenset()
+    assert trusted.reload() == frozenset()
     assert first in trusted and trusted.name(first) == "a"
     write_trusted(file, {second: "b"})
-    assert trusted.look() == {first}
+    assert trusted.reload() == {first}
     assert first not in trusted
     assert trusted.name(first) == f"{first[:8]}..."
 
@@ -106,11 +106,11 @@ def test_a_broken_list_changes_nothing(tmp_path: Path) -> None:
     for number, content in enumerate(("gibberish\n", "")):
         file.write_text(content)
         os.utime(file, (number, number))
-        assert trusted.look() == frozenset()
+        assert trusted.reload() == frozenset()
         assert key in trusted
     assert "line 1" in trusted.problem
     write_trusted(file, {})
-    assert trusted.look() == {key}
+    assert trusted.reload() == {key}
     assert trusted.problem == ""
 
 
@@ -128,7 +128,7 @@ def test_a_list_that_is_gone_trusts_nobody(tmp_path: Path) -> None:
     write_trusted(file, {key: "a"})
     trusted = TrustList(file)
     file.unlink()
-    assert trusted.look() == {key}
+    assert trusted.reload() == {key}
     assert len(trusted) == 0
 
 

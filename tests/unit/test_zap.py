@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 import zmq
 
+from mayfly_protocol.common.throttle import QUIET_S, LogThrottle
 from mayfly_protocol.transport.keys import KeyPair, TrustList, new_pair, trusted_file, write_trusted
 from mayfly_protocol.transport.sockets import configure, dial_curve, over_tcp
 from mayfly_protocol.transport.zap import (
-    QUIET_S,
-    Doorkeeper,
     Refusals,
-    Seldom,
+    ZapAuthenticator,
     peer_address,
     plain_address,
     user,
@@ -39,27 +38,27 @@ class House:
         self.revoked: set[str] = set()
         self._context: zmq.Context[Any] = zmq.Context()
         self.refusals = Refusals(self.said.append, lambda: self.now)
-        self.keeper = Doorkeeper(
+        self.authenticator = ZapAuthenticator(
             self._context, TrustList(self.file), self.refusals, lambda: self.now
         )
         self._router = self._context.socket(zmq.ROUTER)
         configure(self._router)
         over_tcp(self._router, "127.0.0.1")
         self._router.setsockopt(zmq.HANDSHAKE_IVL, int(handshake_s * 1000))
-        self.keeper.guard(self._router, "house", self.pair)
+        self.authenticator.guard(self._router, "house", self.pair)
         self.port = self._router.bind_to_random_port("tcp://127.0.0.1")
         self._poller = zmq.Poller()
-        for polled in (self._router, *self.keeper.sockets):
+        for polled in (self._router, *self.authenticator.sockets):
             self._poller.register(polled, zmq.POLLIN)
         self._guests: list[zmq.Socket[Any]] = []
 
     def live(self, until: Callable[[], bool], what: str) -> None:
         def turn() -> bool:
             self._poller.poll(10)
-            self.revoked |= self.keeper.attend()
+            self.revoked |= self.authenticator.poll()
             while self._router.poll(0):
                 parts = self._router.recv_multipart(copy=False)
-                if self.keeper.admits(parts[-1]):
+                if self.authenticator.admits(parts[-1]):
                     self.received.append(parts[-1].bytes)
                     self.who = (user(parts[-1]), peer_address(parts[-1]))
                     self._router.send_multipart(parts)
@@ -79,7 +78,7 @@ class House:
         return guest
 
     def close(self) -> None:
-        self.keeper.close()
+        self.authenticator.close()
         for each in (self._router, *self._guests):
             each.close(0)
         self._context.term()
@@ -169,18 +168,18 @@ def test_a_revoked_key_shuts_open_connections(house: House) -> None:
     assert house.received.count(b"again") == 1
 
 
-def test_complaints_are_seldom() -> None:
+def test_a_text_is_logged_again_only_after_a_while() -> None:
     said: list[str] = []
     now = 0.0
-    seldom = Seldom(said.append, lambda: now)
+    throttle = LogThrottle(said.append, lambda: now)
     for _ in range(5):
-        seldom("mac", "spoke nonsense", "this")
-    seldom("mac", "was silent")
-    seldom("other", "spoke nonsense", "that")
+        throttle("mac: spoke nonsense", "this")
+    throttle("mac: was silent")
+    throttle("other: spoke nonsense", "that")
     assert said == ["mac: spoke nonsense: this", "mac: was silent", "other: spoke nonsense: that"]
     now = QUIET_S
-    seldom("mac", "spoke nonsense", "more")
-    assert said[-1] == "mac: spoke nonsense: more (4 more times since it was last said)"
+    throttle("mac: spoke nonsense", "more")
+    assert said[-1] == "mac: spoke nonsense: more (4 more times since it was last logged)"
 
 
 def test_a_flood_from_everywhere_is_counted_and_fills_no_log() -> None:

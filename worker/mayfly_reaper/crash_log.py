@@ -34,6 +34,7 @@ wire.
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from collections import deque
@@ -46,9 +47,10 @@ from typing import Any, Protocol
 from pydantic import TypeAdapter
 
 from mayfly_protocol.breadcrumb import Breadcrumb
+from mayfly_protocol.common.throttle import LogThrottle
 from mayfly_protocol.lifecycle import Beat, Cause
 from mayfly_protocol.roster import Autopsy, Loss
-from mayfly_reaper.observer import About, Once, Teller
+from mayfly_reaper.observer import About, SafeObserver
 from mayfly_reaper.rules.actions import RecordLoss
 from mayfly_reaper.rules.exit_cause import Verdict
 from mayfly_reaper.rules.incarnation import Incarnation
@@ -252,11 +254,13 @@ class LossPublisher(Protocol):
 class CrashLog:
     """``epoch`` is the reaper's; what reapers before it wrote is told on at once."""
 
-    def __init__(self, path: Path, epoch: str, observer: Teller, bulletin: LossPublisher) -> None:
+    def __init__(
+        self, path: Path, epoch: str, observer: SafeObserver, bulletin: LossPublisher
+    ) -> None:
         self._path = path
         self._epoch = epoch
         self._observer = observer
-        self._complain = Once(observer.note)
+        self._complain = LogThrottle(observer.note, quiet_s=math.inf)
         self._bulletin = bulletin
         try:
             for each in kept(path, datetime.now(UTC)):

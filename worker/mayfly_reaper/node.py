@@ -44,7 +44,7 @@ from mayfly_reaper.machine.caffeinate import awake
 from mayfly_reaper.machine.oom import OomWatch
 from mayfly_reaper.machine.spawn_gate import LOOK_AGAIN_S, SpawnGate
 from mayfly_reaper.metrics import NodeMetrics, Tally, metrics_served
-from mayfly_reaper.observer import About, Observer, Teller
+from mayfly_reaper.observer import About, Observer, SafeObserver
 from mayfly_reaper.paths import IncarnationNumbers, Runtime, StartError, locked, opened, runtime_of
 from mayfly_reaper.processes.children import Children, Orphans, WorkersFile
 from mayfly_reaper.processes.front_end import FrontEndProcess, listen
@@ -143,7 +143,7 @@ class Node:
 
     def __init__(self, settings: NodeSettings, observer: Observer) -> None:
         self._settings = settings
-        self._observer = Teller(observer)
+        self._observer = SafeObserver(observer)
 
     def run(self) -> int:
         """Serves until SIGTERM, SIGINT or SIGHUP, or until it is told to drain, on the main
@@ -174,7 +174,7 @@ class _Loop:
     def __init__(
         self,
         settings: NodeSettings,
-        observer: Teller,
+        observer: SafeObserver,
         runtime: Runtime,
         inbox: SignalInbox,
         stack: ExitStack,

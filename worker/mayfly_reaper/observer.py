@@ -1,4 +1,4 @@
-"""Telling the operator, who may have gone away."""
+"""Events of a node for its operator, whose terminal may be gone."""
 
 from __future__ import annotations
 
@@ -38,47 +38,27 @@ class Observer(Protocol):
         """Receives a sentence for the operator, such as the reason of a loss."""
 
 
-class Once:
-    """Says each thing once: what fails again and again is no news."""
-
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
-        self._said: set[str] = set()
-
-    def __call__(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
-            self._say(text)
-
-
-class Teller:
-    """An observer in front of another one. A terminal that was closed or a pipe that nobody reads
-    any more ends the telling, and must not end the workers."""
+class SafeObserver:
+    """Observer in front of another one, which gets no more events once it raises OSError: a closed
+    terminal, or a pipe that nobody reads, must not end the workers."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer: Observer | None = observer
 
     def slot_changed(self, view: SlotView) -> None:
-        if self._observer is not None:
-            try:
-                self._observer.slot_changed(view)
-            except OSError as error:
-                self._give_up(error)
+        self._call(lambda observer: observer.slot_changed(view))
 
     def front_end_ready(self, host: str, port: int) -> None:
-        if self._observer is not None:
-            try:
-                self._observer.front_end_ready(host, port)
-            except OSError as error:
-                self._give_up(error)
+        self._call(lambda observer: observer.front_end_ready(host, port))
 
     def note(self, text: str, about: About = NOBODY) -> None:
-        if self._observer is not None:
-            try:
-                self._observer.note(text, about)
-            except OSError as error:
-                self._give_up(error)
+        self._call(lambda observer: observer.note(text, about))
 
-    def _give_up(self, error: OSError) -> None:
-        self._observer = None
-        _log.warning("nobody can be told any more what happens here: %s", error)
+    def _call(self, method: Callable[[Observer], None]) -> None:
+        if self._observer is None:
+            return
+        try:
+            method(self._observer)
+        except OSError as error:
+            self._observer = None
+            _log.warning("the operator's terminal cannot be written to any more: %s", error)

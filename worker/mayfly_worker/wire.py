@@ -1,7 +1,7 @@
 """The two sockets of a worker: a ROUTER for front ends and a DEALER to the reaper.
 
 A frame that is no message of its channel changes nothing; it is counted and logged, and who sent
-it is named. On TCP a doorkeeper says who may connect, and whose key has been revoked since.
+it is named. On TCP an authenticator says who may connect, and whose key has been revoked since.
 
 What is still owed to each front end.
 
@@ -29,7 +29,7 @@ from mayfly_protocol.settings import WorkerSettings
 from mayfly_protocol.transport import sockets
 from mayfly_protocol.transport.addresses import host_and_range, is_loopback
 from mayfly_protocol.transport.keys import TrustList, new_pair
-from mayfly_protocol.transport.zap import Doorkeeper, Refusals, peer_address, user
+from mayfly_protocol.transport.zap import Refusals, ZapAuthenticator, peer_address, user
 
 MAX_PENDING_BYTES = 32 << 20
 
@@ -128,22 +128,22 @@ class Wire:
         self.outbox = Outbox(self.router)
         self.refusals = Refusals(log.warning)
         self.public_key = ""
-        self._keeper: Doorkeeper | None = None
+        self._zap: ZapAuthenticator | None = None
         self._peers: dict[bytes, _Peer] = {}
         """Those that have been heard on TCP, by their routing ids."""
         if settings.trusted:
             pair = new_pair()
             self.public_key = pair.public
             trusted = TrustList(Path(settings.trusted))
-            self._keeper = Doorkeeper(self._context, trusted, self.refusals)
-            self._keeper.guard(self.router, "worker", pair)
+            self._zap = ZapAuthenticator(self._context, trusted, self.refusals)
+            self._zap.guard(self.router, "worker", pair)
         self._listen = settings.listen
         self._number = settings.incarnation
 
     @property
     def polled(self) -> list[zmq.Socket[Any]]:
         """Sockets that :meth:`attend` has to be called for."""
-        return self._keeper.sockets if self._keeper is not None else []
+        return self._zap.sockets if self._zap is not None else []
 
     def listen(self) -> str:
         """Lets front ends in; returns the endpoint, as the roster is to have it.
@@ -157,7 +157,7 @@ class Wire:
                 self.router.bind(self._listen)
                 return self.router.getsockopt_string(zmq.LAST_ENDPOINT)
             host, ports = host_and_range(self._listen.removeprefix("tcp://"))
-            if self._keeper is None and not is_loopback(host):
+            if self._zap is None and not is_loopback(host):
                 raise CannotListen(f"others can reach {host}, and this worker has no key")
             sockets.over_tcp(self.router, host)
             return f"tcp://*:{bind_one(self.router, host, ports.beginning_with(self._number))}"
@@ -166,9 +166,9 @@ class Wire:
 
     def attend(self) -> None:
         """Answers peers that want to connect. One whose key has been revoked hears no more."""
-        if self._keeper is None:
+        if self._zap is None:
             return
-        revoked = self._keeper.attend()
+        revoked = self._zap.poll()
         for peer, known in list(self._peers.items()) if revoked else ():
             if known.key in revoked:
                 self.refusals.refuse(known.address, "revoked", f"key {known.key} hears no more")
@@ -192,7 +192,7 @@ class Wire:
 
     def from_front_ends(self) -> Iterator[tuple[bytes, ToWorker]]:
         """What has arrived, without waiting."""
-        arrived = self._arrived() if self._keeper is None else self._arrived_guarded(self._keeper)
+        arrived = self._arrived() if self._zap is None else self._arrived_guarded(self._zap)
         for sender, (peer, *frames) in arrived:
             if len(frames) != 1:
                 why = f"{len(frames)} frames instead of one"
@@ -213,14 +213,16 @@ class Wire:
                 return
             yield _NOBODY, parts
 
-    def _arrived_guarded(self, keeper: Doorkeeper) -> Iterator[tuple[_Peer, list[bytes]]]:
+    def _arrived_guarded(
+        self, authenticator: ZapAuthenticator
+    ) -> Iterator[tuple[_Peer, list[bytes]]]:
         """From peers that are trusted still."""
         for _ in range(FRAMES_A_ROUND):
             try:
                 parts = self.router.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            if keeper.admits(parts[-1]):
+            if authenticator.admits(parts[-1]):
                 sender = _Peer(user(parts[-1]), peer_address(parts[-1]))
                 yield sender, [part.bytes for part in parts]
 
@@ -234,8 +236,8 @@ class Wire:
     def farewell(self, seconds: float) -> None:
         """Gives what was said last so long to leave the process, then closes."""
         self.outbox.flush()
-        if self._keeper is not None:
-            self._keeper.close()
+        if self._zap is not None:
+            self._zap.close()
         for socket in (self.reaper, self.router):
             socket.setsockopt(zmq.LINGER, int(seconds * 1000))
             socket.close()

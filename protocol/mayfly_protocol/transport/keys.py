@@ -206,8 +206,8 @@ class TrustList:
         """Whose key this is; a piece of the key where nobody's."""
         return self._names.get(key) or f"{key[:8]}..."
 
-    def look(self) -> frozenset[str]:
-        """Reads the file again if it has changed. Returns the keys that are trusted no longer."""
+    def reload(self) -> frozenset[str]:
+        """Reads the file again if it has changed. Returns the keys that are no longer trusted."""
         if not self._watch.changed():
             return frozenset()
         before = self._names

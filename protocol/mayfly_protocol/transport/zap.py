@@ -1,17 +1,18 @@
-"""Who gets into a process's TCP sockets.
+"""Authentication of the peers at a process's TCP sockets.
 
 ::
 
-    peer                     ZeroMQ                      doorkeeper
+    peer                     ZeroMQ                      ZapAuthenticator
     connects --------------> ACCEPTED ------------------>  pending, with its address
     CURVE handshake -------> ZAP: this key? ------------>  trusted: 200     else: 400, refused
     NULL, garbage, silence   cut: DISCONNECTED --------->  still pending: refused
-    message ---------------> with the key as User-Id --->  trusted still?   else: dropped, refused
+    message ---------------> with the key as User-Id --->  still trusted?   else: dropped, refused
 
-Keys are asked for once a connection, by ZAP (ZeroMQ RFC 27), so that a key which is revoked later
-has to be looked for in every message. A doorkeeper lives on its sockets' own thread: who polls them
-polls :attr:`Doorkeeper.sockets` too, and calls :meth:`Doorkeeper.attend` about once a second at
-least. Until that answers a peer, the peer waits.
+ZeroMQ asks for a key once a connection, by ZAP (ZeroMQ RFC 27), so that every message has to be
+checked for a key that was revoked later. An authenticator belongs to the thread of its sockets:
+whoever polls them polls :attr:`ZapAuthenticator.sockets`, too, and calls
+:meth:`ZapAuthenticator.poll` at least about once a second. Until that answers a peer, the peer
+waits.
 """
 
 from __future__ import annotations
@@ -26,75 +27,47 @@ from typing import Any, Literal
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from mayfly_protocol.common.throttle import LogThrottle
 from mayfly_protocol.transport.keys import KeyPair, TrustList
 from mayfly_protocol.transport.sockets import serve_curve
 
 Reason = Literal["untrusted", "handshake", "revoked", "nonsense", "version"]
-"""Why a peer was refused: its key is not trusted; it spoke another mechanism, was after another
-server, or came to nothing; its key was revoked while it was connected; its frame was no message; or
-one of another major version of the protocol."""
+"""Reason for which a peer is refused: its key is not trusted; its handshake failed (another
+mechanism, another server's key, or none at all); its key was revoked while it was connected; its
+frame was no message; or its frame was of another major version of the protocol."""
 
-LOOK_INTERVAL_S = 1.0
-QUIET_S = 60.0
-"""One and the same complaint is not logged more often."""
-_REMEMBERED = 1000
-"""Complaints, and connections of unknown purpose, that are remembered."""
-_A_ROUND = 200
-"""What is looked at before it is somebody else's turn."""
-_UNKNOWN = "an unknown address"
-
-
-class Seldom:
-    """Says each thing about somebody at once, and again only after a while, with how often it
-    happened meanwhile. Times are seconds of ``clock``."""
-
-    def __init__(
-        self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._say = say
-        self._clock = clock
-        self._said: dict[tuple[str, str], tuple[float, int]] = {}
-        self._forgot_at = clock()
-
-    def __call__(self, who: str, what: str, detail: str = "") -> None:
-        """``who`` and ``what`` decide whether it has been said; ``detail`` is only said along."""
-        now = self._clock()
-        said_at, unsaid = self._said.get((who, what), (-QUIET_S, 0))
-        if now - said_at < QUIET_S:
-            self._said[who, what] = (said_at, unsaid + 1)
-            return
-        if len(self._said) >= _REMEMBERED and now - self._forgot_at >= 1.0:
-            self._forgot_at = now
-            self._said = {key: old for key, old in self._said.items() if now - old[0] < QUIET_S}
-        if len(self._said) >= _REMEMBERED:
-            return  # a flood from everywhere: it is counted, and fills no disk
-        self._said[who, what] = (now, 0)
-        again = f" ({unsaid} more times since it was last said)" if unsaid else ""
-        self._say(f"{who}: {what}{': ' if detail else ''}{detail}{again}")
+RELOAD_INTERVAL_S = 1.0
+PENDING_MAX = 1000
+"""Connections without a key that are remembered for each socket."""
+EVENTS_PER_POLL = 200
+"""Events of one socket, and questions about keys, that one poll handles at most."""
+UNKNOWN_ADDRESS = "an unknown address"
 
 
 class Refusals:
-    """Who was refused something and why: counted always, said seldom. ``counts`` are by reason, and
-    grow as long as the process lives."""
+    """Counts of the peers refused, by reason, each also logged, but seldom. ``counts`` grow as
+    long as the process lives."""
 
     def __init__(
-        self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+        self, log: Callable[[str], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.counts: Counter[str] = Counter()
-        self._say = Seldom(say, clock)
+        self._log = LogThrottle(log, clock)
 
-    def refuse(self, who: str, reason: Reason, detail: str) -> None:
-        """``who`` is an address, or whatever tells peers apart."""
+    def refuse(self, peer: str, reason: Reason, detail: str) -> None:
+        """Counts and logs a refusal. ``peer`` is an address, or whatever identifies the peer."""
         self.counts[reason] += 1
-        self._say(who, f"refused, {reason}", detail)
+        self._log(f"{peer}: refused, {reason}", detail)
 
 
-class Doorkeeper:
-    """Has to be made before any of the sockets is bound: without somebody who answers ZAP's
-    questions ZeroMQ would let everybody in.
+class ZapAuthenticator:
+    """Server of the ZAP requests of one ZeroMQ context.
+
+    It has to be made before any of the sockets is bound: without a ZAP server, ZeroMQ lets every
+    peer in.
 
     Args:
-        context: the sockets' own; one doorkeeper serves all of it.
+        context: the context of the guarded sockets; it takes one authenticator.
     """
 
     def __init__(
@@ -107,49 +80,50 @@ class Doorkeeper:
         self._trusted = trusted
         self._refusals = refusals
         self._clock = clock
-        self._look_at = clock()
+        self._reload_at = clock()
         self._revoked: frozenset[str] = frozenset()
         self._zap: zmq.Socket[bytes] = context.socket(zmq.REP)
         self._zap.setsockopt(zmq.LINGER, 0)
         self._zap.bind("inproc://zeromq.zap.01")
-        self._doors: dict[str, _Door] = {}
+        self._guarded: dict[str, _GuardedSocket] = {}
 
     @property
     def sockets(self) -> list[zmq.Socket[Any]]:
-        """What to poll, beside the guarded sockets."""
-        return [self._zap, *(door.monitor for door in self._doors.values())]
+        """Sockets to poll beside the guarded ones."""
+        return [self._zap, *(each.monitor for each in self._guarded.values())]
 
-    def guard(self, guarded: zmq.Socket[Any], name: str, own: KeyPair) -> None:
-        """Has a socket that is not bound yet take none but trusted peers. ``name`` is what the log
-        calls it."""
-        serve_curve(guarded, own, domain=name)
-        self._doors[name] = _Door(guarded)
+    def guard(self, socket_: zmq.Socket[Any], name: str, own: KeyPair) -> None:
+        """Lets none but trusted peers connect to a socket that is not bound yet. ``name`` is the
+        socket's name in the log."""
+        serve_curve(socket_, own, domain=name)
+        self._guarded[name] = _GuardedSocket(socket_)
 
-    def attend(self) -> frozenset[str]:
-        """Answers who knocked and counts who went away again.
+    def poll(self) -> frozenset[str]:
+        """Answers ZAP requests and counts connections that ended without a key.
 
         Returns:
-            Keys that were revoked since the last time.
+            Keys revoked since the last call.
         """
-        self._look()
-        for name, door in self._doors.items():
-            for address in door.refused():
+        self._reload()
+        for name, guarded in self._guarded.items():
+            for address in guarded.failed_handshakes():
                 self._refusals.refuse(address, "handshake", f"came to nothing at the {name} socket")
-        for _ in range(_A_ROUND):
+        for _ in range(EVENTS_PER_POLL):
             if not self._zap.poll(0):
                 break
             self._zap.send_multipart(self._answer(self._zap.recv_multipart()))
         revoked, self._revoked = self._revoked, frozenset()
         return revoked
 
-    def _look(self) -> None:
+    def _reload(self) -> None:
         now = self._clock()
-        if now >= self._look_at:
-            self._look_at = now + LOOK_INTERVAL_S
-            self._revoked |= self._trusted.look()
+        if now >= self._reload_at:
+            self._reload_at = now + RELOAD_INTERVAL_S
+            self._revoked |= self._trusted.reload()
 
     def admits(self, frame: zmq.Frame) -> bool:
-        """Whether a message's sender, at a guarded socket, is trusted still."""
+        """Returns True if the sender of a message at a guarded socket is still trusted; counts a
+        refusal otherwise."""
         key = user(frame)
         if key in self._trusted:
             return True
@@ -157,41 +131,41 @@ class Doorkeeper:
         return False
 
     def close(self) -> None:
-        for door in self._doors.values():
-            door.close()
+        for guarded in self._guarded.values():
+            guarded.close()
         self._zap.close(0)
 
     def _answer(self, request: Sequence[bytes]) -> list[bytes]:
-        """To ZAP's [version, id, domain, address, identity, mechanism, key]."""
+        """Replies to ZAP's [version, id, domain, address, identity, mechanism, key]."""
         version, number, domain, address, _, mechanism, *credentials = request
-        name, who = domain.decode(), plain_address(address.decode())
+        name, peer = domain.decode(), plain_address(address.decode())
         key = credentials[0].hex() if mechanism == b"CURVE" and credentials else ""
-        door = self._doors.get(name)
-        if door is not None:
-            door.known(who)
+        guarded = self._guarded.get(name)
+        if guarded is not None:
+            guarded.key_shown(peer)
         if key not in self._trusted:
-            self._revoked |= self._trusted.look()  # it may just have become so
+            self._revoked |= self._trusted.reload()  # the key may have been added just now
         if key in self._trusted:
             return [version, number, b"200", b"OK", key.encode(), b""]
         detail = f"key {key} at the {name} socket; `mayfly keys trust NAME KEY` would let it in"
-        self._refusals.refuse(who, "untrusted", detail)
+        self._refusals.refuse(peer, "untrusted", detail)
         return [version, number, b"400", b"this key is not trusted here", b"", b""]
 
 
-class _Door:
-    """The connections of one socket for which no key has been asked yet, by file descriptor."""
+class _GuardedSocket:
+    """A guarded socket and its connections that have not shown a key yet, by file descriptor."""
 
-    def __init__(self, guarded: zmq.Socket[Any]) -> None:
-        self._guarded = guarded
-        self.monitor: zmq.Socket[Any] = guarded.get_monitor_socket(
+    def __init__(self, socket_: zmq.Socket[Any]) -> None:
+        self._socket = socket_
+        self.monitor: zmq.Socket[Any] = socket_.get_monitor_socket(
             zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
         )
         self._pending: dict[int, str] = {}
 
-    def refused(self) -> list[str]:
-        """Addresses of those that went away, or were cut, before they had shown a key."""
+    def failed_handshakes(self) -> list[str]:
+        """Returns the addresses of connections that ended, or were cut, without a key."""
         gone = []
-        for _ in range(_A_ROUND):
+        for _ in range(EVENTS_PER_POLL):
             if not self.monitor.poll(0):
                 break
             event = parse_monitor_message(self.monitor.recv_multipart())
@@ -199,26 +173,26 @@ class _Door:
             if event["event"] == zmq.EVENT_DISCONNECTED:
                 if descriptor in self._pending:
                     gone.append(self._pending.pop(descriptor))
-            elif len(self._pending) < _REMEMBERED:
+            elif len(self._pending) < PENDING_MAX:
                 self._pending[descriptor] = _address_of(descriptor)
         return gone
 
-    def known(self, address: str) -> None:
-        """A peer from this address has shown its key: the one that came first, by all that can be
-        told."""
+    def key_shown(self, address: str) -> None:
+        """Takes one connection from an address, the oldest, off the pending ones: ZAP does not
+        tell several from one address apart."""
         for descriptor, pending in self._pending.items():
-            if pending in (address, _UNKNOWN):
+            if pending in (address, UNKNOWN_ADDRESS):
                 del self._pending[descriptor]
                 return
 
     def close(self) -> None:
-        if not self._guarded.closed:
-            self._guarded.disable_monitor()
+        if not self._socket.closed:
+            self._socket.disable_monitor()
         self.monitor.close(0)
 
 
 def user(frame: zmq.Frame) -> str:
-    """The public key with which a message's connection was made; empty without CURVE."""
+    """Returns the public key of the peer that sent a message; empty without CURVE."""
     try:
         return str(frame.get("User-Id"))
     except zmq.ZMQError:
@@ -226,7 +200,7 @@ def user(frame: zmq.Frame) -> str:
 
 
 def peer_address(frame: zmq.Frame) -> str:
-    """The address that a message came from; empty on ipc."""
+    """Returns the address that a message came from; empty on ipc."""
     try:
         return plain_address(str(frame.get("Peer-Address")))
     except zmq.ZMQError:
@@ -234,15 +208,15 @@ def peer_address(frame: zmq.Frame) -> str:
 
 
 def plain_address(address: str) -> str:
-    """An IPv4 address as such, also where an IPv6 socket has received it."""
+    """Removes the IPv6 prefix of an IPv4 address that an IPv6 socket has received."""
     return address.removeprefix("::ffff:")
 
 
 def _address_of(descriptor: int) -> str:
-    """The other end of a connection that ZeroMQ owns, if it is still there: one that began with
-    nonsense has been cut by now."""
+    """Returns the peer's address of a connection that ZeroMQ owns. It is unknown if ZeroMQ has
+    already cut the connection, as it does after bytes that are no handshake."""
     try:
         with socket.socket(fileno=os.dup(descriptor)) as connection:
             return plain_address(str(connection.getpeername()[0]))
     except (OSError, IndexError):
-        return _UNKNOWN
+        return UNKNOWN_ADDRESS

@@ -22,10 +22,11 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from mayfly_protocol.codec import BadFrame, Channel, encode, from_node, rosters, understood
+from mayfly_protocol.common.throttle import LogThrottle
 from mayfly_protocol.roster import ROSTER_TOPIC, Ask, FromNode, Roster, ToNode
 from mayfly_protocol.transport.addresses import NodeAddress, is_ip_address
 from mayfly_protocol.transport.sockets import configure
-from mayfly_protocol.transport.zap import Refusals, Seldom
+from mayfly_protocol.transport.zap import Refusals
 from mayfly_server.dispatch.connector import Dial, Dialler, lookup
 from mayfly_server.dispatch.link import Context
 from mayfly_server.dispatch.zmq_reader import Listener
@@ -67,7 +68,7 @@ class NodeLink:
         self._dialler = dialler
         self._said = said
         self._refusals = refusals
-        self._complain = Seldom(_log.warning)
+        self._complain = LogThrottle(_log.warning)
         self._loop = asyncio.get_running_loop()
         self._heard_at = self._loop.time()
         self._announced = False
@@ -125,7 +126,7 @@ class NodeLink:
         try:
             found = await lookup(host)
         except OSError as error:  # it is asked again when the node is silent for long enough
-            self._complain(str(self.address), "its host is not found", str(error))
+            self._complain(f"{self.address}: its host is not found", str(error))
             return
         self._dial(self.address.at(found))
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -21,8 +22,8 @@ import psutil
 
 from mayfly_protocol import breadcrumb
 from mayfly_protocol.breadcrumb import Breadcrumb
+from mayfly_protocol.common.throttle import LogThrottle
 from mayfly_reaper.machine.oom import OomWatch
-from mayfly_reaper.observer import Once
 from mayfly_reaper.paths import rewrite
 from mayfly_reaper.processes.spawn import Spawner, WorkerProcess
 from mayfly_reaper.rules.events import Exited, NotStarted, Started
@@ -46,7 +47,7 @@ class WorkersFile:
 
     def __init__(self, path: Path, note: Callable[[str], None]) -> None:
         self._path = path
-        self._complain = Once(note)
+        self._complain = LogThrottle(note, quiet_s=math.inf)
         self._entries = {entry.incarnation: entry for entry in self._read()}
 
     @property

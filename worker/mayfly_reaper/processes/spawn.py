@@ -19,6 +19,7 @@ user has set stays as it is, but for :data:`REMOVED` and the keys of clients.
 from __future__ import annotations
 
 import ctypes.util
+import math
 import os
 import shutil
 import subprocess
@@ -30,10 +31,10 @@ from importlib import metadata
 from pathlib import Path
 
 from mayfly_protocol.common.secrets import SECRET_VARIABLES
+from mayfly_protocol.common.throttle import LogThrottle
 from mayfly_protocol.settings import WorkerSettings, worker_settings
 from mayfly_protocol.transport import keys
 from mayfly_protocol.transport.addresses import bracketed
-from mayfly_reaper.observer import Once
 from mayfly_reaper.paths import Runtime, StartError
 from mayfly_reaper.rules.mitigations import NO_MITIGATIONS, Mitigations
 from mayfly_reaper.settings import Network, NodeSettings, Pool
@@ -220,7 +221,7 @@ class Spawner:
             _check_options(pool)
         for name in removed(os.environ):
             note(f"{name} is set and not passed on to workers: it can leave the GPU locked")
-        self._complain = Once(note)
+        self._complain = LogThrottle(note, quiet_s=math.inf)
         self._blas = _blas(note) if settings.preload_blas and wants_blas() else None
         self._network = settings.network
         self._trusted = ""

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -37,6 +38,7 @@ from typing import Any
 import zmq
 
 from mayfly_protocol import codec
+from mayfly_protocol.common.throttle import LogThrottle
 from mayfly_protocol.lifecycle import ToSlot
 from mayfly_protocol.roster import (
     ROSTER_TOPIC,
@@ -52,8 +54,7 @@ from mayfly_protocol.transport import keys
 from mayfly_protocol.transport.addresses import bracketed, is_loopback
 from mayfly_protocol.transport.keys import IdentityError, KeyPair, TrustList
 from mayfly_protocol.transport.sockets import configure, over_tcp
-from mayfly_protocol.transport.zap import Doorkeeper, Refusals, peer_address
-from mayfly_reaper.observer import Once
+from mayfly_protocol.transport.zap import Refusals, ZapAuthenticator, peer_address
 from mayfly_reaper.paths import Runtime, StartError
 from mayfly_reaper.settings import Network, NodeSettings
 
@@ -179,13 +180,13 @@ class Gateway:
             over_tcp(each, network.host)
         self._trusted = TrustList(keys.trusted_file(state_dir))
         self._problem = ""
-        self._keeper: Doorkeeper | None = None
+        self._zap: ZapAuthenticator | None = None
         if pair is not None:
-            self._keeper = Doorkeeper(self._exchange.context, self._trusted, self.refusals)
-            stack.callback(self._keeper.close)
-            self._keeper.guard(control, "control", pair)
-            self._keeper.guard(roster, "roster", pair)
-            for each in self._keeper.sockets:
+            self._zap = ZapAuthenticator(self._exchange.context, self._trusted, self.refusals)
+            stack.callback(self._zap.close)
+            self._zap.guard(control, "control", pair)
+            self._zap.guard(roster, "roster", pair)
+            for each in self._zap.sockets:
                 poller.register(each, zmq.POLLIN)
         self._bound = [(control, network.port), (roster, network.port + 1)]
         self._host = bracketed(network.host)
@@ -193,14 +194,14 @@ class Gateway:
             self._bind(bound, port)
         self._unbound: list[tuple[zmq.Socket[bytes], int]] = []
         self._unbound_at = 0.0
-        self._complain = Once(note)
+        self._complain = LogThrottle(note, quiet_s=math.inf)
         note(_where(network, pair, len(self._trusted)))
 
     def questions(self) -> Iterator[Question]:
         """What has come in. Who knocks is answered first."""
         self._attend()
         for sender, *frames in self._exchange.words():
-            if self._keeper is not None and not self._keeper.admits(frames[-1]):
+            if self._zap is not None and not self._zap.admits(frames[-1]):
                 continue
             try:
                 message = codec.to_node.decode(_only(frames))
@@ -222,9 +223,9 @@ class Gateway:
         self._exchange.publish(frame)
 
     def _attend(self) -> None:
-        if self._keeper is None:
+        if self._zap is None:
             return
-        revoked = self._keeper.attend()
+        revoked = self._zap.poll()
         if self._trusted.problem != self._problem:
             self._problem = self._trusted.problem
             if self._problem:
@@ -233,7 +234,7 @@ class Gateway:
             keys = ", ".join(f"{key[:8]}..." for key in sorted(revoked))
             self._note(f"{keys} may not connect any more, and is cut off")
             self._unbound_at = time.monotonic()
-            self._complain = Once(self._note)
+            self._complain = LogThrottle(self._note, quiet_s=math.inf)
             for bound in self._bound:
                 if bound not in self._unbound:
                     bound[0].unbind(bound[0].getsockopt_string(zmq.LAST_ENDPOINT))
