@@ -122,10 +122,10 @@ def test_nothing_that_is_asked_is_logged(server: Server) -> None:
 
 def test_every_line_is_an_object_that_says_what_it_is_about(server: Server) -> None:
     lose_a_worker_in_mid_stream(server)
-    wait_for(lambda: any("lost worker" in line["event"] for line in told(server)), "the loss")
+    wait_for(lambda: any("was lost" in line["event"] for line in told(server)), "the loss")
     lines = told(server)
     assert all({"event", "level", "logger", "timestamp"} <= line.keys() for line in lines)
-    lost = [line for line in lines if "lost worker" in line["event"]]
+    lost = [line for line in lines if "was lost" in line["event"]]
     assert all(line.keys() >= NAMES and line["level"] == "warning" for line in lost)
     moved = [line for line in lines if line["event"] == "moving on"]
     assert moved and all({"request_id", "rid", *NAMES} <= line.keys() for line in moved)

@@ -7,20 +7,20 @@ import time
 
 import pytest
 
-from mayfly_reaper.machine import oom
+from mayfly_reaper.machine import cgroups
 
 
 class SmallCgroup:
     """A cgroup below this process's own. Skips the test where none can be made."""
 
     def __init__(self) -> None:
-        own = oom._own()
+        own = cgroups.own_cgroup()
         if own is None:
             pytest.skip("no cgroup with a memory controller")
         self._parent = own.folder
         self._limit = "memory.max" if own.version == 2 else "memory.limit_in_bytes"
         self.folder = own.folder / f"mayfly-test-{os.getpid()}"
-        self.cgroup = oom.Cgroup(self.folder, own.version)
+        self.cgroup = cgroups.Cgroup(self.folder, own.version)
         try:
             self.folder.mkdir()
         except OSError:

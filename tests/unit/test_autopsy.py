@@ -14,7 +14,13 @@ from mayfly_protocol.breadcrumb import Breadcrumb
 from mayfly_protocol.counters import Memory
 from mayfly_protocol.lifecycle import Beat, Cause, Fault
 from mayfly_reaper import crash_log as autopsies
-from mayfly_reaper.crash_log import LINE, append, autopsy, records, redacted
+from mayfly_reaper.crash_log import (
+    MAX_LINE_CHARACTERS,
+    append_record,
+    autopsy_record,
+    read_records,
+    redacted,
+)
 from mayfly_reaper.rules.actions import RecordLoss
 from mayfly_reaper.rules.events import Exited
 from mayfly_reaper.rules.exit_cause import Verdict
@@ -38,7 +44,7 @@ VERDICT = Verdict("k", "worker", Cause("E", "first", "Traceback"), (Cause("E", "
 
 
 def written(worker: Incarnation = WORKER) -> dict[str, object]:
-    return autopsy(
+    return autopsy_record(
         RecordLoss(worker, VERDICT, "respawned at once"),
         slot="s-0",
         model="org/model",
@@ -50,8 +56,8 @@ def written(worker: Incarnation = WORKER) -> dict[str, object]:
 
 def test_a_loss_is_written_whole(tmp_path: Path) -> None:
     path = tmp_path / "autopsies.jsonl"
-    append(path, written())
-    append(path, written())
+    append_record(path, written())
+    append_record(path, written())
     first, second = path.read_text().splitlines()
     assert first == second
     assert json.loads(first) == {
@@ -100,17 +106,17 @@ def test_a_process_that_never_spoke_is_written_too() -> None:
 
 def test_a_record_that_cannot_be_written_is_the_callers_to_know(tmp_path: Path) -> None:
     with pytest.raises(OSError):
-        append(tmp_path / "missing" / "autopsies.jsonl", written())
+        append_record(tmp_path / "missing" / "autopsies.jsonl", written())
 
 
 def test_a_file_that_is_full_is_put_aside_and_the_oldest_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(autopsies, "MOST_BYTES", 60)
+    monkeypatch.setattr(autopsies, "MAX_FILE_BYTES", 60)
     path = tmp_path / "autopsies.jsonl"
     for number in range(20):
-        append(path, {"id": f"abcd-{number}", "stderr": "." * 10})
-    kept = [record["id"] for record in records(path)]
+        append_record(path, {"id": f"abcd-{number}", "stderr": "." * 10})
+    kept = [record["id"] for record in read_records(path)]
     assert kept == [f"abcd-{number}" for number in range(20 - len(kept), 20)]
     assert len(list(tmp_path.iterdir())) == 1 + autopsies.KEPT_FILES
     assert all(file.stat().st_size <= 60 for file in tmp_path.iterdir())
@@ -118,12 +124,12 @@ def test_a_file_that_is_full_is_put_aside_and_the_oldest_goes(
 
 def test_a_line_that_was_cut_short_takes_no_other_with_it(tmp_path: Path) -> None:
     path = tmp_path / "autopsies.jsonl"
-    append(path, {"id": "one"})
+    append_record(path, {"id": "one"})
     with path.open("a") as file:
         file.write('{"id": "tw')  # and the disk was full
-    append(path, {"id": "three \u2028 still one line"})
-    assert [record["id"] for record in records(path)] == ["one", "three \u2028 still one line"]
-    assert list(records(tmp_path / "none.jsonl")) == []
+    append_record(path, {"id": "three \u2028 still one line"})
+    assert [record["id"] for record in read_records(path)] == ["one", "three \u2028 still one line"]
+    assert list(read_records(tmp_path / "none.jsonl")) == []
 
 
 PROMPT = "Once upon a time, in a land far, far away, there was a prompt that nobody was to read."
@@ -151,12 +157,12 @@ def test_long_quotations_are_cut_out(text: str, kept: str | None) -> None:
 def test_no_text_takes_long_to_redact() -> None:
     began = time.thread_time()
     redacted("'a " * 30_000)
-    assert len(redacted("x" * 100_000)) == LINE
+    assert len(redacted("x" * 100_000)) == MAX_LINE_CHARACTERS
     assert time.thread_time() - began < 1.0
 
 
 def test_a_file_whose_name_is_no_unicode_is_written_down_too(tmp_path: Path) -> None:
     said = os.fsdecode(b"/models/caf\xe9: no such file")
-    append(tmp_path / "autopsies.jsonl", written() | {"first": said})
-    [record] = records(tmp_path / "autopsies.jsonl")
+    append_record(tmp_path / "autopsies.jsonl", written() | {"first": said})
+    [record] = read_records(tmp_path / "autopsies.jsonl")
     assert record["first"] == said

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from mayfly_cli.app import app
-from mayfly_reaper.crash_log import append
+from mayfly_reaper.crash_log import append_record
 
 
 def record(number: int, kind: str, text: str) -> dict[str, object]:
@@ -33,8 +33,8 @@ def record(number: int, kind: str, text: str) -> dict[str, object]:
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
     path = tmp_path / "autopsies.jsonl"
-    append(path, record(1, "metal_timeout", "[METAL] first\nand more"))
-    append(path, record(12, "crashed", "killed by SIGSEGV"))
+    append_record(path, record(1, "metal_timeout", "[METAL] first\nand more"))
+    append_record(path, record(12, "crashed", "killed by SIGSEGV"))
     return tmp_path
 
 

@@ -208,7 +208,7 @@ def test_a_full_disk_costs_records_and_nothing_else(tmp_path: Path) -> None:
         notes = [words[1] for words in node.heard_to_the_end() if words[0] == "note"]
         assert sum("autopsies cannot be written" in note for note in notes) == 1
         assert sum("the list of workers cannot be written" in note for note in notes) == 1
-        assert sum("lost worker" in note for note in notes) == 3
+        assert sum("was lost: " in note for note in notes) == 3
 
 
 @pytest.mark.parametrize(

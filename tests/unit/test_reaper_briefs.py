@@ -10,7 +10,14 @@ from pathlib import Path
 
 from mayfly_protocol.codec import encode, rosters
 from mayfly_protocol.lifecycle import Cause, Fault
-from mayfly_reaper.crash_log import CAUSE, KEPT, append, autopsy, brief, kept
+from mayfly_reaper.crash_log import (
+    MAX_CAUSE_CHARACTERS,
+    RECENT_AUTOPSIES,
+    append_record,
+    autopsy_record,
+    recent_autopsies,
+    short_autopsy,
+)
 from mayfly_reaper.publish.roster import RosterPublisher
 from mayfly_reaper.rules.actions import RecordLoss
 from mayfly_reaper.rules.events import Exited, MessageReceived, SpawnAllowed, Started
@@ -34,11 +41,11 @@ def lost() -> RecordLoss:
 
 def written(ago_s: float = 0.0, epoch: str = "e") -> dict[str, object]:
     time = NOW - timedelta(seconds=ago_s)
-    return autopsy(lost(), slot="s", model="m", epoch=epoch, time=time, now=5.0)
+    return autopsy_record(lost(), slot="s", model="m", epoch=epoch, time=time, now=5.0)
 
 
 def test_a_brief_says_who_was_lost_and_of_what() -> None:
-    told = brief(written())
+    told = short_autopsy(written())
     assert (told.id, told.slot, told.model) == ("e-7", "s", "m")
     assert (told.incarnation, told.pid, told.lived_s) == (7, 4711, 5.0)
     assert (told.kind, told.scope, told.first_cause) == ("metal_hang", "worker", "it hangs")
@@ -48,22 +55,26 @@ def test_a_brief_says_who_was_lost_and_of_what() -> None:
 def test_a_cause_of_one_endless_line_is_cut() -> None:
     record = written()
     record["first_cause"] = {"text": "y" * 5000}
-    assert len(brief(record).first_cause) == CAUSE
+    assert len(short_autopsy(record).first_cause) == MAX_CAUSE_CHARACTERS
 
 
 def test_the_last_ones_are_read_again_with_their_ages(tmp_path: Path) -> None:
     path = tmp_path / "autopsies.jsonl"
-    assert list(kept(path, NOW)) == []
-    for number in range(KEPT + 3):
-        append(path, written(ago_s=100.0 - number, epoch=str(number)))
-    found = list(kept(path, NOW))
-    assert [each.id for each in found] == [f"{number}-7" for number in range(3, KEPT + 3)]
-    assert [each.age_s for each in found] == [100.0 - number for number in range(3, KEPT + 3)]
+    assert list(recent_autopsies(path, NOW)) == []
+    for number in range(RECENT_AUTOPSIES + 3):
+        append_record(path, written(ago_s=100.0 - number, epoch=str(number)))
+    found = list(recent_autopsies(path, NOW))
+    assert [each.id for each in found] == [
+        f"{number}-7" for number in range(3, RECENT_AUTOPSIES + 3)
+    ]
+    assert [each.age_s for each in found] == [
+        100.0 - number for number in range(3, RECENT_AUTOPSIES + 3)
+    ]
 
 
 def test_records_of_another_version_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "autopsies.jsonl"
-    append(path, written())
+    append_record(path, written())
     for strange in (
         {},
         {"time": "yesterday"},
@@ -73,17 +84,19 @@ def test_records_of_another_version_are_left_out(tmp_path: Path) -> None:
     ):
         with path.open("a") as file:
             file.write(json.dumps(strange) + "\n")
-    assert [each.id for each in kept(path, NOW)] == ["e-7"]
+    assert [each.id for each in recent_autopsies(path, NOW)] == ["e-7"]
 
 
 def test_a_roster_tells_the_last_ones_for_as_long_as_the_node_lives() -> None:
-    bulletin = RosterPublisher("n", "e", 1, now=0.0)
-    bulletin.tell(0.0)
-    bulletin.record(brief(written(), age_s=50.0), 1.0)
-    assert bulletin.due == 1.0
-    roster = bulletin.tell(1000.0)
+    publisher = RosterPublisher("n", "e", 1, now=0.0)
+    publisher.next_roster(0.0)
+    publisher.add_autopsy(short_autopsy(written(), age_s=50.0), 1.0)
+    assert publisher.due == 1.0
+    roster = publisher.next_roster(1000.0)
     assert [each.age_s for each in roster.autopsies] == [1049.0]
     assert rosters.decode(encode(roster)) == roster
-    for number in range(KEPT):
-        bulletin.record(replace(brief(written()), id=str(number)), 2000.0)
-    assert [each.id for each in bulletin.tell(2000.0).autopsies] == list(map(str, range(KEPT)))
+    for number in range(RECENT_AUTOPSIES):
+        publisher.add_autopsy(replace(short_autopsy(written()), id=str(number)), 2000.0)
+    assert [each.id for each in publisher.next_roster(2000.0).autopsies] == list(
+        map(str, range(RECENT_AUTOPSIES))
+    )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mayfly_reaper.machine import memory, oom
+from mayfly_reaper.machine import cgroups, memory
 from mayfly_reaper.machine.caffeinate import awake, command
 from mayfly_reaper.machine.memory import MachineMemory, parse_vm_stat
 from mayfly_reaper.machine.oom import OomWatch, jetsam_report
@@ -26,20 +26,20 @@ GB = 10**9
 
 
 class Machine:
-    """A host whose memory is what a test says."""
+    """A spawn gate on a machine whose memory a test sets."""
 
     def __init__(self, available: int, wired: int | None = None) -> None:
-        self.room = MachineMemory(available * GB, wired and wired * GB)
-        self.host = SpawnGate(BUDGETS, lambda: self.room, lambda: 0.0)
+        self.memory = MachineMemory(available * GB, wired and wired * GB)
+        self.gate = SpawnGate(BUDGETS, lambda: self.memory, lambda: 0.0)
 
-    def hold(
-        self, now: float, slot: Slot, *, living: int = 0, promised: int = 0
+    def deferral(
+        self, now: float, slot: Slot, *, in_use: int = 0, promised: int = 0
     ) -> tuple[float, str] | None:
-        hold = self.host.hold(slot, now, living=living * GB, promised=promised * GB)
-        return (hold.until - now, hold.reason) if hold is not None else None
+        found = self.gate.deferral(slot, now, in_use=in_use * GB, promised=promised * GB)
+        return (found.until - now, found.reason) if found is not None else None
 
     def becomes(self, available: int, wired: int | None = None) -> None:
-        self.room = MachineMemory(available * GB, wired and wired * GB)
+        self.memory = MachineMemory(available * GB, wired and wired * GB)
 
 
 def slot(needs: int, name: str = "s", memory_freed_at: float = 0.0) -> Slot:
@@ -54,76 +54,76 @@ def test_a_fault_of_the_machine_holds_every_slot_and_longer_each_time() -> None:
     pauses = []
     now = 0.0
     for _ in range(12):
-        until = machine.host.strike("killed_by_system: x", now)
+        until = machine.gate.pause_after_fault("killed_by_system: x", now)
         pauses.append(until - now)
         for name in ("a", "b"):
-            held = machine.hold(now, slot(0, name))
+            held = machine.deferral(now, slot(0, name))
             assert held == (until - now, "the machine is given a pause: killed_by_system: x")
         now = until
-        assert machine.hold(now, slot(0)) is None
+        assert machine.deferral(now, slot(0)) is None
     assert pauses[:3] == pytest.approx([0.5, 1.0, 2.0])
     assert pauses[-1] == pytest.approx(BUDGETS.retry_max_s / 2)
     now += BUDGETS.retry_max_s + 1
-    assert machine.host.strike("again", now) - now == pytest.approx(0.5)
+    assert machine.gate.pause_after_fault("again", now) - now == pytest.approx(0.5)
 
 
 # -- memory that comes back, and memory that does not --------------------------------------------
 
 
 def test_a_first_worker_waits_for_nothing() -> None:
-    assert Machine(0).hold(0.0, slot(0)) is None
+    assert Machine(0).deferral(0.0, slot(0)) is None
 
 
 def test_a_worker_waits_until_the_last_ones_memory_is_back() -> None:
     machine = Machine(50)
     machine.becomes(10)
-    held = machine.hold(0.1, slot(40))
+    held = machine.deferral(0.1, slot(40))
     assert held == (
         0.5,
         "waits for the last worker's memory: 10.0 GB are free, 40.0 GB are needed",
     )
     machine.becomes(int(40 * ENOUGH))
-    assert machine.hold(0.7, slot(40)) is None
+    assert machine.deferral(0.7, slot(40)) is None
 
 
 def test_memory_that_never_was_there_is_not_waited_for() -> None:
     """A worker that needs more than was free when the last one was started never came up."""
     machine = Machine(30)
-    assert machine.hold(0.0, slot(0)) is None
+    assert machine.deferral(0.0, slot(0)) is None
     machine.becomes(28)
-    assert machine.hold(1.0, slot(40)) is None
+    assert machine.deferral(1.0, slot(40)) is None
 
 
 def test_what_others_that_load_will_take_is_not_free() -> None:
     machine = Machine(50)
-    assert machine.hold(0.0, slot(40), promised=10) is None
-    assert machine.hold(0.0, slot(40, "t"), promised=20) is not None
+    assert machine.deferral(0.0, slot(40), promised=10) is None
+    assert machine.deferral(0.0, slot(40, "t"), promised=20) is not None
 
 
 def test_memory_that_does_not_return_is_told_and_others_programs_are_outwaited() -> None:
     machine = Machine(50)
     machine.becomes(10)
-    held = machine.hold(BUDGETS.memory_return_s, slot(40))
+    held = machine.deferral(BUDGETS.memory_return_s, slot(40))
     assert held is not None
     assert held[0] == 5.0
     assert held[1].startswith("the last worker's memory did not return: 10.0 GB are free")
     assert held[1].endswith("a reboot may be needed")
-    assert machine.hold(BUDGETS.retry_max_s - 1, slot(40)) is not None
-    assert machine.hold(BUDGETS.retry_max_s, slot(40)) is None
+    assert machine.deferral(BUDGETS.retry_max_s - 1, slot(40)) is not None
+    assert machine.deferral(BUDGETS.retry_max_s, slot(40)) is None
 
 
 def test_wired_memory_that_was_stranded_is_not_outwaited() -> None:
     machine = Machine(50, wired=4)
     machine.becomes(10, wired=44)
-    assert machine.hold(BUDGETS.retry_max_s * 100, slot(40)) is not None
+    assert machine.deferral(BUDGETS.retry_max_s * 100, slot(40)) is not None
     machine.becomes(40, wired=14)
-    assert machine.hold(BUDGETS.retry_max_s * 100 + 1, slot(40)) is None
+    assert machine.deferral(BUDGETS.retry_max_s * 100 + 1, slot(40)) is None
 
 
 def test_what_living_workers_have_wired_is_not_stranded() -> None:
     machine = Machine(90, wired=4)
     machine.becomes(10, wired=44)
-    assert machine.hold(BUDGETS.retry_max_s, slot(40), living=40) is None
+    assert machine.deferral(BUDGETS.retry_max_s, slot(40), in_use=40) is None
 
 
 # -- macOS -----------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ def test_a_kill_long_after_a_shortage_is_somebody_elses() -> None:
     assert watched.evidence(1, footprint=5, limit=0)
     clock[0] += 11.0
     assert not watched.evidence(1, footprint=5, limit=0)
-    watched.look()  # another program's
+    watched.poll()  # another program's
     clock[0] += 11.0
     assert not watched.evidence(1, footprint=5, limit=0)
 
@@ -263,8 +263,8 @@ def test_a_kill_long_after_a_shortage_is_somebody_elses() -> None:
 @pytest.fixture
 def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Stands for ``/``."""
-    monkeypatch.setattr(oom, "PROC", tmp_path / "proc")
-    monkeypatch.setattr(oom, "ROOT", tmp_path / "cgroup")
+    monkeypatch.setattr(cgroups, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(cgroups, "ROOT", tmp_path / "cgroup")
     write(tmp_path / "proc/vmstat", "nr_free_pages 17\noom_kill 41\n")
     return tmp_path
 
@@ -282,9 +282,9 @@ def test_the_second_version_of_cgroups(system: Path) -> None:
         write(folder / "memory.current", f"{used}\n")
         write(folder / "memory.stat", "anon 50\nactive_file 60\ninactive_file 40\n")
     write(own / "memory.events", "low 0\nhigh 0\nmax 9\noom 3\noom_kill 2\n")
-    assert oom.limit() == 1000
-    assert oom.available() == 1000 - (700 - 60 - 40)
-    assert oom.oom_kills() == 2
+    assert cgroups.memory_limit() == 1000
+    assert cgroups.memory_available() == 1000 - (700 - 60 - 40)
+    assert cgroups.oom_kills() == 2
 
 
 def test_the_first_version_of_cgroups(system: Path) -> None:
@@ -296,19 +296,27 @@ def test_the_first_version_of_cgroups(system: Path) -> None:
     write(own / "memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n")
     write(system / "cgroup/memory/memory.limit_in_bytes", f"{(1 << 63) - 4096}\n")
     write(system / "cgroup/memory/memory.usage_in_bytes", "5000\n")
-    assert (oom.limit(), oom.available(), oom.oom_kills()) == (1000, 150, 5)
+    assert (cgroups.memory_limit(), cgroups.memory_available(), cgroups.oom_kills()) == (
+        1000,
+        150,
+        5,
+    )
 
 
 def test_a_container_that_sees_its_own_cgroup_as_the_root(system: Path) -> None:
     write(system / "proc/self/cgroup", "0::/docker/0123abc\n")
     write(system / "cgroup/memory.max", "500\n")
     write(system / "cgroup/memory.current", "200\n")
-    assert (oom.limit(), oom.available()) == (500, 300)
-    assert oom.oom_kills() == 41  # of the machine
+    assert (cgroups.memory_limit(), cgroups.memory_available()) == (500, 300)
+    assert cgroups.oom_kills() == 41  # of the machine
 
 
 def test_a_system_without_cgroups(system: Path) -> None:
-    assert (oom.limit(), oom.available(), oom.oom_kills()) == (None, None, 41)
+    assert (cgroups.memory_limit(), cgroups.memory_available(), cgroups.oom_kills()) == (
+        None,
+        None,
+        41,
+    )
 
 
 def test_this_machine_can_be_measured() -> None:

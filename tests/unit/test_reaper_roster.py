@@ -18,8 +18,8 @@ from mayfly_protocol.lifecycle import (
     ToReaper,
 )
 from mayfly_protocol.roster import ROSTER_INTERVAL_S, Loss, SlotView
-from mayfly_reaper.crash_log import loss_of
-from mayfly_reaper.publish.roster import LOSSES_KEPT_S, MOVEMENT_S, RosterPublisher, views
+from mayfly_reaper.crash_log import loss_for_roster
+from mayfly_reaper.publish.roster import LOSSES_KEPT_S, MOVEMENT_S, RosterPublisher, slot_views
 from mayfly_reaper.rules.actions import AnnounceLoss
 from mayfly_reaper.rules.events import MessageReceived, RecycleRequested, SpawnAllowed, Started
 from mayfly_reaper.rules.slot import Slot, SlotRules
@@ -40,7 +40,7 @@ def slot_after(*messages: ToReaper) -> Slot:
 
 
 def view(slot: Slot, model: str, now: float) -> SlotView:
-    [shown] = views(slot, model, now)
+    [shown] = slot_views(slot, model, now)
     return shown
 
 
@@ -94,45 +94,45 @@ def test_a_slot_in_backoff_says_when_it_goes_on() -> None:
 
 
 def test_a_change_is_told_at_once_and_movement_soon() -> None:
-    bulletin = RosterPublisher("n", "e", 1, now=0.0)
-    bulletin.show("s", (VIEW,), 0.0)
-    assert bulletin.due == 0.0
-    first = bulletin.tell(0.0)
-    assert bulletin.due == ROSTER_INTERVAL_S
+    publisher = RosterPublisher("n", "e", 1, now=0.0)
+    publisher.update_slot("s", (VIEW,), 0.0)
+    assert publisher.due == 0.0
+    first = publisher.next_roster(0.0)
+    assert publisher.due == ROSTER_INTERVAL_S
 
-    bulletin.show("s", (replace(VIEW, age_s=0.1),), 0.1)
-    assert bulletin.due == ROSTER_INTERVAL_S
-    assert bulletin.roster(0.1).revision == first.revision
+    publisher.update_slot("s", (replace(VIEW, age_s=0.1),), 0.1)
+    assert publisher.due == ROSTER_INTERVAL_S
+    assert publisher.roster(0.1).revision == first.revision
 
-    bulletin.show("s", (replace(VIEW, running=1),), 0.1)
-    assert bulletin.due == MOVEMENT_S
-    bulletin.show("s", (replace(VIEW, running=1, state="draining"),), 0.2)
-    assert bulletin.due == 0.2
-    second = bulletin.tell(0.2)
+    publisher.update_slot("s", (replace(VIEW, running=1),), 0.1)
+    assert publisher.due == MOVEMENT_S
+    publisher.update_slot("s", (replace(VIEW, running=1, state="draining"),), 0.2)
+    assert publisher.due == 0.2
+    second = publisher.next_roster(0.2)
     assert second.revision > first.revision
     assert second.slots[0].state == "draining"
 
 
 def test_an_answer_does_not_put_the_next_roster_off() -> None:
-    bulletin = RosterPublisher("n", "e", 1, now=0.0)
-    bulletin.tell(0.0)
-    bulletin.roster(0.9)
-    assert bulletin.due == ROSTER_INTERVAL_S
+    publisher = RosterPublisher("n", "e", 1, now=0.0)
+    publisher.next_roster(0.0)
+    publisher.roster(0.9)
+    assert publisher.due == ROSTER_INTERVAL_S
 
 
 def test_a_slot_whose_worker_is_being_replaced_has_two_views() -> None:
     rules = SlotRules(Budgets(), lambda: 0.0, itertools.count(2).__next__)
     slot = slot_after(Ready("ipc:///w", CARD), Beat("idle", 1))
     slot, _ = rules.step(slot, RecycleRequested(surge=True, reason="worn"), 10.0)
-    serving, loading = views(slot, "m", 10.0)
+    serving, loading = slot_views(slot, "m", 10.0)
     assert (serving.slot, serving.incarnation, serving.state) == ("s", 1, "ready")
     assert (loading.slot, loading.incarnation, loading.state) == ("s", 2, "spawning")
-    bulletin = RosterPublisher("n", "e", 1, now=0.0)
-    bulletin.show("s", (serving, loading), 10.0)
-    assert bulletin.tell(10.0).slots == (serving, loading)
-    bulletin.show("s", (loading,), 10.1)
-    assert bulletin.due == 10.1
-    assert bulletin.tell(10.1).slots == (loading,)
+    publisher = RosterPublisher("n", "e", 1, now=0.0)
+    publisher.update_slot("s", (serving, loading), 10.0)
+    assert publisher.next_roster(10.0).slots == (serving, loading)
+    publisher.update_slot("s", (loading,), 10.1)
+    assert publisher.due == 10.1
+    assert publisher.next_roster(10.1).slots == (loading,)
 
 
 def test_losses_are_told_for_a_minute() -> None:
@@ -141,9 +141,9 @@ def test_losses_are_told_for_a_minute() -> None:
     rules = SlotRules(Budgets(), lambda: 0.0, itertools.count(2).__next__)
     _, [lost] = rules.step(slot, MessageReceived(1, fault), 10.0)
     assert isinstance(lost, AnnounceLoss)
-    bulletin = RosterPublisher("n", "e", 1, now=10.0)
-    bulletin.lose(loss_of("s", lost.worker, lost.verdict, None), 10.0)
-    told = bulletin.tell(12.0)
+    publisher = RosterPublisher("n", "e", 1, now=10.0)
+    publisher.add_loss(loss_for_roster("s", lost.worker, lost.verdict, None), 10.0)
+    told = publisher.next_roster(12.0)
     assert told.losses == (Loss("s", 1, "k", "worker", "first", age_s=2.0, suspects=("a",)),)
     assert rosters.decode(encode(told)) == told
-    assert bulletin.tell(10.0 + LOSSES_KEPT_S + 0.1).losses == ()
+    assert publisher.next_roster(10.0 + LOSSES_KEPT_S + 0.1).losses == ()

@@ -38,11 +38,11 @@ from mayfly_protocol.roster import (
     Release,
     ToNode,
 )
-from mayfly_reaper.crash_log import CrashLog, loss_of
+from mayfly_reaper.crash_log import CrashLog, loss_for_roster
 from mayfly_reaper.machine import memory
 from mayfly_reaper.machine.caffeinate import awake
 from mayfly_reaper.machine.oom import OomWatch
-from mayfly_reaper.machine.spawn_gate import LOOK_AGAIN_S, SpawnGate
+from mayfly_reaper.machine.spawn_gate import CHECK_AGAIN_S, SpawnGate
 from mayfly_reaper.metrics import NodeMetrics, Tally, metrics_served
 from mayfly_reaper.observer import About, Observer, SafeObserver
 from mayfly_reaper.paths import IncarnationNumbers, Runtime, StartError, locked, opened, runtime_of
@@ -50,7 +50,7 @@ from mayfly_reaper.processes.children import Children, Orphans, WorkersFile
 from mayfly_reaper.processes.front_end import FrontEndProcess, listen
 from mayfly_reaper.processes.signals import STOP, SignalInbox, set_limits
 from mayfly_reaper.processes.spawn import Spawner
-from mayfly_reaper.publish.roster import RosterPublisher, news, views
+from mayfly_reaper.publish.roster import RosterPublisher, slot_views, urgent_fields
 from mayfly_reaper.publish.sockets import ControlSockets
 from mayfly_reaper.rules import recycle
 from mayfly_reaper.rules.actions import (
@@ -290,10 +290,10 @@ class _Loop:
         if own:
             pids = ", ".join(str(each.pid) for each in own)
             reason = f"waits for the worker of a reaper before this one to leave (pid {pids})"
-            return SpawnDeferred(now + LOOK_AGAIN_S / 2, reason, "orphans")
+            return SpawnDeferred(now + CHECK_AGAIN_S / 2, reason, "orphans")
         everyone = self._seats.values()
-        return self._host.hold(
-            seat.slot, now, living=living_workers(everyone), promised=promised(everyone)
+        return self._host.deferral(
+            seat.slot, now, in_use=living_workers(everyone), promised=promised(everyone)
         )
 
     def _renew(self) -> None:
@@ -312,7 +312,7 @@ class _Loop:
                 [seat.slot for seat in pool],
                 pool[0].pool.lifetime,
                 asked,
-                lambda: self._host.room(now).available,
+                lambda: self._host.memory(now).available,
                 self._budgets.spacing_s,
                 now,
             )
@@ -342,7 +342,7 @@ class _Loop:
         for question in self._board.questions():
             question.answer(self._answer(question.message))
         if self._board.subscribed():
-            self._bulletin.ask(time.monotonic())
+            self._bulletin.publish_soon(time.monotonic())
 
     def _take(self, identity: bytes, frames: list[bytes]) -> None:
         if len(frames) != 1:
@@ -367,7 +367,7 @@ class _Loop:
             case AskMetrics():
                 return MetricsText(self._metrics.exposition().decode())
             case Quarantine() | Release():
-                return self._bulletin.refuse(message, time.monotonic())
+                return self._bulletin.change_quarantine(message, time.monotonic())
             case DrainNode(grace_s):
                 return self._drain(grace_s)
             case Recycle(name):
@@ -444,9 +444,9 @@ class _Loop:
         crumb = (
             worker.exit.crumb if worker.exit is not None else self._children.crumb(worker.number)
         )
-        self._bulletin.lose(loss_of(name, worker, lost.verdict, crumb), now)
+        self._bulletin.add_loss(loss_for_roster(name, worker, lost.verdict, crumb), now)
         if lost.verdict.scope == "machine":
-            self._host.strike(lost.verdict.text, now)
+            self._host.pause_after_fault(lost.verdict.text, now)
 
     def _tell(self) -> None:
         self._show()
@@ -455,11 +455,11 @@ class _Loop:
     def _show(self) -> None:
         now = time.monotonic()
         for name, seat in self._seats.items():
-            shown = views(seat.slot, seat.pool.model_name, now)
-            self._bulletin.show(name, shown, now)
+            shown = slot_views(seat.slot, seat.pool.model_name, now)
+            self._bulletin.update_slot(name, shown, now)
             told = {}
             for view in shown:
-                told[view.incarnation] = news(view)
+                told[view.incarnation] = urgent_fields(view)
                 if view.state in STARTING:
                     told[view.incarnation] += (view.phase, view.load_done, view.load_total)
                 if told[view.incarnation] != seat.told.get(view.incarnation):
@@ -470,5 +470,5 @@ class _Loop:
         now = time.monotonic()
         if now < self._bulletin.due:
             return
-        self._board.publish(self._bulletin.tell(now))
+        self._board.publish(self._bulletin.next_roster(now))
         self._children.attend()

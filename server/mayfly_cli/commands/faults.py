@@ -35,10 +35,10 @@ Record = dict[str, Any]
 def kept(state_dir: Path) -> list[Record]:
     """All records of a state directory, the oldest first. Ends the command where they can't be
     read."""
-    from mayfly_reaper.crash_log import records
+    from mayfly_reaper.crash_log import read_records
 
     try:
-        return list(records(state_dir / "autopsies.jsonl"))
+        return list(read_records(state_dir / "autopsies.jsonl"))
     except OSError as error:
         fail(f"cannot read the records: {error}")
 

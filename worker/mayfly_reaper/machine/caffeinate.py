@@ -1,7 +1,7 @@
-"""Keeping a Mac from falling asleep while it serves.
+"""Keeps a Mac from falling asleep while it serves.
 
-``caffeinate`` comes with macOS. Elsewhere nothing sleeps by itself that serves. What it is started
-with has been tested, that it works has not.
+``caffeinate`` comes with macOS. Other systems do not sleep by themselves while they serve. The
+tests check how ``caffeinate`` is started and ended, not that a Mac stays awake.
 """
 
 from __future__ import annotations
@@ -14,21 +14,24 @@ from contextlib import contextmanager
 
 
 def command(platform: str, pid: int) -> tuple[str, ...] | None:
-    """What to run beside the process ``pid`` on a platform as ``sys.platform`` has it; None if
-    nothing. It holds off idle sleep, of the system and of the disk, and ends with the process."""
+    """Returns the command that keeps the machine awake while the process ``pid`` runs; None where
+    none is needed. It holds off idle sleep, of the system and of the disk, and ends with the
+    process. ``platform`` is as in ``sys.platform``."""
     return ("caffeinate", "-i", "-m", "-w", str(pid)) if platform == "darwin" else None
 
 
 @contextmanager
 def awake(note: Callable[[str], None]) -> Iterator[None]:
-    """Holds the machine awake while it is entered. Where that can't be, ``note`` is told."""
+    """Keeps the machine awake while it is entered; a failure to do so goes to ``note``."""
     arguments = command(sys.platform, os.getpid())
     process = None
     if arguments is not None:
         try:
             process = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, start_new_session=True)
         except OSError as error:
-            note(f"this machine may fall asleep while it serves: {error}")
+            note(
+                f"cannot start caffeinate, so this machine may fall asleep while it serves: {error}"
+            )
     try:
         yield
     finally:

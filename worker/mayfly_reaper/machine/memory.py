@@ -1,11 +1,11 @@
-"""How much memory the machine has to give, in bytes.
+"""Memory of the machine: available, wired and total, in bytes.
 
-What a dead process held is not always free at once. On macOS it may never be: SIGKILL of a process
-with much wired memory has stranded that until the next reboot.
+The memory of a dead process is not always free at once. On macOS it may never be: SIGKILL of a
+process with much wired memory has stranded that until the next reboot.
 
 =======  ===========================================================================
-Linux    what the kernel calls available, or less where a cgroup sets a limit
-macOS    the pages of ``vm_stat`` that are free or can be had at once; wired ones apart
+Linux    the kernel's available memory, or less where a cgroup sets a limit
+macOS    the pages of ``vm_stat`` that are free or can be had at once; wired pages apart
 =======  ===========================================================================
 
 The macOS half has been tested with recorded output only.
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from mayfly_reaper.machine import oom
+from mayfly_reaper.machine import cgroups
 
 VM_STAT = ("vm_stat",)
 VM_STAT_S = 2.0
@@ -32,14 +32,14 @@ _AVAILABLE = ("Pages free", "Pages inactive", "Pages speculative", "Pages purgea
 
 @dataclass(frozen=True, slots=True)
 class MachineMemory:
-    """``wired`` is None where wired memory can't be told from other."""
+    """Memory of the machine in bytes; ``wired`` is None where the system does not tell it apart."""
 
     available: int
     wired: int | None = None
 
 
 def measure() -> MachineMemory:
-    """The machine's room now. Where macOS won't say, what psutil makes of it."""
+    """Measures the machine's memory now; with psutil where macOS's ``vm_stat`` fails."""
     if sys.platform == "darwin":
         try:
             ran = subprocess.run(
@@ -49,19 +49,19 @@ def measure() -> MachineMemory:
         except (OSError, subprocess.SubprocessError, ValueError):
             return MachineMemory(psutil.virtual_memory().available)
     available = psutil.virtual_memory().available
-    limited = oom.available()
+    limited = cgroups.memory_available()
     return MachineMemory(available if limited is None else min(available, limited))
 
 
 def total() -> int:
-    """All the memory that processes here may ever have together."""
-    limit = oom.limit() if sys.platform == "linux" else None
+    """Returns the memory that processes here may ever have together."""
+    limit = cgroups.memory_limit() if sys.platform == "linux" else None
     machine: int = psutil.virtual_memory().total
     return machine if limit is None else min(machine, limit)
 
 
 def parse_vm_stat(text: str) -> MachineMemory:
-    """Reads what ``vm_stat`` prints. Raises ValueError if it is something else."""
+    """Reads the output of ``vm_stat``. Raises ValueError if it is something else."""
     size = _PAGE_SIZE.search(text)
     pages = {name: int(count) for name, count in _PAGES.findall(text)}
     if size is None or "Pages free" not in pages or "Pages wired down" not in pages:

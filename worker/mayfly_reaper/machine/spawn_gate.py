@@ -1,6 +1,7 @@
-"""What the slots of one machine share: a pause after a fault of the machine, and its memory.
+"""Spawn gate: allows or defers the start of a worker, by what the slots of a machine share.
 
-::
+Spawns are deferred for a pause after a fault of the machine, and until the last worker's memory is
+free again::
 
                      the last worker's memory is back
     waiting --------------------------------------------> free to spawn
@@ -10,8 +11,8 @@
 
 A worker that is started before the last one's memory is free again dies of that. Memory that a dead
 process had wired may stay lost until a reboot, and every further worker would lose as much again:
-so the breaker stays open while wired memory is what is missing. What other programs took is no
-reason to stay dark for good.
+so the breaker stays open while wired memory is missing. Memory that other programs took is no
+reason to stay down for good.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from mayfly_reaper.rules.events import SpawnDeferred
 from mayfly_reaper.rules.slot import Slot
 from mayfly_reaper.settings import Budgets
 
-LOOK_AGAIN_S = 0.5
-OPEN_LOOK_AGAIN_S = 5.0
+CHECK_AGAIN_S = 0.5
+OPEN_CHECK_AGAIN_S = 5.0
 ENOUGH = 0.9
-"""Of what is expected: other programs live here, too."""
+"""Share of the expected memory that must be free: other programs run here, too."""
 
 
 class SpawnGate:
-    """Remembers what the machine had before each spawn.
+    """Memory of the machine before each spawn, and the pause after its last fault.
 
     Args:
-        measure: the machine's room now.
+        measure: returns the machine's memory now.
         draw: uniform in [0, 1), for the jitter.
     """
 
@@ -45,61 +46,63 @@ class SpawnGate:
         self._measure = measure
         self._draw = draw
         self._wired_before = measure().wired or 0
-        self._had: dict[str, int] = {}
-        self._strikes = 0
-        self._struck_at = float("-inf")
-        self._until = float("-inf")
-        self._why = ""
+        self._free_at_spawn: dict[str, int] = {}
+        self._faults_in_a_row = 0
+        self._faulted_at = float("-inf")
+        self._paused_until = float("-inf")
+        self._pause_reason = ""
         self._measured: tuple[float, MachineMemory] | None = None
 
-    def strike(self, why: str, now: float) -> float:
-        """A fault of the machine: nothing is started for a while. Returns until when."""
-        if now - self._struck_at > self._budgets.retry_max_s:
-            self._strikes = 0
-        self._strikes += 1
-        self._struck_at = now
+    def pause_after_fault(self, reason: str, now: float) -> float:
+        """Defers all spawns for a while after a fault of the machine. Returns until when."""
         budgets = self._budgets
-        self._until = now + backoff_s(
-            self._strikes, budgets.retry_s, budgets.retry_max_s, self._draw()
+        if now - self._faulted_at > budgets.retry_max_s:
+            self._faults_in_a_row = 0
+        self._faults_in_a_row += 1
+        self._faulted_at = now
+        self._paused_until = now + backoff_s(
+            self._faults_in_a_row, budgets.retry_s, budgets.retry_max_s, self._draw()
         )
-        self._why = why
-        return self._until
+        self._pause_reason = reason
+        return self._paused_until
 
-    def hold(self, slot: Slot, now: float, *, living: int, promised: int) -> SpawnDeferred | None:
-        """What keeps a worker of a slot from being started now; None if nothing does.
+    def deferral(
+        self, slot: Slot, now: float, *, in_use: int, promised: int
+    ) -> SpawnDeferred | None:
+        """Returns what keeps a worker of a slot from being started now; None if nothing does.
 
         Args:
-            slot: one that wants a worker.
-            living: the memory of all workers that run, in bytes.
-            promised: what those among them that are still loading will take beyond that.
+            slot: a slot that wants a worker.
+            in_use: the memory of all workers that run, in bytes.
+            promised: the memory beyond that which workers that are still loading will take.
         """
-        if now < self._until:
-            return SpawnDeferred(self._until, f"the machine is given a pause: {self._why}")
-        room = self.room(now)
-        free = max(0, room.available - promised)
-        expected = min(slot.memory_needed, self._had.get(slot.name, slot.memory_needed))
+        if now < self._paused_until:
+            reason = f"the machine is given a pause: {self._pause_reason}"
+            return SpawnDeferred(self._paused_until, reason)
+        memory = self.memory(now)
+        free = max(0, memory.available - promised)
+        expected = min(slot.memory_needed, self._free_at_spawn.get(slot.name, slot.memory_needed))
         if free >= ENOUGH * expected:
-            self._had[slot.name] = free
+            self._free_at_spawn[slot.name] = free
             return None
-        lacks = f"{free / 1e9:.1f} GB are free, {expected / 1e9:.1f} GB are needed"
+        shortage = f"{free / 1e9:.1f} GB are free, {expected / 1e9:.1f} GB are needed"
         waited = now - slot.memory_freed_at
         if waited < self._budgets.memory_return_s:
-            return SpawnDeferred(
-                now + LOOK_AGAIN_S, f"waits for the last worker's memory: {lacks}", "memory"
-            )
-        stranded = (room.wired or 0) - self._wired_before - living
+            reason = f"waits for the last worker's memory: {shortage}"
+            return SpawnDeferred(now + CHECK_AGAIN_S, reason, "memory")
+        stranded = (memory.wired or 0) - self._wired_before - in_use
         is_wired = stranded >= (expected - free) / 2
         if waited >= self._budgets.retry_max_s and not is_wired:
-            self._had[slot.name] = free
+            self._free_at_spawn[slot.name] = free
             return None
         return SpawnDeferred(
-            now + OPEN_LOOK_AGAIN_S,
-            f"the last worker's memory did not return: {lacks}; a reboot may be needed",
+            now + OPEN_CHECK_AGAIN_S,
+            f"the last worker's memory did not return: {shortage}; a reboot may be needed",
             "memory_lost",
         )
 
-    def room(self, now: float) -> MachineMemory:
-        """Measured at most every half second."""
-        if self._measured is None or now - self._measured[0] >= LOOK_AGAIN_S:
+    def memory(self, now: float) -> MachineMemory:
+        """Returns the machine's memory, measured at most every half second."""
+        if self._measured is None or now - self._measured[0] >= CHECK_AGAIN_S:
             self._measured = (now, self._measure())
         return self._measured[1]

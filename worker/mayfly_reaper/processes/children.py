@@ -158,7 +158,7 @@ class Children:
     def attend(self) -> None:
         """To be called every second or so. Keeps what they write to stderr from filling the disk,
         and an eye on the machine's memory."""
-        self._pressure.look()
+        self._pressure.poll()
         for _, process in self._processes.values():
             process.stderr.trim()
 

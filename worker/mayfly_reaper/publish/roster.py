@@ -1,13 +1,13 @@
-"""The node as others see it: a view of every slot, and when there is something new to tell.
+"""Roster of a node, as it is published: a view of every slot, recent losses, and the quarantine.
 
-What a front end's choice depends on (a state, an incarnation, an endpoint) is told at once; what
-only moves (load, progress, counts) at most every :data:`MOVEMENT_S`; and everything again every
-``ROSTER_INTERVAL_S``, so that who came late or missed some is soon right.
+A change that a front end's choice depends on (a state, an incarnation, an endpoint) is published at
+once; numbers that only move (load, progress, counts) at most every :data:`MOVEMENT_S`; and
+everything again every ``ROSTER_INTERVAL_S``, so that a front end that came late or missed some is
+soon right.
 
-Requests that workers die of, which every front end is to refuse for a while.
-
-A reaper knows them by their fingerprints alone, repeats them in its rosters until their time is
-over, and forgets them with itself: a front end that hears of a new reaper tells it again.
+Quarantined requests are those that workers die of; every front end is to refuse them for a while.
+The reaper knows them by their fingerprints alone and forgets them when it ends: a front end that
+sees a new reaper sends them again.
 """
 
 from __future__ import annotations
@@ -31,75 +31,82 @@ from mayfly_protocol.roster import (
     Roster,
     SlotView,
 )
-from mayfly_reaper.crash_log import KEPT
+from mayfly_reaper.crash_log import RECENT_AUTOPSIES
 from mayfly_reaper.rules.incarnation import STARTING, Incarnation
 from mayfly_reaper.rules.slot import Slot
 
+MOVEMENT_S = 0.25
+LOSSES_KEPT_S = 60.0
 MAX_QUARANTINED = 256
-"""Each is in every roster. Beyond that the ones that would end first are forgotten."""
+"""Largest number of quarantined requests: each is in every roster. Beyond that, the ones that would
+end first are forgotten."""
+
+
+# -- the quarantine --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _QuarantineEntry:
     kind: str
     until: float
 
 
 class QuarantineList:
-    """Times are of the caller's monotonic clock."""
+    """Fingerprints of requests that front ends are to refuse. Times are by the caller's monotonic
+    clock."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, _Kept] = {}
+        self._entries: dict[str, _QuarantineEntry] = {}
 
-    def add(self, asked: Quarantine, now: float) -> Done:
-        """Told of the same one twice, the later end counts."""
-        until = now + asked.ttl_s
-        known = self._kept.get(asked.fingerprint)
+    def add(self, request: Quarantine, now: float) -> Done:
+        """Adds a fingerprint; of two ends for the same one the later end counts."""
+        until = now + request.ttl_s
+        known = self._entries.get(request.fingerprint)
         if known is None or known.until < until:
-            self._kept[asked.fingerprint] = _Kept(asked.kind, until)
-        if len(self._kept) > MAX_QUARANTINED:
-            self._kept.pop(min(self._kept, key=lambda each: self._kept[each].until))
-        return Done(True, f"refusing {asked.fingerprint} for {asked.ttl_s:g} s")
+            self._entries[request.fingerprint] = _QuarantineEntry(request.kind, until)
+        if len(self._entries) > MAX_QUARANTINED:
+            self._entries.pop(min(self._entries, key=lambda each: self._entries[each].until))
+        return Done(True, f"refusing {request.fingerprint} for {request.ttl_s:g} s")
 
-    def release(self, asked: Release, now: float) -> Done:
+    def release(self, request: Release, now: float) -> Done:
+        """Removes the fingerprints that begin as the request says: all for an empty one."""
         found = [each.fingerprint for each in self.entries(now)]
-        found = [each for each in found if each.startswith(asked.fingerprint)]
-        if asked.fingerprint and not found:
-            return Done(False, f"nothing in quarantine begins with {asked.fingerprint!r}")
+        found = [each for each in found if each.startswith(request.fingerprint)]
+        if request.fingerprint and not found:
+            return Done(False, f"nothing in quarantine begins with {request.fingerprint!r}")
         for fingerprint in found:
-            del self._kept[fingerprint]
+            del self._entries[fingerprint]
         return Done(True, f"released {len(found)}")
 
     def entries(self, now: float) -> tuple[Quarantined, ...]:
-        """What is to be refused now."""
-        self._kept = {name: kept for name, kept in self._kept.items() if kept.until > now}
+        """Returns the requests that are to be refused now."""
+        self._entries = {name: each for name, each in self._entries.items() if each.until > now}
         return tuple(
-            Quarantined(name, kept.kind, kept.until - now) for name, kept in self._kept.items()
+            Quarantined(name, each.kind, each.until - now) for name, each in self._entries.items()
         )
 
 
-MOVEMENT_S = 0.25
-LOSSES_KEPT_S = 60.0
+# -- views of slots --------------------------------------------------------------------------
 
 
-def views(slot: Slot, model: str, now: float) -> tuple[SlotView, ...]:
-    """A slot at one moment of the reaper's clock: the view of its worker, and while that is being
-    replaced one of the successor or the predecessor beside it."""
-    if slot.current is None:
-        retry_in_s = max(0.0, slot.retry_at - now) if slot.state == "backoff" else None
-        resting = SlotView(
-            slot=slot.name,
-            model=model,
-            state=slot.idle_state,
-            incarnation=slot.incarnation,
-            retry_in_s=retry_in_s,
-            detail=slot.detail,
-        )
-        return (resting, *(_view(slot, worker, model, now) for _, worker in slot.workers))
-    return tuple(_view(slot, worker, model, now) for _, worker in slot.workers)
+def slot_views(slot: Slot, model: str, now: float) -> tuple[SlotView, ...]:
+    """Returns the views of a slot at one moment of the reaper's clock: of its current worker or of
+    the empty slot, and while a recycle is under way of the successor or the predecessor, too."""
+    views = tuple(_worker_view(slot, worker, model, now) for _, worker in slot.workers)
+    if slot.current is not None:
+        return views
+    empty = SlotView(
+        slot=slot.name,
+        model=model,
+        state=slot.idle_state,
+        incarnation=slot.incarnation,
+        retry_in_s=max(0.0, slot.retry_at - now) if slot.state == "backoff" else None,
+        detail=slot.detail,
+    )
+    return (empty, *views)
 
 
-def _view(slot: Slot, worker: Incarnation, model: str, now: float) -> SlotView:
+def _worker_view(slot: Slot, worker: Incarnation, model: str, now: float) -> SlotView:
     ready, beat = worker.ready, worker.beat or Beat(phase="idle", progress=0)
     loading = worker.loading or Loading("starting")
     detail = slot.detail if worker.state != "ready" else ""
@@ -125,8 +132,8 @@ def _view(slot: Slot, worker: Incarnation, model: str, now: float) -> SlotView:
     )
 
 
-def news(view: SlotView) -> tuple[object, ...]:
-    """The part of a view whose change is told at once."""
+def urgent_fields(view: SlotView) -> tuple[object, ...]:
+    """Returns the fields of a view whose change is published at once."""
     return (
         view.state,
         view.incarnation,
@@ -138,21 +145,19 @@ def news(view: SlotView) -> tuple[object, ...]:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Lost:
-    at: float
-    loss: Loss
+def _moved(last: SlotView, view: SlotView) -> bool:
+    return replace(last, age_s=view.age_s, retry_in_s=view.retry_in_s) != view
 
 
-@dataclass(frozen=True, slots=True)
-class _Recorded:
-    at: float
-    autopsy: Autopsy
+# -- the roster ------------------------------------------------------------------------------
 
 
 class RosterPublisher:
-    """Keeps the node's roster up to date and knows when the next one is due. ``refused`` gives what
-    the node refused peers so far, by reason."""
+    """Keeps the node's roster up to date and knows when the next one is due.
+
+    Args:
+        refused: returns how often the node refused peers something, by reason.
+    """
 
     def __init__(
         self,
@@ -165,77 +170,74 @@ class RosterPublisher:
         self._node = node
         self._epoch = epoch
         self._pid = pid
-        self._refused_peers = refused
+        self._refused = refused
         self._revision = 0
-        self._told_at = now
+        self._published_at = now
         self._due = now
         self._views: dict[str, tuple[SlotView, ...]] = {}
-        self._lost: list[_Lost] = []
-        self._recorded: deque[_Recorded] = deque(maxlen=KEPT)
-        self._refused = QuarantineList()
+        self._losses: list[tuple[float, Loss]] = []
+        """Losses with their times; so are the autopsies."""
+        self._autopsies: deque[tuple[float, Autopsy]] = deque(maxlen=RECENT_AUTOPSIES)
+        self._quarantine = QuarantineList()
 
     @property
     def due(self) -> float:
         return self._due
 
-    def ask(self, now: float) -> None:
-        """Somebody wants to know now."""
+    def publish_soon(self, now: float) -> None:
+        """Makes the next roster due now, for a new subscriber."""
         self._due = now
 
-    def lose(self, loss: Loss, now: float) -> None:
-        self._lost.append(_Lost(now, loss))
+    def add_loss(self, loss: Loss, now: float) -> None:
+        self._losses.append((now, loss))
         self._change(now)
 
-    def record(self, autopsy: Autopsy, now: float) -> None:
-        """Takes in what was written of a lost worker, as old as it says."""
-        self._recorded.append(_Recorded(now - autopsy.age_s, autopsy))
+    def add_autopsy(self, autopsy: Autopsy, now: float) -> None:
+        """Adds the record of a lost worker, which is as old as its ``age_s`` says."""
+        self._autopsies.append((now - autopsy.age_s, autopsy))
         self._change(now)
 
-    def refuse(self, asked: Quarantine | Release, now: float) -> Done:
+    def change_quarantine(self, request: Quarantine | Release, now: float) -> Done:
         """Has every front end refuse a request, or no longer."""
         self._change(now)
-        match asked:
+        match request:
             case Quarantine():
-                return self._refused.add(asked, now)
+                return self._quarantine.add(request, now)
             case Release():
-                return self._refused.release(asked, now)
+                return self._quarantine.release(request, now)
 
-    def show(self, name: str, views: tuple[SlotView, ...], now: float) -> None:
-        """Takes in how a slot is now."""
+    def update_slot(self, name: str, views: tuple[SlotView, ...], now: float) -> None:
+        """Takes the views that a slot has now."""
         last = self._views.get(name, ())
         self._views[name] = views
-        if list(map(news, last)) != list(map(news, views)):
+        if list(map(urgent_fields, last)) != list(map(urgent_fields, views)):
             self._change(now)
         elif any(_moved(*pair) for pair in zip(last, views, strict=True)):
             self._revision += 1
-            self._due = min(self._due, max(now, self._told_at + MOVEMENT_S))
+            self._due = min(self._due, max(now, self._published_at + MOVEMENT_S))
 
-    def tell(self, now: float) -> Roster:
-        """The roster to publish. The next one is due an interval later."""
-        self._told_at = now
+    def next_roster(self, now: float) -> Roster:
+        """Returns the roster to publish now; the one after it is due an interval later."""
+        self._published_at = now
         self._due = now + ROSTER_INTERVAL_S
         return self.roster(now)
 
     def roster(self, now: float) -> Roster:
-        """The node as it is, with times as they are now."""
-        self._lost = [lost for lost in self._lost if now - lost.at <= LOSSES_KEPT_S]
+        """Returns the node as it is, with ages as they are now."""
+        self._losses = [(at, loss) for at, loss in self._losses if now - at <= LOSSES_KEPT_S]
         return Roster(
             node=self._node,
             epoch=self._epoch,
             revision=self._revision,
             pid=self._pid,
             slots=tuple(itertools.chain.from_iterable(self._views.values())),
-            losses=tuple(replace(lost.loss, age_s=now - lost.at) for lost in self._lost),
-            quarantined=self._refused.entries(now),
-            autopsies=tuple(replace(each.autopsy, age_s=now - each.at) for each in self._recorded),
-            refused=self._refused_peers(),
+            losses=tuple(replace(loss, age_s=now - at) for at, loss in self._losses),
+            quarantined=self._quarantine.entries(now),
+            autopsies=tuple(replace(autopsy, age_s=now - at) for at, autopsy in self._autopsies),
+            refused=self._refused(),
             minor=PROTOCOL_MINOR,
         )
 
     def _change(self, now: float) -> None:
         self._revision += 1
         self._due = now
-
-
-def _moved(last: SlotView, view: SlotView) -> bool:
-    return replace(last, age_s=view.age_s, retry_in_s=view.retry_in_s) != view
