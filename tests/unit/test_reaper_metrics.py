@@ -48,12 +48,12 @@ class Watched:
         self.metrics = NodeMetrics("mac-1", lambda: room, lambda: self.now)
         self.rules = SlotRules(BUDGETS, lambda: 0.5, itertools.count(1).__next__)
         self.slot = self.rules.begin("model-0", self.now)
-        self.metrics.begin(self.slot, POOL)
+        self.metrics.add_slot(self.slot, POOL)
 
     def apply(self, event: Event) -> None:
         before = self.slot
         self.slot, actions = self.rules.step(before, event, self.now)
-        self.metrics.follow(before, event, self.slot, actions, self.now)
+        self.metrics.count_step(before, event, self.slot, actions, self.now)
 
     def receive(self, message: object) -> None:
         self.apply(MessageReceived(self.slot.incarnation, message))  # type: ignore[arg-type]

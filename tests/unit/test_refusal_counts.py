@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from prometheus_client import Counter as PrometheusCounter
 
-from mayfly_reaper.metrics import Tally
+from mayfly_reaper.metrics import RefusalTotals
 from mayfly_server.metrics import RefusalCounts
 
 reasons = st.sampled_from(["untrusted", "handshake", "revoked", "nonsense", "version"])
@@ -23,12 +23,12 @@ def test_a_node_counts_for_its_workers_whatever_became_of_them(
     own: dict[str, int], refused: list[tuple[int, str]], ends: int
 ) -> None:
     """In the middle all of them end, and others take their places."""
-    tally = Tally(own)
+    tally = RefusalTotals(own)
     workers: dict[int, Counter[str]] = {}
     for at, (place, reason) in enumerate(refused):
         if at == ends:
             for each in (1, 2, 3):
-                tally.gone(each)
+                tally.end(each)
         incarnation = place + 3 * (at >= ends)
         worker = workers.setdefault(incarnation, Counter())
         earlier = dict(worker)
@@ -40,13 +40,13 @@ def test_a_node_counts_for_its_workers_whatever_became_of_them(
 
 
 def test_a_node_keeps_nothing_of_each_worker_that_is_gone() -> None:
-    tally = Tally({})
+    tally = RefusalTotals({})
     tally.report(1, {"nonsense": 2})
-    tally.gone(1)
+    tally.end(1)
     before = sys.getsizeof(pickle.dumps(tally))
     for incarnation in range(2, 1000):
         tally.report(incarnation, {"nonsense": 2})
-        tally.gone(incarnation)
+        tally.end(incarnation)
     assert sys.getsizeof(pickle.dumps(tally)) <= before + 8
     assert tally.total() == {"nonsense": 2 * 999}
 

@@ -1,18 +1,12 @@
-"""What a node counts, for Prometheus. ``docs/metrics.md`` lists all of it.
+"""Prometheus metrics of a node: its slots, their workers and the machine's memory.
 
-The reaper follows every step of every slot (:mod:`mayfly_reaper.slot_counters`) and a
-page is made of
-where things stand when somebody asks, on whichever thread that is: slots and accounts are never
-changed, only replaced.
+``docs/metrics.md`` lists all of them; those of a worker's counters are derived from the fields of
+:class:`mayfly_protocol.counters.WorkerCounters`. The reaper hands in every step of every slot's
+rules. A page shows the latest state, on whichever thread it is asked for: slots and counters are
+replaced, never changed.
 
-Labels take few values each. No process or incarnation has a time series of its own: a slot's go on
-from one worker to the next.
-
-How often a node refused somebody something, at all of its sockets together.
-
-``--metrics-port``: a node's metrics over HTTP, on a thread of its own.
-
-A slow or hostile client costs a thread and never the reaper's time: the page is made of snapshots.
+Labels take few values each. No process or incarnation has a time series of its own: those of a slot
+go on from one worker to the next.
 """
 
 from __future__ import annotations
@@ -50,91 +44,65 @@ from mayfly_reaper.slot_counters import (
     LOAD_BOUNDS_S,
     RECOVERY_BOUNDS_S,
     RESTART_REASONS,
-    Account,
-    account,
+    SlotCounters,
+    count_step,
 )
-
-
-class Tally:
-    """Adds up what the reaper counts itself (``own``, which grows) and what its workers report.
-    A worker's count goes on counting when it is gone."""
-
-    def __init__(self, own: Mapping[str, int]) -> None:
-        self._own = own
-        self._living: dict[int, Counter[str]] = {}
-        self._gone: Counter[str] = Counter()
-
-    def report(self, incarnation: int, counts: Mapping[str, int]) -> None:
-        """What a worker that lives has refused so far. A report that came late takes nothing
-        back."""
-        if counts:
-            known = self._living.setdefault(incarnation, Counter())
-            known |= Counter(counts)
-
-    def gone(self, incarnation: int) -> None:
-        """A worker that will report no more."""
-        self._gone += self._living.pop(incarnation, Counter())
-
-    def total(self) -> dict[str, int]:
-        """By reason."""
-        everything = Counter(self._own) + self._gone
-        for counts in self._living.values():
-            everything += counts
-        return dict(everything)
-
 
 SLOT_LABELS = ("node", "slot", "model")
 STATES: tuple[str, ...] = get_args(SlotState)
 HOLD_CAUSES: tuple[str, ...] = get_args(DeferCause)
 _NO_BEAT = Beat(phase="idle", progress=0)
 _ALWAYS_SHOWN = {("wedged", "worker"): 0, ("silent", "worker"): 0}
-"""Faults whose first one an alert has to see as an increase."""
+"""Faults that are shown from 0 on, so that alerts see the first one as an increase."""
+
+
+Measured = Callable[[SlotCounters], Distribution]
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """One slot, as it is."""
+class SlotRecord:
+    """A slot, its settings and its counters."""
 
     pool: Pool
     slot: Slot
-    account: Account = field(default_factory=Account)
+    counted: SlotCounters = field(default_factory=SlotCounters)
 
 
 class NodeMetrics(Collector):
-    """A node's page.
+    """The metrics of one node.
 
     Args:
-        room: measures the machine's memory.
-        clock: the reaper's, in seconds.
+        measure: measures the machine's memory.
+        clock: the reaper's clock, in seconds.
     """
 
     def __init__(
         self,
         node: str,
-        room: Callable[[], MachineMemory],
+        measure: Callable[[], MachineMemory],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._node = node
-        self._room = room
+        self._measure = measure
         self._clock = clock
-        self._standings: dict[str, Standing] = {}
+        self._records: dict[str, SlotRecord] = {}
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
-    def begin(self, slot: Slot, pool: Pool) -> None:
-        """To be called for every slot before anybody asks for the page."""
-        self._standings[slot.name] = Standing(pool, slot)
+    def add_slot(self, slot: Slot, pool: Pool) -> None:
+        """Adds a slot; all have to be added before the first page is asked for."""
+        self._records[slot.name] = SlotRecord(pool, slot)
 
-    def follow(
+    def count_step(
         self, before: Slot, event: Event, after: Slot, actions: Iterable[Action], now: float
     ) -> None:
-        """Takes in a step of a slot's rules."""
-        standing = self._standings[after.name]
-        counted = account(standing.account, before, event, after, actions, now)
-        self._standings[after.name] = replace(standing, slot=after, account=counted)
+        """Counts a step of a slot's rules, ``(before, event) -> (after, actions)``."""
+        record = self._records[after.name]
+        counted = count_step(record.counted, before, event, after, actions, now)
+        self._records[after.name] = replace(record, slot=after, counted=counted)
 
     def exposition(self) -> bytes:
-        """The page, in Prometheus's text format."""
+        """Returns all metrics in Prometheus's text format."""
         return generate_latest(self._registry)
 
     @property
@@ -142,24 +110,24 @@ class NodeMetrics(Collector):
         return self._registry
 
     def collect(self) -> Iterator[Metric]:
-        standings = list(self._standings.values())
-        yield from _counters(self._node, standings)
-        yield from _histograms(self._node, standings)
-        yield from _states(self._node, standings)
-        yield from _gauges(self._node, standings, self._clock())
-        yield _machine(self._node, self._room())
+        records = list(self._records.values())
+        yield from _counters(self._node, records)
+        yield from _histograms(self._node, records)
+        yield from _states(self._node, records)
+        yield from _gauges(self._node, records, self._clock())
+        yield _machine(self._node, self._measure())
 
 
-def _labels(node: str, standing: Standing) -> list[str]:
-    return [node, standing.slot.name, standing.pool.model_name]
+def _labels(node: str, record: SlotRecord) -> list[str]:
+    return [node, record.slot.name, record.pool.model_name]
 
 
-def _counters(node: str, standings: list[Standing]) -> Iterator[Metric]:
-    def total(name: str) -> Callable[[Standing], int]:
-        return lambda s: int(getattr(s.account.total, name))
+def _counters(node: str, records: list[SlotRecord]) -> Iterator[Metric]:
+    def total(name: str) -> Callable[[SlotRecord], int]:
+        return lambda s: int(getattr(s.counted.total, name))
 
-    numbers: tuple[tuple[str, str, Callable[[Standing], int]], ...] = (
-        ("starts", "Workers started.", lambda s: s.account.starts),
+    numbers: tuple[tuple[str, str, Callable[[SlotRecord], int]], ...] = (
+        ("starts", "Workers started.", lambda s: s.counted.starts),
         *(
             (metric.name, metric.help, total(name))
             for name, metric in counters.metrics("counter").items()
@@ -167,9 +135,9 @@ def _counters(node: str, standings: list[Standing]) -> Iterator[Metric]:
         (
             "prefill_tokens",
             "Prompt tokens that were not in the prefix cache and have to be computed.",
-            lambda s: s.account.total.prompt_tokens - s.account.total.cached_tokens,
+            lambda s: s.counted.total.prompt_tokens - s.counted.total.cached_tokens,
         ),
-        ("messages", "Messages from workers to the reaper.", lambda s: s.account.messages),
+        ("messages", "Messages from workers to the reaper.", lambda s: s.counted.messages),
         (
             "late_messages",
             "Messages from workers that had already ended; they are dropped.",
@@ -178,8 +146,8 @@ def _counters(node: str, standings: list[Standing]) -> Iterator[Metric]:
     )
     for name, what, number in numbers:
         family = CounterMetricFamily(f"mayfly_worker_{name}", what, labels=SLOT_LABELS)
-        for standing in standings:
-            family.add_metric(_labels(node, standing), number(standing))
+        for record in records:
+            family.add_metric(_labels(node, record), number(record))
         yield family
     restarts = CounterMetricFamily(
         "mayfly_worker_restarts",
@@ -191,20 +159,22 @@ def _counters(node: str, standings: list[Standing]) -> Iterator[Metric]:
         "Faults of workers, by kind and scope.",
         labels=[*SLOT_LABELS, "kind", "scope"],
     )
-    for standing in standings:
-        own = _labels(node, standing)
+    for record in records:
+        own = _labels(node, record)
         for reason in RESTART_REASONS:
-            restarts.add_metric([*own, reason], standing.account.restarts.get(reason, 0))
-        for (kind, scope), count in (_ALWAYS_SHOWN | dict(standing.account.faults)).items():
+            restarts.add_metric([*own, reason], record.counted.restarts.get(reason, 0))
+        for (kind, scope), count in (_ALWAYS_SHOWN | dict(record.counted.faults)).items():
             faults.add_metric([*own, kind, scope], count)
     yield from (restarts, faults)
 
 
-def _histograms(node: str, standings: list[Standing]) -> Iterator[Metric]:
-    def total(name: str) -> Callable[[Account], Distribution]:
+def _histograms(node: str, records: list[SlotRecord]) -> Iterator[Metric]:
+    def total(name: str) -> Callable[[SlotCounters], Distribution]:
         return lambda a: getattr(a.total, name)
 
-    tables: tuple[tuple[str, str, tuple[float, ...], Callable[[Account], Distribution]], ...] = (
+    tables: tuple[
+        tuple[str, str, tuple[float, ...], Callable[[SlotCounters], Distribution]], ...
+    ] = (
         (
             "load_seconds",
             "Duration from the start of a worker until it is ready.",
@@ -224,9 +194,9 @@ def _histograms(node: str, standings: list[Standing]) -> Iterator[Metric]:
     )
     for name, what, bounds, of in tables:
         family = HistogramMetricFamily(f"mayfly_worker_{name}", what, labels=SLOT_LABELS)
-        for standing in standings:
-            found = of(standing.account)
-            family.add_metric(_labels(node, standing), _buckets(found, bounds), found.sum)
+        for record in records:
+            found = of(record.counted)
+            family.add_metric(_labels(node, record), _buckets(found, bounds), found.sum)
         yield family
 
 
@@ -236,7 +206,7 @@ def _buckets(found: Distribution, bounds: tuple[float, ...]) -> list[tuple[str, 
     return list(zip(names, map(float, accumulate(counts)), strict=True))
 
 
-def _states(node: str, standings: list[Standing]) -> Iterator[Metric]:
+def _states(node: str, records: list[SlotRecord]) -> Iterator[Metric]:
     states = GaugeMetricFamily(
         "mayfly_worker_state",
         "Workers of the slot in each state; without a worker, 1 for the state of the slot.",
@@ -247,8 +217,8 @@ def _states(node: str, standings: list[Standing]) -> Iterator[Metric]:
         "1 for the reason why a slot without a worker is not given one.",
         labels=[*SLOT_LABELS, "reason"],
     )
-    for standing in standings:
-        slot, own = standing.slot, _labels(node, standing)
+    for record in records:
+        slot, own = record.slot, _labels(node, record)
         now = [worker.state for _, worker in slot.workers]
         now += [slot.idle_state] if slot.current is None else []
         for state in STATES:
@@ -258,8 +228,8 @@ def _states(node: str, standings: list[Standing]) -> Iterator[Metric]:
     yield from (states, held)
 
 
-def _gauges(node: str, standings: list[Standing], now: float) -> Iterator[Metric]:
-    """Of the worker that serves, or is to: a slot without one has no such numbers."""
+def _gauges(node: str, records: list[SlotRecord], now: float) -> Iterator[Metric]:
+    """Yields the gauges of each slot's current worker; none for a slot without one."""
 
     def value(name: str) -> Callable[[Incarnation, Beat, Pool], float]:
         return lambda w, b, p: float(getattr(b, name))
@@ -290,26 +260,26 @@ def _gauges(node: str, standings: list[Standing], now: float) -> Iterator[Metric
             for name, metric in counters.metrics("gauge").items()
         ),
     )
-    lives = [(s, s.slot.current) for s in standings if s.slot.current is not None]
+    lives = [(s, s.slot.current) for s in records if s.slot.current is not None]
     for name, what, number in numbers:
         family = GaugeMetricFamily(f"mayfly_worker_{name}", what, labels=SLOT_LABELS)
-        for standing, worker in lives:
-            shown = number(worker, worker.beat or _NO_BEAT, standing.pool)
-            family.add_metric(_labels(node, standing), shown)
+        for record, worker in lives:
+            shown = number(worker, worker.beat or _NO_BEAT, record.pool)
+            family.add_metric(_labels(node, record), shown)
         yield family
     memory = GaugeMetricFamily(
         "mayfly_worker_memory_bytes",
         "Memory of the slot's workers: of their processes (footprint), and as MLX counts it.",
         labels=[*SLOT_LABELS, "kind"],
     )
-    for standing in standings:
-        for kind, size in _memory(standing.slot).items():
-            memory.add_metric([*_labels(node, standing), kind], size)
+    for record in records:
+        for kind, size in _memory(record.slot).items():
+            memory.add_metric([*_labels(node, record), kind], size)
     yield memory
 
 
 def _memory(slot: Slot) -> Mapping[str, int]:
-    """Of all workers of a slot: there are two while a worn one is replaced."""
+    """Sums memory over the workers of a slot: it has two while one is being replaced."""
     all_of_them = [worker.beat.memory for _, worker in slot.workers if worker.beat is not None]
     return {
         kind: sum(getattr(memory, kind) for memory in all_of_them) for kind in counters.MEMORY_KINDS
@@ -330,7 +300,8 @@ def _machine(node: str, room: MachineMemory) -> Metric:
 
 @contextmanager
 def metrics_served(metrics: NodeMetrics, host: str, port: int) -> Iterator[None]:
-    """Raises StartError where the address cannot be listened on."""
+    """Serves the metrics over HTTP, on threads of its own: a slow or hostile client takes none of
+    the reaper's time. Raises StartError where the address cannot be listened on."""
     try:
         server, thread = start_http_server(port, host, metrics.registry)
     except OSError as error:
@@ -344,3 +315,29 @@ def metrics_served(metrics: NodeMetrics, host: str, port: int) -> Iterator[None]
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+class RefusalTotals:
+    """Refused peers by reason, summed over the reaper's own sockets (``own``, a count that grows)
+    and its workers, those that have ended included."""
+
+    def __init__(self, own: Mapping[str, int]) -> None:
+        self._own = own
+        self._running: dict[int, Counter[str]] = {}
+        self._ended: Counter[str] = Counter()
+
+    def report(self, incarnation: int, counts: Mapping[str, int]) -> None:
+        """Takes in the counts of a running worker. A report that comes late lowers nothing."""
+        if counts:
+            known = self._running.setdefault(incarnation, Counter())
+            known |= Counter(counts)
+
+    def end(self, incarnation: int) -> None:
+        """Keeps the last counts of a worker that has ended."""
+        self._ended += self._running.pop(incarnation, Counter())
+
+    def total(self) -> dict[str, int]:
+        everything = Counter(self._own) + self._ended
+        for counts in self._running.values():
+            everything += counts
+        return dict(everything)

@@ -43,7 +43,7 @@ from mayfly_reaper.machine import memory
 from mayfly_reaper.machine.caffeinate import awake
 from mayfly_reaper.machine.oom import OomWatch
 from mayfly_reaper.machine.spawn_gate import CHECK_AGAIN_S, SpawnGate
-from mayfly_reaper.metrics import NodeMetrics, Tally, metrics_served
+from mayfly_reaper.metrics import NodeMetrics, RefusalTotals, metrics_served
 from mayfly_reaper.observer import About, Observer, SafeObserver
 from mayfly_reaper.paths import IncarnationNumbers, Runtime, StartError, locked, opened, runtime_of
 from mayfly_reaper.processes.children import Children, Orphans, WorkersFile
@@ -194,7 +194,7 @@ class _Loop:
         }
         self._metrics = NodeMetrics(settings.node, memory.measure)
         for seat in self._seats.values():
-            self._metrics.begin(seat.slot, seat.pool)
+            self._metrics.add_slot(seat.slot, seat.pool)
         metrics = settings.metrics
         if metrics.port is not None:
             stack.enter_context(metrics_served(self._metrics, metrics.host, metrics.port))
@@ -219,7 +219,7 @@ class _Loop:
                 ready=observer.front_end_ready,
             )
         self._board = ControlSockets(settings, runtime, self._poller, stack, observer.note)
-        self._refused = Tally(self._board.refused)
+        self._refused = RefusalTotals(self._board.refused)
         self._bulletin = RosterPublisher(
             settings.node, self._epoch, os.getpid(), now, self._refused.total
         )
@@ -418,8 +418,8 @@ class _Loop:
         before, numbers = seat.slot, incarnation_numbers(seat)
         seat.slot, actions = self._rules.step(before, event, now)
         for number in numbers - incarnation_numbers(seat):
-            self._refused.gone(number)
-        self._metrics.follow(before, event, seat.slot, actions, now)
+            self._refused.end(number)
+        self._metrics.count_step(before, event, seat.slot, actions, now)
         for action in actions:
             self._do(name, seat, action)
 

@@ -1,17 +1,17 @@
-"""What a slot has done since the reaper began, whichever of its workers did it.
+"""Counters of a slot since the reaper's start, added up over the slot's workers.
 
-A worker reports what it has counted since it started, and is gone one day. A slot's totals are what
-its workers had reported when they went, and what those that live have reported by now::
+A worker reports what it has counted since its own start. A slot's totals are the last reports of
+the workers that have ended plus the latest reports of those that run::
 
     worker 1   0 .. 7 .. 12  killed
     worker 2                         0 .. 3 .. 9
     total      0    7    12         12   15   21        never falls
 
-What a worker did after its last report dies with it: half a second's worth of one that is killed,
-nothing of one that leaves in good order.
+Work done after a worker's last report is not counted: half a second of it for a worker that is
+killed, none for one that leaves in good order.
 
-:func:`account` is a pure function of what the rules of the slot made of an event. It looks at the
-slot before and after, so the rules need not know that anybody counts.
+:func:`count_step` is a pure function of one step of the slot's rules. It compares the slot before
+and after, so the rules hold no counters.
 """
 
 from __future__ import annotations
@@ -35,37 +35,41 @@ LOAD_BOUNDS_S = (0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0
 RECOVERY_BOUNDS_S = (0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
 
 RESTART_REASONS: Final = ("lost", "asked", "inferences", "age", "memory", "faults", "left")
-"""Lost; replaced because somebody asked for it, or because it had done enough, was old or large;
-because it had survived faults; gone by itself in good order."""
+"""Lost; replaced by a command, or by its budget of inferences, age or memory; left after faults
+that it had survived; left by itself in good order."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """Of one worker's counts. Should a number fall all the same, then a new count has begun, and
-    what was counted ``before`` stays."""
+class WorkerTotals:
+    """Totals of one worker. If a counter falls all the same, the worker has begun to count anew:
+    ``earlier`` then holds what it had counted until then, and ``current`` the new count."""
 
-    now: WorkerCounters = field(default_factory=WorkerCounters)
-    before: WorkerCounters = field(default_factory=WorkerCounters)
+    current: WorkerCounters = field(default_factory=WorkerCounters)
+    earlier: WorkerCounters = field(default_factory=WorkerCounters)
 
-    def next(self, counts: WorkerCounters) -> Reading:
-        if counts.fell_from(self.now):
-            return Reading(counts, self.total)
-        return Reading(counts, self.before)
+    def updated(self, counters: WorkerCounters) -> WorkerTotals:
+        """Returns the totals after one more report."""
+        if counters.fell_from(self.current):
+            return WorkerTotals(counters, self.total)
+        return WorkerTotals(counters, self.earlier)
 
     @property
     def total(self) -> WorkerCounters:
-        return self.before.plus(self.now)
+        return self.earlier.plus(self.current)
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
-    """``done`` is what workers that are gone have counted, ``living`` what the others have, by the
-    number of their incarnation. ``starts`` counts all that were started and ``restarts``, by
-    reason, those that ended other than by the end of the node; ``faults`` goes by kind and scope.
-    ``lost_at`` is set while the slot recovers from a loss."""
+class SlotCounters:
+    """All counters of one slot.
 
-    done: WorkerCounters = field(default_factory=WorkerCounters)
-    living: Mapping[int, Reading] = field(default_factory=dict)
+    ``ended`` is the sum over workers that have ended, ``running`` the totals of the others by the
+    number of their incarnation. ``starts`` counts workers started; ``restarts``, by reason, workers
+    that ended while the node went on; ``faults`` counts by kind and scope. ``lost_at`` is set while
+    the slot recovers from a loss.
+    """
+
+    ended: WorkerCounters = field(default_factory=WorkerCounters)
+    running: Mapping[int, WorkerTotals] = field(default_factory=dict)
     starts: int = 0
     restarts: Mapping[str, int] = field(default_factory=dict)
     faults: Mapping[tuple[str, str], int] = field(default_factory=dict)
@@ -76,83 +80,91 @@ class Account:
 
     @property
     def total(self) -> WorkerCounters:
-        total = self.done
-        for reading in self.living.values():
-            total = total.plus(reading.total)
+        """The sum over all workers of the slot."""
+        total = self.ended
+        for worker in self.running.values():
+            total = total.plus(worker.total)
         return total
 
 
-def account(
-    account: Account, before: Slot, event: Event, after: Slot, actions: Iterable[Action], now: float
-) -> Account:
-    """The account after a step of the rules, ``(before, event) -> (after, actions)``."""
-    then, lives = _lives(before), _lives(after)
+def count_step(
+    counted: SlotCounters,
+    before: Slot,
+    event: Event,
+    after: Slot,
+    actions: Iterable[Action],
+    now: float,
+) -> SlotCounters:
+    """Returns the counters after a step of the rules, ``(before, event) -> (after, actions)``."""
+    old, new = _workers(before), _workers(after)
     if isinstance(event, MessageReceived):
-        account = _heard(account, event, then)
-    for number in lives.keys() - then.keys():
-        living = {**account.living, number: Reading()}
-        account = replace(account, living=living, starts=account.starts + 1)
-    for number, worker in lives.items():
-        if worker.ready_at is not None and (number not in then or then[number].ready_at is None):
+        counted = _with_message(counted, event, old)
+    for number in new.keys() - old.keys():
+        running = {**counted.running, number: WorkerTotals()}
+        counted = replace(counted, running=running, starts=counted.starts + 1)
+    for number, worker in new.items():
+        if worker.ready_at is not None and (number not in old or old[number].ready_at is None):
             took_s = worker.ready_at - worker.spawned_at
-            account = replace(account, loads=account.loads.observed(took_s, LOAD_BOUNDS_S))
+            counted = replace(counted, loads=counted.loads.observed(took_s, LOAD_BOUNDS_S))
     recorded = {action.worker.number for action in actions if isinstance(action, RecordLoss)}
-    for number in then.keys() - lives.keys():
-        reason = "lost" if number in recorded else _reason(before, then[number])
-        account = _gone(account, number, reason if not after.stopping else None)
+    for number in old.keys() - new.keys():
+        reason = "lost" if number in recorded else _restart_reason(before, old[number])
+        counted = _with_end(counted, number, reason if not after.stopping else None)
     for action in actions:
         if isinstance(action, AnnounceLoss):
-            account = _lost(account, action, before, now)
-    if account.lost_at is not None and after.state == "ready":
-        took_s = now - account.lost_at
-        recoveries = account.recoveries.observed(took_s, RECOVERY_BOUNDS_S)
-        account = replace(account, recoveries=recoveries, lost_at=None)
-    return account
+            counted = _with_loss(counted, action, before, now)
+    if counted.lost_at is not None and after.state == "ready":
+        took_s = now - counted.lost_at
+        recoveries = counted.recoveries.observed(took_s, RECOVERY_BOUNDS_S)
+        counted = replace(counted, recoveries=recoveries, lost_at=None)
+    return counted
 
 
-def _heard(account: Account, said: MessageReceived, then: Mapping[int, Incarnation]) -> Account:
-    account = replace(account, messages=account.messages + 1)
-    number, message = said.incarnation, said.message
-    if number not in then:
-        return account
+def _with_message(
+    counted: SlotCounters, received: MessageReceived, workers: Mapping[int, Incarnation]
+) -> SlotCounters:
+    counted = replace(counted, messages=counted.messages + 1)
+    number, message = received.incarnation, received.message
+    if number not in workers:
+        return counted
     if isinstance(message, Beat):
-        reading = account.living.get(number, Reading()).next(message.totals())
-        return replace(account, living={**account.living, number: reading})
-    # Of a fault that its process does not outlive, the loss will tell.
+        totals = counted.running.get(number, WorkerTotals()).updated(message.totals())
+        return replace(counted, running={**counted.running, number: totals})
+    # A fault that ends its process is counted with the loss.
     if isinstance(message, Fault) and message.scope in ("request", "batch", "recycle"):
-        return _faulted(account, message.kind, message.scope)
-    return account
+        return _with_fault(counted, message.kind, message.scope)
+    return counted
 
 
-def _gone(account: Account, number: int, reason: str | None) -> Account:
-    living = dict(account.living)
-    done = account.done.plus(living.pop(number, Reading()).total)
-    restarts = _with_one_more(account.restarts, reason) if reason else account.restarts
-    return replace(account, done=done, living=living, restarts=restarts)
+def _with_end(counted: SlotCounters, number: int, reason: str | None) -> SlotCounters:
+    running = dict(counted.running)
+    ended = counted.ended.plus(running.pop(number, WorkerTotals()).total)
+    restarts = _with_one_more(counted.restarts, reason) if reason else counted.restarts
+    return replace(counted, ended=ended, running=running, restarts=restarts)
 
 
-def _lost(account: Account, lose: AnnounceLoss, before: Slot, now: float) -> Account:
-    account = _faulted(account, lose.verdict.kind, lose.verdict.scope)
-    was_life = before.current is not None and before.current.number == lose.worker.number
-    if account.lost_at is None and was_life and not before.stopping:
-        return replace(account, lost_at=now)
-    return account
+def _with_loss(counted: SlotCounters, loss: AnnounceLoss, before: Slot, now: float) -> SlotCounters:
+    counted = _with_fault(counted, loss.verdict.kind, loss.verdict.scope)
+    was_current = before.current is not None and before.current.number == loss.worker.number
+    if counted.lost_at is None and was_current and not before.stopping:
+        return replace(counted, lost_at=now)
+    return counted
 
 
-def _faulted(account: Account, kind: str, scope: str) -> Account:
+def _with_fault(counted: SlotCounters, kind: str, scope: str) -> SlotCounters:
     known = kind if kind in KINDS else "other"
-    return replace(account, faults=_with_one_more(account.faults, (known, scope)))
+    return replace(counted, faults=_with_one_more(counted.faults, (known, scope)))
 
 
-def _reason(before: Slot, worker: Incarnation) -> str:
-    """Why a worker went that nothing was wrong with."""
+def _restart_reason(before: Slot, worker: Incarnation) -> str:
+    """Returns the reason for the end of a worker that was not lost."""
     if before.recycling:
         return before.recycle_cause
     survived = any(each.fault.scope in ("batch", "recycle") for each in worker.survived)
     return "faults" if survived else "left"
 
 
-def _lives(slot: Slot) -> dict[int, Incarnation]:
+def _workers(slot: Slot) -> dict[int, Incarnation]:
     return {worker.number: worker for _, worker in slot.workers}
 
 

@@ -27,7 +27,7 @@ from mayfly_reaper.rules.events import (
 )
 from mayfly_reaper.rules.slot import Slot, SlotRules
 from mayfly_reaper.rules.worker import LAST_MESSAGES_S
-from mayfly_reaper.slot_counters import RESTART_REASONS, Account, Reading, account
+from mayfly_reaper.slot_counters import RESTART_REASONS, SlotCounters, WorkerTotals, count_step
 from support.slot_scenario import BUDGETS, IDLE, READY, fault
 
 
@@ -38,12 +38,12 @@ class Counted:
         self.rules = SlotRules(BUDGETS, lambda: 0.0, itertools.count(1).__next__)
         self.now = 100.0
         self.slot: Slot = self.rules.begin("s", self.now)
-        self.account = Account()
+        self.counters = SlotCounters()
 
     def apply(self, event: Event) -> None:
         before = self.slot
         self.slot, actions = self.rules.step(before, event, self.now)
-        self.account = account(self.account, before, event, self.slot, actions, self.now)
+        self.counters = count_step(self.counters, before, event, self.slot, actions, self.now)
 
     def receive(self, message: Any, number: int | None = None) -> None:
         self.apply(MessageReceived(number or self.slot.incarnation, message))
@@ -74,12 +74,12 @@ def test_a_successor_counts_on() -> None:
     counted.serve()
     counted.receive(beat(7, 100))
     counted.exit(-signal.SIGKILL)
-    assert counted.account.total.inferences == 7
+    assert counted.counters.total.inferences == 7
     counted.serve()
     counted.receive(beat(2, 5))
-    assert counted.account.total == WorkerCounters(inferences=9, generated_tokens=105)
-    assert (counted.account.starts, counted.account.restarts) == (2, {"lost": 1})
-    assert counted.account.faults == {("killed", "worker"): 1}
+    assert counted.counters.total == WorkerCounters(inferences=9, generated_tokens=105)
+    assert (counted.counters.starts, counted.counters.restarts) == (2, {"lost": 1})
+    assert counted.counters.faults == {("killed", "worker"): 1}
 
 
 def test_two_workers_of_a_slot_count_apart() -> None:
@@ -92,29 +92,31 @@ def test_two_workers_of_a_slot_count_apart() -> None:
     counted.receive(READY, 2)
     counted.receive(beat(1), 2)
     counted.receive(beat(9), 1)
-    assert counted.account.total.inferences == 10
+    assert counted.counters.total.inferences == 10
     counted.apply(Exited(1, 0))
     counted.now += LAST_MESSAGES_S
     counted.apply(Tick())
-    assert counted.account.total.inferences == 10
-    assert counted.account.restarts == {"inferences": 1}
-    assert counted.account.faults == {}
+    assert counted.counters.total.inferences == 10
+    assert counted.counters.restarts == {"inferences": 1}
+    assert counted.counters.faults == {}
 
 
 def test_what_comes_late_does_not_count() -> None:
     counted = Counted()
     counted.serve()
     counted.exit(-signal.SIGKILL)
-    heard = counted.account.messages
+    heard = counted.counters.messages
     counted.receive(beat(5), 1)
-    assert counted.account.total.inferences == 0
-    assert (counted.account.messages, counted.slot.late_messages) == (heard + 1, 1)
+    assert counted.counters.total.inferences == 0
+    assert (counted.counters.messages, counted.slot.late_messages) == (heard + 1, 1)
 
 
 def test_a_count_that_falls_begins_anew() -> None:
-    reading = Reading().next(WorkerCounters(inferences=5)).next(WorkerCounters(inferences=2))
+    reading = (
+        WorkerTotals().updated(WorkerCounters(inferences=5)).updated(WorkerCounters(inferences=2))
+    )
     assert reading.total.inferences == 7
-    assert reading.next(WorkerCounters(inferences=3)).total.inferences == 8
+    assert reading.updated(WorkerCounters(inferences=3)).total.inferences == 8
 
 
 @pytest.mark.parametrize(
@@ -127,8 +129,8 @@ def test_why_a_worker_went_after_a_fault(scope: Scope, reason: str) -> None:
         counted.receive(fault(scope, kind="shape"))
     counted.receive(Bye(Exit.RECYCLED if scope != "worker" else Exit.POISONED))
     counted.exit(Exit.RECYCLED if scope != "worker" else Exit.POISONED)
-    assert counted.account.restarts == {reason: 1}
-    assert sum(counted.account.faults.values()) == (1 if scope == "worker" else 2)
+    assert counted.counters.restarts == {reason: 1}
+    assert sum(counted.counters.faults.values()) == (1 if scope == "worker" else 2)
 
 
 def test_why_a_worker_went_that_nothing_was_wrong_with() -> None:
@@ -139,8 +141,8 @@ def test_why_a_worker_went_that_nothing_was_wrong_with() -> None:
         counted.exit(Exit.BYE)
     counted.serve()
     counted.exit(Exit.RECYCLED)
-    assert counted.account.restarts == {"asked": 1, "age": 1, "memory": 1, "left": 1}
-    assert counted.account.restarts.keys() <= set(RESTART_REASONS)
+    assert counted.counters.restarts == {"asked": 1, "age": 1, "memory": 1, "left": 1}
+    assert counted.counters.restarts.keys() <= set(RESTART_REASONS)
 
 
 def test_the_end_of_the_node_is_no_restart() -> None:
@@ -148,35 +150,35 @@ def test_the_end_of_the_node_is_no_restart() -> None:
     counted.serve()
     counted.apply(StopRequested())
     counted.exit(Exit.BYE)
-    assert (counted.account.starts, counted.account.restarts) == (1, {})
+    assert (counted.counters.starts, counted.counters.restarts) == (1, {})
 
 
 def test_a_kind_that_nobody_knows_is_other() -> None:
     counted = Counted()
     counted.serve()
     counted.receive(fault("worker", kind="Tell me a story"))
-    assert counted.account.faults == {("other", "worker"): 1}
+    assert counted.counters.faults == {("other", "worker"): 1}
 
 
 def test_loads_and_recoveries_are_timed() -> None:
     counted = Counted()
     counted.serve(load_s=3.0)
-    assert (counted.account.loads.count, counted.account.loads.sum) == (1, pytest.approx(3.0))
+    assert (counted.counters.loads.count, counted.counters.loads.sum) == (1, pytest.approx(3.0))
     counted.exit(-signal.SIGSEGV)
     lost_at = counted.now
     counted.now += 0.5
     counted.serve(load_s=4.0)
-    assert counted.account.recoveries.count == 1
-    assert counted.account.recoveries.sum == pytest.approx(counted.now - lost_at)
+    assert counted.counters.recoveries.count == 1
+    assert counted.counters.recoveries.sum == pytest.approx(counted.now - lost_at)
     counted.apply(Tick())
-    assert counted.account.recoveries.count == 1
+    assert counted.counters.recoveries.count == 1
 
 
 def test_a_worker_that_could_not_be_started_was_started() -> None:
     counted = Counted()
     counted.apply(SpawnAllowed())
     counted.apply(NotStarted(1, "no memory"))
-    assert (counted.account.starts, counted.account.restarts) == (1, {"lost": 1})
+    assert (counted.counters.starts, counted.counters.restarts) == (1, {"lost": 1})
 
 
 counts = st.builds(
@@ -201,7 +203,7 @@ def test_no_total_ever_falls(happened: list[Any]) -> None:
     counted.serve()
     added: dict[int, WorkerCounters] = {}
     for what in happened:
-        last = counted.account.total
+        last = counted.counters.total
         match what:
             case Beat():
                 for number in [worker.number for _, worker in counted.slot.workers]:
@@ -219,14 +221,14 @@ def test_no_total_ever_falls(happened: list[Any]) -> None:
             case "wait":
                 if counted.slot.current is None:
                     counted.serve()
-        assert not counted.account.total.fell_from(last)
+        assert not counted.counters.total.fell_from(last)
     everything = WorkerCounters()
     for each in added.values():
         everything = everything.plus(each)
-    assert not everything.fell_from(counted.account.total)
-    assert not counted.account.total.fell_from(everything)
-    ended = sum(counted.account.restarts.values())
-    assert counted.account.starts == ended + len(counted.slot.workers)
+    assert not everything.fell_from(counted.counters.total)
+    assert not counted.counters.total.fell_from(everything)
+    ended = sum(counted.counters.restarts.values())
+    assert counted.counters.starts == ended + len(counted.slot.workers)
 
 
 def _as_beat(counts: WorkerCounters) -> Beat:
