@@ -20,12 +20,12 @@ from prometheus_client.registry import Collector
 
 from mayfly_protocol.transport.addresses import node_address
 from mayfly_protocol.transport.keys import read_pair
-from mayfly_server.api.admin import health, openapi, page, status
-from mayfly_server.api.anthropic import routes as anthropic
+from mayfly_server.api import openapi
+from mayfly_server.api.admin import health, page, status
+from mayfly_server.api.anthropic import messages
 from mayfly_server.api.dependencies import Front, FrontDep
 from mayfly_server.api.openai import chat, completions, models, tokenize
-from mayfly_server.api.responses import routes as responses
-from mayfly_server.api.schemas.errors import ANTHROPIC_FAILURES, FAILURES
+from mayfly_server.api.responses import responses
 from mayfly_server.dispatch.connector import Dialler
 from mayfly_server.dispatch.fleet import Fleet
 from mayfly_server.dispatch.node_list import NodeList
@@ -125,12 +125,17 @@ def create_app(settings: FrontSettings, keys: Sequence[Key] = ()) -> FastAPI:
         strict_content_type=False,  # bodies are checked by StrictRoute
     )
     install_handlers(app)
-    for routes in (chat, completions, responses, tokenize, models, openapi, status):
-        app.include_router(routes.router, responses=FAILURES)
-    app.include_router(anthropic.router, responses=ANTHROPIC_FAILURES)
-    app.include_router(health.router, responses={"4XX": FAILURES["4XX"]})
+    for routes in (chat, completions, responses, tokenize, models, status):
+        app.include_router(routes.router, responses=openapi.FAILURES)
+    app.include_router(messages.router, responses=openapi.ANTHROPIC_FAILURES)
+    app.include_router(health.router, responses={"4XX": openapi.FAILURES["4XX"]})
     openapi.install(app, locked=keyring.required)
-    for undocumented in (status.live_router, page.router):
+    for undocumented in (
+        models.not_served_router,
+        responses.not_stored_router,
+        status.events_router,
+        page.router,
+    ):
         app.include_router(undocumented)
     if settings.metrics != "off":
         app.add_api_route("/metrics", metrics_page, include_in_schema=False)

@@ -31,14 +31,35 @@ envelope; one in the middle of a stream becomes an error event with the same env
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field, with_config
+from typing_extensions import TypedDict
+
+ErrorType = Literal["invalid_request_error", "rate_limit_error", "server_error"]
+
+
+@with_config(ConfigDict(extra="forbid"))
+class ErrorObject(TypedDict):
+    message: Annotated[str, Field(examples=["temperature: Input should be a valid number."])]
+    type: ErrorType
+    param: Annotated[str | None, Field(description="The field it is about.", examples=["stop"])]
+    code: Annotated[str | None, Field(description="For programs.", examples=["model_not_found"])]
+    retryable: Annotated[bool, Field(description="Whether another try can succeed.")]
+
+
+@with_config(ConfigDict(extra="forbid"))
+class ErrorAnswer(TypedDict):
+    """OpenAI's error envelope."""
+
+    error: ErrorObject
 
 
 class RequestError(Exception):
     """An error with an answer: ``message`` for people, ``code`` and ``param`` for programs."""
 
     status = 500
-    type = "server_error"
+    type: ErrorType = "server_error"
     default_code: str | None = None
     retryable = False
 
@@ -56,7 +77,7 @@ class RequestError(Exception):
         self.code = code or self.default_code
         self.retry_after_s = retry_after_s
 
-    def envelope(self) -> dict[str, Any]:
+    def envelope(self) -> ErrorAnswer:
         """OpenAI's error object, and whether another try can succeed."""
         return {
             "error": {

@@ -18,10 +18,11 @@ from schemathesis.checks import load_all_checks
 from schemathesis.specs.openapi import checks
 
 from mayfly_protocol.serving import Failed
-from mayfly_server.api.schemas.base import REFERENCE
-from mayfly_server.api.schemas.completions import ChatEvent, TextEvent
-from mayfly_server.api.schemas.messages import MessageEvent
-from mayfly_server.api.schemas.responses import ResponsesEvent
+from mayfly_server.api.anthropic.messages_answer import MessageEvent
+from mayfly_server.api.openai.chat_answer import ChatEvent
+from mayfly_server.api.openai.completions import TextEvent
+from mayfly_server.api.openapi import REFERENCE
+from mayfly_server.api.responses.responses_objects import ResponsesEvent
 from mayfly_server.app import create_app
 from mayfly_server.http.api_keys import from_environment
 from mayfly_server.settings import FrontSettings

@@ -12,10 +12,10 @@ from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 from pydantic import BaseModel
 
-from mayfly_server.api.anthropic.request import CountTokensRequest, MessagesRequest
+from mayfly_server.api.anthropic.messages_request import CountTokensRequest, MessagesRequest
 from mayfly_server.api.openai.chat_request import ChatRequest
 from mayfly_server.api.openai.completions import CompletionRequest
-from mayfly_server.api.responses.request import ResponsesRequest
+from mayfly_server.api.responses.responses_request import ResponsesRequest
 
 IN_A_HEADER = {"workspace_id"}
 DOCUMENTED: dict[type[BaseModel], Any] = {

@@ -313,7 +313,7 @@ def test_R143_an_error_of_our_own_tells_nothing(monkeypatch: pytest.MonkeyPatch)
             assert (response.status_code, error_of(response)["code"]) == (500, "internal_error")
             assert "secret" not in response.text
             assert response.headers["x-request-id"] == "mine"  # as the log calls it
-            monkeypatch.setattr("mayfly_server.api.openai.chat_answer._gained", broken)
+            monkeypatch.setattr("mayfly_server.api.openai.chat_answer._chat_delta", broken)
             response = front.client.post(CHAT, json=HELLO | {"stream": True})
             assert response.status_code == 200
             last = response.text.strip().splitlines()[-1].removeprefix("data: ")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mayfly_server.api.openai.messages import conversation
+from mayfly_server.api.openai.chat_prompt import read_messages
 from mayfly_server.errors import InvalidRequest
 from mayfly_server.http.body import parse_json
 
@@ -26,13 +26,13 @@ PARSED = {
 
 
 def one(**message: Any) -> dict[str, Any]:
-    (made,) = conversation([message])
+    (made,) = read_messages([message])
     return made
 
 
 def refused(*messages: Any) -> InvalidRequest:
     with pytest.raises(InvalidRequest) as caught:
-        conversation(list(messages))
+        read_messages(list(messages))
     assert caught.value.param is not None
     assert caught.value.message.startswith(caught.value.param)
     return caught.value
@@ -158,7 +158,7 @@ near_messages = st.dictionaries(
 @given(st.lists(near_messages, min_size=1, max_size=3))
 def test_any_object_is_a_conversation_or_a_named_error(messages: list[dict[str, Any]]) -> None:
     try:
-        made = conversation(messages)
+        made = read_messages(messages)
     except InvalidRequest as error:
         assert error.param is not None
         assert error.param.startswith("messages[")

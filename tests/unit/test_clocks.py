@@ -20,9 +20,9 @@ FOR_PEOPLE = {
     "mayfly_reaper/machine/oom.py": "how old a file of this machine is",
     "mayfly_server/app.py": "since when a model is served, in /v1/models",
     "mayfly_server/api/answer.py": "when an answer was made",
-    "mayfly_server/api/openai/chat.py": "the day, for the template",
-    "mayfly_server/api/anthropic/conversation.py": "the day, for the template",
-    "mayfly_server/api/responses/conversation.py": "the day, for the template",
+    "mayfly_server/api/openai/chat_prompt.py": "the day, for the template",
+    "mayfly_server/api/anthropic/messages_prompt.py": "the day, for the template",
+    "mayfly_server/api/responses/responses_prompt.py": "the day, for the template",
     "mayfly_worker/text/prompts.py": "the day, for whoever renders without a front end",
 }
 """The modules that look at a wall clock, and what for."""

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from mayfly_server.api import parameters
-from mayfly_server.api.anthropic import conversation as anthropic
-from mayfly_server.api.anthropic.request import CountTokensRequest, MessagesRequest
-from mayfly_server.api.openai import chat, tokenize
+from mayfly_server.api.anthropic import messages_prompt as anthropic
+from mayfly_server.api.anthropic.messages_request import CountTokensRequest, MessagesRequest
+from mayfly_server.api.openai import chat, chat_prompt, tokenize
 from mayfly_server.api.openai.chat_request import ChatRequest
 from mayfly_server.api.openai.completions import CompletionRequest
 from mayfly_server.api.openai.tokenize import DetokenizeRequest, TokenizeRequest
-from mayfly_server.api.responses import conversation as responses
-from mayfly_server.api.responses.request import ResponsesRequest
+from mayfly_server.api.responses import responses_prompt as responses
+from mayfly_server.api.responses.responses_request import ResponsesRequest
 from mayfly_server.errors import InvalidRequest
 from mayfly_server.http import api_keys
 from mayfly_server.http.api_keys import KeysError
@@ -34,10 +34,10 @@ CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{
 
 
 def _chat(request: ChatRequest) -> None:
-    chat.chat_prompt(request)
+    chat_prompt.chat_prompt(request)
     parameters.sampling(request)
-    formatted = parameters.constraint(request) is not None
-    parameters.usage_told(request)
+    formatted = parameters.constraint(request, chat.response_format(request)) is not None
+    parameters.usage_report(request)
     parameters.ending(request, request.max_tokens, formatted=formatted)
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -96,7 +96,7 @@ class Body(Protocol):
 
     def add(self, prompt: int, delta: Delta) -> None: ...
 
-    def content(self, usage: Usage) -> dict[str, Any]: ...
+    def content(self, usage: Usage) -> Mapping[str, object]: ...
 
 
 class _Gone(Exception):

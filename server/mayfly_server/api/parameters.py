@@ -12,9 +12,8 @@ import secrets
 from typing import Any
 
 from mayfly_protocol.requests import Constraint, Ending, Sampling, TextPrompt, TokenPrompt
-from mayfly_server.api.fields import MAX_COUNT, CommonFields
-from mayfly_server.api.openai.chat_request import ChatRequest
-from mayfly_server.api.usage import Told
+from mayfly_server.api.openai.usage import UsageReport
+from mayfly_server.api.request_fields import MAX_COUNT, CommonFields
 from mayfly_server.errors import InvalidRequest
 from mayfly_server.http import sse
 from mayfly_server.http.body import parse_json
@@ -92,8 +91,8 @@ def ending(fields: CommonFields, max_tokens: int | None, *, formatted: bool) -> 
     )
 
 
-def usage_told(fields: CommonFields) -> Told:
-    """When the stream says what was used. Raises InvalidRequest where there is none."""
+def usage_report(fields: CommonFields) -> UsageReport:
+    """The chunks that report token counts. Raises InvalidRequest where nothing is streamed."""
     options = fields.stream_options
     if options is None:
         return "never"
@@ -107,20 +106,21 @@ def usage_told(fields: CommonFields) -> Told:
                 "continuous_usage_stats needs include_usage.",
                 param="stream_options.continuous_usage_stats",
             )
-        return "all along"
-    return "at the end" if options.include_usage else "never"
+        return "in every chunk"
+    return "in the last chunk" if options.include_usage else "never"
 
 
-def constraint(fields: CommonFields) -> Constraint | None:
-    """What the output has to follow; one thing at most."""
+def constraint(
+    fields: CommonFields, response_format: Constraint | None = None
+) -> Constraint | None:
+    """The format that the output has to follow. Raises InvalidRequest for more than one."""
     asked = {
         "guided_json": _guided_json(fields.guided_json),
         "guided_regex": _guided("regex", fields.guided_regex),
         "guided_choice": _guided("choice", fields.guided_choice),
         "guided_grammar": _guided("grammar", fields.guided_grammar),
+        "response_format": response_format,
     }
-    if isinstance(fields, ChatRequest):
-        asked["response_format"] = _response_format(fields)
     given = {name: found for name, found in asked.items() if found is not None}
     if len(given) > 1:
         names = sorted(given)
@@ -148,18 +148,3 @@ def _guided_json(schema: Any) -> Constraint | None:
     if not isinstance(schema, dict):
         raise InvalidRequest("guided_json: Input should be a JSON schema.", param="guided_json")
     return Constraint("json_schema", json.dumps(schema), "guided_json")
-
-
-def _response_format(fields: ChatRequest) -> Constraint | None:
-    asked = fields.response_format
-    if asked is None or asked.type == "text":
-        return None
-    if asked.type == "json_object":
-        return Constraint("json_object")
-    if asked.json_schema is None:
-        raise InvalidRequest(
-            "response_format.json_schema: Field required.",
-            param="response_format.json_schema",
-            code="missing_required_parameter",
-        )
-    return Constraint("json_schema", json.dumps(asked.json_schema.schema_ or {"type": "object"}))

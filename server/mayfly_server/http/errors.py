@@ -14,22 +14,55 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, NotRequired
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import ConfigDict, with_config
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Scope
+from typing_extensions import TypedDict
 
 from mayfly_server.errors import InvalidRequest, Overloaded, RequestError, Unavailable
 
 PREFIX = "/v1/messages"
 OVERLOADED = 529
 
-_TYPES = {
+AnthropicErrorType = Literal[
+    "invalid_request_error",
+    "authentication_error",
+    "permission_error",
+    "not_found_error",
+    "timeout_error",
+    "rate_limit_error",
+    "overloaded_error",
+    "api_error",
+]
+
+
+@with_config(ConfigDict(extra="forbid"))
+class AnthropicErrorDetails(TypedDict):
+    error_code: str
+
+
+@with_config(ConfigDict(extra="forbid"))
+class AnthropicErrorObject(TypedDict):
+    type: AnthropicErrorType
+    message: str
+    details: NotRequired[AnthropicErrorDetails]
+
+
+@with_config(ConfigDict(extra="forbid"))
+class AnthropicErrorAnswer(TypedDict):
+    type: Literal["error"]
+    error: AnthropicErrorObject
+    request_id: str
+
+
+_TYPES: dict[int, AnthropicErrorType] = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
@@ -64,11 +97,11 @@ def anthropic_status(error: RequestError) -> int:
     return OVERLOADED if isinstance(error, Overloaded | Unavailable) else error.status
 
 
-def anthropic_error(error: RequestError, id: str) -> dict[str, Any]:
+def anthropic_error(error: RequestError, id: str) -> AnthropicErrorAnswer:
     """An error's JSON in Anthropic's shape; ``id`` is the request's."""
     status = anthropic_status(error)
     kind = _TYPES.get(status) or ("api_error" if status >= 500 else "invalid_request_error")
-    content: dict[str, Any] = {"type": kind, "message": error.message}
+    content: AnthropicErrorObject = {"type": kind, "message": error.message}
     if error.code is not None:
         content["details"] = {"error_code": error.code}
     return {"type": "error", "error": content, "request_id": id}

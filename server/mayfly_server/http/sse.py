@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Mapping
 
 from mayfly_server.errors import RequestError
 
@@ -18,7 +18,7 @@ encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 """One line of ASCII, whatever characters are in it: no proxy can take it for anything else."""
 
 
-def event(content: dict[str, Any]) -> str:
+def event(content: Mapping[str, object]) -> str:
     return f"data: {encode(content)}\n\n"
 
 

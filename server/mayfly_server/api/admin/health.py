@@ -1,17 +1,42 @@
-"""Probes. They look at what is known already and ask nobody, so that they answer at once."""
+"""The routes of probes: ``/livez``, ``/readyz`` and ``/health``. They report what this front end
+knows already and ask no other process, so that they answer at once."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal, NotRequired
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
+from pydantic import Field
 
 from mayfly_server.api.dependencies import FrontDep
-from mayfly_server.api.schemas.server import Alive, NotReady, Ready
+from mayfly_server.api.openapi import AnswerObject
 from mayfly_server.errors import Unavailable
 
 router = APIRouter()
+
+Reason = Annotated[str, Field(description="Not for a caller who lacks a key that others need.")]
+
+
+class Alive(AnswerObject):
+    status: Literal["ok"]
+
+
+class Ready(AnswerObject):
+    status: Annotated[
+        Literal["ok", "stalled"],
+        Field(
+            description="Stalled: the workers of a model have something to do and have not moved "
+            "for seconds. Requests are taken, and answered by the next workers if these are lost."
+        ),
+    ]
+    reason: NotRequired[Reason]
+
+
+class NotReady(AnswerObject):
+    status: Literal["unavailable"]
+    reason: NotRequired[Reason]
+
 
 _READY: dict[int | str, dict[str, Any]] = {
     200: {"model": Ready},
@@ -22,7 +47,7 @@ _READY: dict[int | str, dict[str, Any]] = {
 # Load balancers may ask for the head alone; FastAPI, unlike Starlette, adds no HEAD by itself.
 @router.head("/livez", include_in_schema=False)
 @router.get("/livez", response_model=None, responses={200: {"model": Alive}})
-async def alive() -> dict[str, Any]:
+async def alive() -> Alive:
     """This process answers."""
     return {"status": "ok"}
 
@@ -36,26 +61,30 @@ async def ready(request: Request, front: FrontDep) -> JSONResponse:
     the reason, unless the caller lacks a key that others need."""
     fleet = front.fleet
     if fleet.leaving:
-        return _unavailable(request, "the server is shutting down", 1.0)
+        return _not_ready(request, "the server is shutting down", 1.0)
     if not fleet.ready_workers():
         outlook = fleet.outlook()
-        return _unavailable(request, outlook.reason, outlook.ready_in_s)
-    if still := fleet.standing_still():
-        return JSONResponse(_words(request, "stalled", _standstill(still)))
-    return JSONResponse({"status": "ok"})
+        return _not_ready(request, outlook.reason, outlook.ready_in_s)
+    content: Ready = {"status": "ok"}
+    if stalled := fleet.standing_still():
+        content["status"] = "stalled"
+        if _may_see_reasons(request):
+            content["reason"] = _stall(stalled)
+    return JSONResponse(content)
 
 
-def _unavailable(request: Request, reason: str, ready_in_s: float) -> JSONResponse:
-    words = _words(request, "unavailable", reason)
-    headers = Unavailable(reason, retry_after_s=ready_in_s).headers() if "reason" in words else None
-    return JSONResponse(words, 503, headers)
+def _not_ready(request: Request, reason: str, ready_in_s: float) -> JSONResponse:
+    content: NotReady = {"status": "unavailable"}
+    if not _may_see_reasons(request):
+        return JSONResponse(content, 503)
+    content["reason"] = reason
+    return JSONResponse(content, 503, Unavailable(reason, retry_after_s=ready_in_s).headers())
 
 
-def _words(request: Request, status: str, reason: str) -> dict[str, str]:
-    guest = getattr(request.state, "guest", False)
-    return {"status": status} if guest else {"status": status, "reason": reason}
+def _may_see_reasons(request: Request) -> bool:
+    return not getattr(request.state, "guest", False)
 
 
-def _standstill(still: dict[str, float]) -> str:
-    told = (f"{model} for {seconds:.0f} s" for model, seconds in sorted(still.items()))
-    return f"workers have something to do and have not moved: {', '.join(told)}"
+def _stall(stalled: dict[str, float]) -> str:
+    models = (f"{model} for {seconds:.0f} s" for model, seconds in sorted(stalled.items()))
+    return f"workers have something to do and have not moved: {', '.join(models)}"

@@ -1,12 +1,9 @@
-"""``GET /mayfly/status``: the nodes and their slots as they were last heard of.
+"""``GET /mayfly/status``, the nodes and their slots as this front end knows them, and ``GET
+/mayfly/events``, which sends the status as a server-sent event whenever it changes.
 
-How fast workers write, from what they say they have written so far.
-
-``GET /mayfly/events``: the status again whenever something in it changes, as server-sent events.
-
-Each event is the full picture, as rosters are, with the tokens per second of every worker; so a
-client that lost its connection is right again with its first event. The last one of a front end
-that leaves says so.
+Each event is the complete status, with the tokens per second of every worker; so a client that lost
+its connection is right again with its first event. The last event of a front end that shuts down
+has ``leaving``.
 """
 
 from __future__ import annotations
@@ -15,35 +12,125 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Hashable, Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
+from pydantic import ConfigDict, Field, with_config
+from typing_extensions import TypedDict
 
 from mayfly_protocol import PROTOCOL_VERSION
 from mayfly_protocol.counters import STATUS
 from mayfly_protocol.faults import KINDS
-from mayfly_protocol.roster import Autopsy, Loss, Roster, SlotView
+from mayfly_protocol.roster import Autopsy, Loss, Roster, SlotState, SlotView
 from mayfly_server.api.dependencies import FrontDep
-from mayfly_server.api.schemas.server import Status
+from mayfly_server.api.openapi import AnswerObject
 from mayfly_server.dispatch.fleet import Fleet
 from mayfly_server.http import sse
 
 router = APIRouter()
+events_router = APIRouter(include_in_schema=False)  # a stream without an end
+
+RATE_WINDOW_S = 3.0
+"""Workers report their tokens every half second: a rate over one such interval would be noise."""
+MIN_RATE_INTERVAL_S = 0.9
+MIN_EVENT_INTERVAL_S = 0.1
+MAX_EVENT_INTERVAL_S = 1.0
+
+# A field for every counter that the status shows.
+_SlotCounters: Any = with_config(ConfigDict(extra="forbid"))(
+    TypedDict(  # type: ignore[operator]
+        "_SlotCounters",
+        {name: Annotated[int, Field(description=help)] for name, help in STATUS.items()},
+    )
+)
+
+
+class SlotStatus(_SlotCounters):  # type: ignore[misc]
+    """Sizes are bytes, times seconds."""
+
+    slot: str
+    model: str
+    state: SlotState
+    incarnation: int
+    pid: int
+    rows: Annotated[int, Field(description="How many may run at once; 0 until it is known.")]
+    phase: str
+    load_done: int
+    load_total: int
+    footprint: int
+    age_s: float
+    retry_in_s: float | None
+    detail: str
+    trial: Annotated[bool, Field(description="It gets one request at a time, until it has held.")]
+
+
+class LossStatus(AnswerObject):
+    """A worker that was lost within the last minute."""
+
+    slot: str
+    incarnation: int
+    kind: str
+    scope: str
+    first_cause: str
+    age_s: float
+
+
+class AutopsyStatus(AnswerObject):
+    """The record of one of the last workers that were lost."""
+
+    id: str
+    slot: str
+    model: str
+    incarnation: int
+    pid: int
+    kind: str
+    scope: str
+    first_cause: str
+    meaning: str
+    advice: str
+    phase: str
+    inferences: int
+    running: int
+    lived_s: float
+    done: str
+    age_s: float
+
+
+class NodeStatus(AnswerObject):
+    node: str
+    pid: int
+    epoch: str
+    protocol: Annotated[str, Field(description="The version of the wire that it speaks.")]
+    silent: Annotated[bool, Field(description="Nothing was heard of it lately.")]
+    refused: Annotated[
+        dict[str, int], Field(description="What peers were refused at its sockets, by reason.")
+    ]
+    slots: list[SlotStatus]
+    losses: list[LossStatus]
+    autopsies: list[AutopsyStatus]
+
+
+class Status(AnswerObject):
+    nodes: list[NodeStatus]
 
 
 @router.get("/mayfly/status", response_model=None, responses={200: {"model": Status}})
-async def status(front: FrontDep) -> dict[str, Any]:
+async def status(front: FrontDep) -> Status:
     """Every node and its slots, as they were last heard of."""
-    return picture(front.fleet)
+    return fleet_status(front.fleet)
 
 
-def picture(fleet: Fleet) -> dict[str, Any]:
-    """All that is known. Sizes are bytes, times seconds."""
+@events_router.get("/mayfly/events")
+async def events(front: FrontDep) -> StreamingResponse:
+    return StreamingResponse(_events(front.fleet), headers=sse.HEADERS)
+
+
+def fleet_status(fleet: Fleet) -> Status:
     return {"nodes": [_node(roster, silent) for roster, silent in fleet.nodes()]}
 
 
-def _node(roster: Roster, silent: bool) -> dict[str, Any]:
+def _node(roster: Roster, silent: bool) -> NodeStatus:
     return {
         "node": roster.node,
         "pid": roster.pid,
@@ -57,27 +144,27 @@ def _node(roster: Roster, silent: bool) -> dict[str, Any]:
     }
 
 
-def _slot(view: SlotView) -> dict[str, Any]:
-    return {
-        "slot": view.slot,
-        "model": view.model,
-        "state": view.state,
-        "incarnation": view.incarnation,
-        "pid": view.pid,
-        "rows": view.card.rows if view.card else 0,
+def _slot(view: SlotView) -> SlotStatus:
+    return SlotStatus(
+        slot=view.slot,
+        model=view.model,
+        state=view.state,
+        incarnation=view.incarnation,
+        pid=view.pid,
+        rows=view.card.rows if view.card else 0,
         **{name: getattr(view, name) for name in STATUS},
-        "phase": view.phase,
-        "load_done": view.load_done,
-        "load_total": view.load_total,
-        "footprint": view.memory.footprint,
-        "age_s": round(view.age_s, 3),
-        "retry_in_s": view.retry_in_s,
-        "detail": view.detail,
-        "trial": view.trial,
-    }
+        phase=view.phase,
+        load_done=view.load_done,
+        load_total=view.load_total,
+        footprint=view.memory.footprint,
+        age_s=round(view.age_s, 3),
+        retry_in_s=view.retry_in_s,
+        detail=view.detail,
+        trial=view.trial,
+    )
 
 
-def _loss(loss: Loss) -> dict[str, Any]:
+def _loss(loss: Loss) -> LossStatus:
     return {
         "slot": loss.slot,
         "incarnation": loss.incarnation,
@@ -88,8 +175,8 @@ def _loss(loss: Loss) -> dict[str, Any]:
     }
 
 
-def _autopsy(autopsy: Autopsy) -> dict[str, Any]:
-    """With what its kind means, and what there is to do about it."""
+def _autopsy(autopsy: Autopsy) -> AutopsyStatus:
+    """An autopsy, with the meaning of its kind of fault and the advice for it."""
     kind = KINDS.get(autopsy.kind)
     return {
         "id": autopsy.id,
@@ -111,69 +198,55 @@ def _autopsy(autopsy: Autopsy) -> dict[str, Any]:
     }
 
 
-Who = TypeVar("Who", bound=Hashable)
-
-WINDOW_S = 3.0
-"""Workers say every half second how far they are: within one, a rate would be noise."""
-SHORTEST_S = 0.9
+Worker = TypeVar("Worker", bound=Hashable)
 
 
-class Pace:
-    """Rates over the last :data:`WINDOW_S` seconds. Times are on the caller's monotonic clock."""
+class Throughput:
+    """Tokens per second of workers over the last :data:`RATE_WINDOW_S` seconds. Times are on the
+    caller's monotonic clock."""
 
     def __init__(self) -> None:
-        self._heard: dict[Hashable, deque[tuple[float, int]]] = {}
+        self._samples: dict[Hashable, deque[tuple[float, int]]] = {}
 
-    def hear(self, totals: Mapping[Who, int], now: float) -> dict[Who, float | None]:
-        """Takes in how many tokens each one has written since it began, and returns tokens per
-        second; None for one that has not been heard for long enough. Who is not named is
-        forgotten."""
-        self._heard = {who: self._heard.get(who, deque()) for who in totals}
-        rates: dict[Who, float | None] = {}
-        for who, total in totals.items():
-            heard = self._heard[who]
-            heard.append((now, total))
-            while len(heard) > 2 and heard[1][0] <= now - WINDOW_S:
-                heard.popleft()
-            began, before = heard[0]
+    def update(self, totals: Mapping[Worker, int], now: float) -> dict[Worker, float | None]:
+        """Takes the number of tokens that each worker has generated since it began, and returns
+        the workers' tokens per second; None for one whose samples span less than
+        :data:`MIN_RATE_INTERVAL_S`. Forgets workers that are not in ``totals``."""
+        self._samples = {worker: self._samples.get(worker, deque()) for worker in totals}
+        rates: dict[Worker, float | None] = {}
+        for worker, total in totals.items():
+            samples = self._samples[worker]
+            samples.append((now, total))
+            while len(samples) > 2 and samples[1][0] <= now - RATE_WINDOW_S:
+                samples.popleft()
+            began, before = samples[0]
             elapsed = now - began
-            rates[who] = (total - before) / elapsed if elapsed >= SHORTEST_S else None
+            rates[worker] = (total - before) / elapsed if elapsed >= MIN_RATE_INTERVAL_S else None
         return rates
 
 
-live_router = APIRouter(include_in_schema=False)  # a document of it would say that it ends
-
-SOONEST_S = 0.1
-"""Between two events, however much happens."""
-LATEST_S = 1.0
-
-
-@live_router.get("/mayfly/events")
-async def events(front: FrontDep) -> StreamingResponse:
-    return StreamingResponse(_stream(front.fleet), headers=sse.HEADERS)
-
-
-async def _stream(fleet: Fleet) -> AsyncIterator[str]:
-    pace = Pace()
+async def _events(fleet: Fleet) -> AsyncIterator[str]:
+    throughput = Throughput()
     while True:
         change = fleet.next_change
-        yield sse.event(_picture(fleet, pace))
+        yield sse.event(_live_status(fleet, throughput))
         if fleet.leaving:
             return
-        await asyncio.sleep(SOONEST_S)
-        await fleet.changed(LATEST_S, since=change)
+        await asyncio.sleep(MIN_EVENT_INTERVAL_S)
+        await fleet.changed(MAX_EVENT_INTERVAL_S, since=change)
 
 
-def _picture(fleet: Fleet, pace: Pace) -> dict[str, Any]:
-    shown = picture(fleet)
-    workers = {
+def _live_status(fleet: Fleet, throughput: Throughput) -> dict[str, Any]:
+    """The status, with ``tokens_per_s`` in every slot, and ``leaving``."""
+    shown = fleet_status(fleet)
+    workers: dict[Any, Any] = {
         (node["node"], node["epoch"], slot["slot"], slot["incarnation"]): slot
         for node in shown["nodes"]
         for slot in node["slots"]
     }
-    written = {who: slot["generated_tokens"] for who, slot in workers.items()}
-    rates = pace.hear(written, time.monotonic())
-    for who, slot in workers.items():
-        rate = rates[who]
+    generated = {worker: slot["generated_tokens"] for worker, slot in workers.items()}
+    rates = throughput.update(generated, time.monotonic())
+    for worker, slot in workers.items():
+        rate = rates[worker]
         slot["tokens_per_s"] = None if rate is None else round(rate, 1)
     return {**shown, "leaving": fleet.leaving}

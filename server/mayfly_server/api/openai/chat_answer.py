@@ -1,35 +1,150 @@
-"""Answers of ``POST /v1/chat/completions``: chunks of a stream, and the whole."""
+"""The answers of ``POST /v1/chat/completions``: the chunks of a stream, and the whole object."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Literal, NotRequired, cast
 
+from pydantic import Field
+
+from mayfly_protocol.requests import FinishReason
 from mayfly_protocol.serving import Delta, TokenLogprob, ToolCallDelta, Usage
 from mayfly_server.api.answer import Head
-from mayfly_server.api.logprobs import chat_logprobs
-from mayfly_server.api.usage import ChunkEnds, Told, usage_object
+from mayfly_server.api.openai.logprobs import ChatTokenLogprob, chat_logprobs
+from mayfly_server.api.openai.usage import (
+    ChunkUsage,
+    CompletionUsage,
+    StreamUsage,
+    UsageReport,
+    completion_usage,
+)
+from mayfly_server.api.openapi import AnswerObject
+from mayfly_server.errors import ErrorAnswer
 from mayfly_server.http import sse
 
 
-class ChatChunks(sse.OpenAIEnds):
-    """A choice's first chunk carries its role, its last one the finish reason and nothing else.
+class ChatLogprobs(AnswerObject):
+    content: list[ChatTokenLogprob]
 
-    Made by hand where a model would be clean: this is what every token of every stream passes.
+
+class ToolCallFunction(AnswerObject):
+    name: str
+    arguments: Annotated[str, Field(description="A JSON object, as text.")]
+
+
+class ChatToolCall(AnswerObject):
+    id: str
+    type: Literal["function"]
+    function: ToolCallFunction
+
+
+class ChatCompletionMessage(AnswerObject):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[ChatToolCall]]
+
+
+class ChatChoice(AnswerObject):
+    index: int
+    message: ChatCompletionMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+
+
+class ChatCompletion(AnswerObject):
+    id: str
+    object: Literal["chat.completion"]
+    created: Annotated[int, Field(description="Seconds since 1970.")]
+    model: str
+    system_fingerprint: str | None
+    choices: list[ChatChoice]
+    usage: CompletionUsage
+
+
+class ToolCallFunctionDelta(AnswerObject):
+    arguments: Annotated[str, Field(description="The text that this chunk adds.")]
+    name: NotRequired[str]
+
+
+class ChatToolCallDelta(AnswerObject):
+    """A call's first delta has its id, type and name; the others have none of them."""
+
+    index: int
+    function: ToolCallFunctionDelta
+    id: NotRequired[str | None]
+    type: NotRequired[Literal["function"]]
+
+
+class ChatDelta(AnswerObject):
+    """The text and calls that a chunk adds. A choice's first chunk has the role."""
+
+    role: NotRequired[Literal["assistant"]]
+    content: NotRequired[str]
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[ChatToolCallDelta]]
+
+
+class ChatChunkChoice(AnswerObject):
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: Annotated[
+        FinishReason | None, Field(description="Null but in the last chunk of a choice.")
+    ]
+
+
+class ChatCompletionChunk(AnswerObject):
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    system_fingerprint: str | None
+    choices: list[ChatChunkChoice]
+    usage: NotRequired[ChunkUsage]
+
+
+ChatEvent = ChatCompletionChunk | ErrorAnswer
+
+CHAT_EVENTS = """\
+data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m",\
+"system_fingerprint":"fp_1","choices":[{"index":0,"delta":{"role":"assistant","content":""},\
+"logprobs":null,"finish_reason":null}]}
+
+data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m",\
+"system_fingerprint":"fp_1","choices":[{"index":0,"delta":{"content":"Paris."},"logprobs":null,\
+"finish_reason":null}]}
+
+data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m",\
+"system_fingerprint":"fp_1","choices":[{"index":0,"delta":{},"logprobs":null,\
+"finish_reason":"stop"}]}
+
+data: [DONE]
+
+"""
+
+
+class ChatChunks(sse.OpenAIEnds):
+    """Writes the chunks of a stream. A choice's first chunk has its role, its last chunk the finish
+    reason and nothing else.
+
+    The fields that all chunks share are encoded once, because every token of every stream passes
+    here.
     """
 
-    def __init__(self, head: Head, *, logprobs: bool, usage: Told) -> None:
-        content = {
+    def __init__(self, head: Head, *, logprobs: bool, usage: UsageReport) -> None:
+        self._last: ChatCompletionChunk = {
             "id": head.id,
             "object": "chat.completion.chunk",
             "created": head.created,
             "model": head.model,
             "system_fingerprint": head.fingerprint,
+            "choices": [],
         }
-        self._opening = f'data: {sse.encode(content)[:-1]},"choices":['
+        self._opening = f"data: {sse.encode(self._last).removesuffix(']}')}"
         self._logprobs = logprobs
-        self._usage = ChunkEnds(usage, head.prompt_tokens)
-        self._content = content
+        self._usage = StreamUsage(usage, head.prompt_tokens)
         self._begun: set[int] = set()
 
     def chunk(self, prompt: int, delta: Delta) -> str:
@@ -38,31 +153,31 @@ class ChatChunks(sse.OpenAIEnds):
         if delta.choice not in self._begun:
             self._begun.add(delta.choice)
             chunks = self._chunk(delta.choice, {"role": "assistant", "content": ""})
-        gained = _gained(delta)
+        added = _chat_delta(delta)
         if self._logprobs and delta.logprobs:
-            gained.setdefault("content", "")
-            chunks += self._chunk(delta.choice, gained, logprobs=delta.logprobs)
-        elif gained:
-            chunks += self._chunk(delta.choice, gained)
+            added.setdefault("content", "")
+            chunks += self._chunk(delta.choice, added, logprobs=delta.logprobs)
+        elif added:
+            chunks += self._chunk(delta.choice, added)
         if delta.finish is not None:
             chunks += self._chunk(delta.choice, {}, finish=delta.finish)
         return chunks
 
     def end(self, usage: Usage) -> str:
-        if not self._usage.at_the_end:
+        if not self._usage.in_last_chunk:
             return sse.DONE
-        last = self._content | {"choices": [], "usage": usage_object(usage)}
-        return sse.event(last) + sse.DONE
+        self._last["usage"] = completion_usage(usage)
+        return sse.event(self._last) + sse.DONE
 
     def _chunk(
         self,
         choice: int,
-        delta: dict[str, Any],
+        delta: ChatDelta,
         *,
         logprobs: tuple[TokenLogprob, ...] = (),
-        finish: str | None = None,
+        finish: FinishReason | None = None,
     ) -> str:
-        content = {
+        content: ChatChunkChoice = {
             "index": choice,
             "delta": delta,
             "logprobs": {"content": chat_logprobs(logprobs)} if logprobs else None,
@@ -71,43 +186,39 @@ class ChatChunks(sse.OpenAIEnds):
         return f"{self._opening}{sse.encode(content)}{self._usage.closing}"
 
 
-def _gained(delta: Delta) -> dict[str, Any]:
-    gained: dict[str, Any] = {}
+def _chat_delta(delta: Delta) -> ChatDelta:
+    added: ChatDelta = {}
     if delta.reasoning:
-        gained["reasoning_content"] = delta.reasoning
+        added["reasoning_content"] = delta.reasoning
     if delta.text:
-        gained["content"] = delta.text
+        added["content"] = delta.text
     if delta.tool_calls:
-        gained["tool_calls"] = [_call_piece(call) for call in delta.tool_calls]
-    return gained
+        added["tool_calls"] = [_tool_call_delta(call) for call in delta.tool_calls]
+    return added
 
 
-def _call_piece(call: ToolCallDelta) -> dict[str, Any]:
-    function: dict[str, Any] = {"arguments": call.arguments}
-    piece: dict[str, Any] = {"index": call.index, "function": function}
+def _tool_call_delta(call: ToolCallDelta) -> ChatToolCallDelta:
+    function: ToolCallFunctionDelta = {"arguments": call.arguments}
+    added: ChatToolCallDelta = {"index": call.index, "function": function}
     if call.name is not None:
         function["name"] = call.name
-        piece |= {"id": call.id, "type": "function"}
-    return piece
-
-
-@dataclass(slots=True)
-class _Call:
-    id: str
-    name: str
-    arguments: str = ""
+        added["id"] = call.id
+        added["type"] = "function"
+    return added
 
 
 @dataclass(slots=True)
 class _Choice:
     text: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
-    calls: dict[int, _Call] = field(default_factory=dict)
-    logprobs: list[dict[str, Any]] = field(default_factory=list)
-    finish: str | None = None
+    calls: dict[int, ChatToolCall] = field(default_factory=dict)
+    logprobs: list[ChatTokenLogprob] = field(default_factory=list)
+    finish: FinishReason | None = None
 
 
 class ChatBody:
+    """Collects the whole answer."""
+
     def __init__(self, head: Head, *, n: int, logprobs: bool) -> None:
         self._head = head
         self._logprobs = logprobs
@@ -118,13 +229,18 @@ class ChatBody:
         choice.text.append(delta.text)
         choice.reasoning.append(delta.reasoning)
         for piece in delta.tool_calls:
-            call = choice.calls.setdefault(piece.index, _Call(piece.id or "", piece.name or ""))
-            call.arguments += piece.arguments
+            if piece.index not in choice.calls:
+                choice.calls[piece.index] = {
+                    "id": piece.id or "",
+                    "type": "function",
+                    "function": {"name": piece.name or "", "arguments": ""},
+                }
+            choice.calls[piece.index]["function"]["arguments"] += piece.arguments
         if self._logprobs:
             choice.logprobs += chat_logprobs(delta.logprobs)
         choice.finish = delta.finish or choice.finish
 
-    def content(self, usage: Usage) -> dict[str, Any]:
+    def content(self, usage: Usage) -> ChatCompletion:
         return {
             "id": self._head.id,
             "object": "chat.completion",
@@ -136,27 +252,20 @@ class ChatBody:
                     "index": index,
                     "message": _message(choice),
                     "logprobs": {"content": choice.logprobs} if self._logprobs else None,
-                    "finish_reason": choice.finish,
+                    "finish_reason": cast(FinishReason, choice.finish),  # all have ended
                 }
                 for index, choice in enumerate(self._choices)
             ],
-            "usage": usage_object(usage),
+            "usage": completion_usage(usage),
         }
 
 
-def _message(choice: _Choice) -> dict[str, Any]:
+def _message(choice: _Choice) -> ChatCompletionMessage:
     text, reasoning = "".join(choice.text), "".join(choice.reasoning)
-    message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+    message: ChatCompletionMessage = {"role": "assistant", "content": text, "refusal": None}
     if reasoning:
         message["reasoning_content"] = reasoning
     if choice.calls:
         message["content"] = text or None
-        message["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
-            for _, call in sorted(choice.calls.items())
-        ]
+        message["tool_calls"] = [call for _, call in sorted(choice.calls.items())]
     return message

@@ -1,44 +1,102 @@
-"""What ``POST /v1/chat/completions`` takes."""
+"""The body of ``POST /v1/chat/completions``.
+
+The models of its messages are for the OpenAPI document and the names of their fields:
+:mod:`mayfly_server.api.openai.chat_prompt` checks and reads messages, with errors that name the
+place.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from mayfly_protocol.requests import ToolChoice as Mode
-from mayfly_server.api.fields import CommonFields, Count, Strict, Unsupported, refused
-from mayfly_server.api.schemas.base import DocumentedAs
-from mayfly_server.api.schemas.conversation import ChatMessage
-
-TEMPLATE_KWARGS = frozenset(
-    {
-        "builtin_tools",
-        "clear_thinking",
-        "documents",
-        "enable_thinking",
-        "model_identity",
-        "preserve_thinking",
-        "reasoning_effort",
-        "thinking",
-        "thinking_budget",
-        "xml_tools",
-    }
+from mayfly_server.api.openapi import DocumentedAs
+from mayfly_server.api.request_fields import (
+    MAX_MESSAGES,
+    CommonFields,
+    Count,
+    Strict,
+    ToolName,
+    Unsupported,
+    refused,
 )
-"""What published chat templates ask their caller for. Everything else is refused: a template's
-other names are the server's own (``messages``, ``tools``, ``tokenize``, ``chat_template`` ...)."""
 
-MAX_MESSAGES = 16_384
+
+class _ChatInput(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class TextPart(_ChatInput):
+    type: Literal["text"]
+    text: str
+    cache_control: Any = None
+
+
+class RefusalPart(_ChatInput):
+    type: Literal["refusal"]
+    refusal: str
+    cache_control: Any = None
+
+
+ChatContent = str | list[Annotated[TextPart | RefusalPart, Field(discriminator="type")]]
+
+
+class SystemMessage(_ChatInput):
+    role: Literal["system", "developer"]
+    content: ChatContent
+    name: str | None = None
+
+
+class UserMessage(_ChatInput):
+    role: Literal["user"]
+    content: ChatContent
+    name: str | None = None
+
+
+class ToolMessage(_ChatInput):
+    role: Literal["tool"]
+    content: ChatContent
+    tool_call_id: str | None = None
+    name: str | None = None
+
+
+class EarlierFunctionCall(_ChatInput):
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    arguments: str | dict[str, Any]
+
+
+class EarlierToolCall(_ChatInput):
+    model_config = ConfigDict(extra="allow")
+
+    function: EarlierFunctionCall
+    type: Literal["function"] = "function"
+    id: str | None = None
+
+
+class AssistantMessage(_ChatInput):
+    role: Literal["assistant"]
+    content: ChatContent | None = None
+    name: str | None = None
+    tool_calls: list[EarlierToolCall] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+
+
+ChatMessage = Annotated[
+    SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")
+]
 
 _Bounded = Field(min_length=1, max_length=MAX_MESSAGES)
 Messages = Annotated[
     list[dict[str, Any]], _Bounded, DocumentedAs(Annotated[list[ChatMessage], _Bounded])
 ]
-"""What they are is looked at by :mod:`mayfly_server.api.openai.messages`."""
-
-ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
 
 
 class Function(Strict):
@@ -54,8 +112,8 @@ class Tool(Strict):
 
 
 @dataclass(frozen=True, slots=True)
-class ToolChoice:
-    """``name`` is the one function that has to be called, where there is one."""
+class ChatToolChoice:
+    """A request's ``tool_choice``; ``name`` is the one function that has to be called, if any."""
 
     mode: Mode
     name: str | None = None
@@ -73,18 +131,36 @@ class ResponseFormat(Strict):
     json_schema: JsonSchema | None = None
 
 
-def _tool_choice(value: Any) -> ToolChoice:
+def _tool_choice(value: Any) -> ChatToolChoice:
     match value:
         case "none" | "auto" | "required":
-            return ToolChoice(value)
+            return ChatToolChoice(value)
         case {"type": "function", "function": {"name": str(name), **rest}, **more}:
             if not rest and not more:
-                return ToolChoice("required", name)
+                return ChatToolChoice("required", name)
     raise PydanticCustomError(
         "tool_choice",
         'Input should be "none", "auto", "required", or '
         '{{"type": "function", "function": {{"name": ...}}}}',
     )
+
+
+TEMPLATE_KWARGS = frozenset(
+    {
+        "builtin_tools",
+        "clear_thinking",
+        "documents",
+        "enable_thinking",
+        "model_identity",
+        "preserve_thinking",
+        "reasoning_effort",
+        "thinking",
+        "thinking_budget",
+        "xml_tools",
+    }
+)
+"""The arguments that published chat templates take from their caller. All others are refused: a
+template's other names are the server's own (``messages``, ``tools``, ``chat_template`` ...)."""
 
 
 def _known_kwargs(value: dict[str, Any]) -> dict[str, Any]:
@@ -101,7 +177,7 @@ TemplateKwargs = Annotated[dict[str, Any], AfterValidator(_known_kwargs)]
 
 
 class ChatRequest(CommonFields):
-    """See the module. Messages are looked at by :mod:`mayfly_server.api.openai.messages`."""
+    """The body of ``POST /v1/chat/completions``."""
 
     model_config = ConfigDict(
         json_schema_extra={

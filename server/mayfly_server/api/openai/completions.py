@@ -1,8 +1,5 @@
-"""``POST /v1/completions``.
-
-What ``POST /v1/completions`` takes.
-
-Answers of ``POST /v1/completions``: chunks of a stream, and the whole.
+"""``POST /v1/completions``: the request, the answers (chunks of a stream, and the whole object) and
+the route.
 
 Choices are numbered through all prompts: prompt * n + choice.
 """
@@ -11,28 +8,35 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from secrets import randbits
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, NotRequired, cast
 
 from fastapi import APIRouter, Response
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from mayfly_protocol.requests import Generation, Output, Sampling, TextPrompt, TokenPrompt
+from mayfly_protocol.requests import (
+    FinishReason,
+    Generation,
+    Output,
+    TextPrompt,
+    TokenPrompt,
+)
 from mayfly_protocol.serving import Delta, Usage
 from mayfly_server.api import parameters
 from mayfly_server.api.answer import GenerationJob, Head, StreamedAnswer, WholeAnswer
 from mayfly_server.api.dependencies import FrontDep, TenantDep
-from mayfly_server.api.fields import (
-    MAX_CHOICES,
-    MAX_COUNT,
-    CommonFields,
+from mayfly_server.api.openai.logprobs import TextLogprobs, TextLogprobsWriter, empty_lists
+from mayfly_server.api.openai.usage import (
+    ChunkUsage,
+    CompletionUsage,
+    StreamUsage,
+    UsageReport,
+    completion_usage,
 )
-from mayfly_server.api.logprobs import CompletionLogprobs, empty_lists
+from mayfly_server.api.openapi import AnswerObject, streamed
 from mayfly_server.api.parameters import prompt_key
-from mayfly_server.api.schemas.base import streamed
-from mayfly_server.api.schemas.completions import TEXT_EVENTS, TextCompletion, TextEvent
-from mayfly_server.api.usage import ChunkEnds, Told, usage_object
-from mayfly_server.errors import InvalidRequest
+from mayfly_server.api.request_fields import MAX_CHOICES, MAX_COUNT, CommonFields
+from mayfly_server.errors import ErrorAnswer, InvalidRequest
 from mayfly_server.http import sse
 from mayfly_server.http.body import StrictRoute
 
@@ -67,7 +71,7 @@ def _no_suffix(value: Any) -> None:
 
 
 class CompletionRequest(CommonFields):
-    """See the module."""
+    """The body of ``POST /v1/completions``."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -102,35 +106,80 @@ class CompletionRequest(CommonFields):
     suffix: Annotated[None, BeforeValidator(_no_suffix)] = None
 
 
-def _content(head: Head) -> dict[str, Any]:
-    return {
-        "id": head.id,
-        "object": "text_completion",
-        "created": head.created,
-        "model": head.model,
-        "system_fingerprint": head.fingerprint,
-    }
+class TextChoice(AnswerObject):
+    index: int
+    text: str
+    logprobs: TextLogprobs | None
+    finish_reason: FinishReason
+
+
+class TextCompletion(AnswerObject):
+    id: str
+    object: Literal["text_completion"]
+    created: Annotated[int, Field(description="Seconds since 1970.")]
+    model: str
+    system_fingerprint: str | None
+    choices: list[TextChoice]
+    usage: CompletionUsage
+
+
+class TextChunkChoice(AnswerObject):
+    index: int
+    text: str
+    logprobs: TextLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class TextCompletionChunk(AnswerObject):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    system_fingerprint: str | None
+    choices: list[TextChunkChoice]
+    usage: NotRequired[ChunkUsage]
+
+
+TextEvent = TextCompletionChunk | ErrorAnswer
+
+TEXT_EVENTS = """\
+data: {"id":"cmpl-1","object":"text_completion","created":1,"model":"m",\
+"system_fingerprint":"fp_1","choices":[{"index":0,"text":" Paris.","logprobs":null,\
+"finish_reason":"stop"}]}
+
+data: [DONE]
+
+"""
 
 
 class CompletionChunks(sse.OpenAIEnds):
-    """A choice's last chunk carries the finish reason."""
+    """Writes the chunks of a stream. A choice's last chunk has the finish reason."""
 
-    def __init__(self, head: Head, *, n: int, logprobs: bool, usage: Told) -> None:
-        self._content = _content(head)
-        self._opening = f'data: {sse.encode(self._content)[:-1]},"choices":['
+    def __init__(self, head: Head, *, n: int, logprobs: bool, usage: UsageReport) -> None:
+        self._last: TextCompletionChunk = {
+            "id": head.id,
+            "object": "text_completion",
+            "created": head.created,
+            "model": head.model,
+            "system_fingerprint": head.fingerprint,
+            "choices": [],
+        }
+        self._opening = f"data: {sse.encode(self._last).removesuffix(']}')}"
         self._n = n
-        self._usage = ChunkEnds(usage, head.prompt_tokens)
-        self._logprobs: dict[int, CompletionLogprobs] | None = {} if logprobs else None
+        self._usage = StreamUsage(usage, head.prompt_tokens)
+        self._writers: dict[int, TextLogprobsWriter] | None = {} if logprobs else None
 
     def chunk(self, prompt: int, delta: Delta) -> str:
         self._usage.count(delta)
         index = prompt * self._n + delta.choice
         logprobs = None
-        if self._logprobs is not None and delta.logprobs:
-            logprobs = self._logprobs.setdefault(index, CompletionLogprobs()).take(delta.logprobs)
+        if self._writers is not None and delta.logprobs:
+            logprobs = empty_lists()
+            writer = self._writers.setdefault(index, TextLogprobsWriter())
+            writer.append(delta.logprobs, logprobs)
         if not delta.text and logprobs is None and delta.finish is None:
             return ""
-        content = {
+        content: TextChunkChoice = {
             "index": index,
             "text": delta.text,
             "logprobs": logprobs,
@@ -139,21 +188,23 @@ class CompletionChunks(sse.OpenAIEnds):
         return f"{self._opening}{sse.encode(content)}{self._usage.closing}"
 
     def end(self, usage: Usage) -> str:
-        if not self._usage.at_the_end:
+        if not self._usage.in_last_chunk:
             return sse.DONE
-        last = self._content | {"choices": [], "usage": usage_object(usage)}
-        return sse.event(last) + sse.DONE
+        self._last["usage"] = completion_usage(usage)
+        return sse.event(self._last) + sse.DONE
 
 
 @dataclass(slots=True)
 class _Choice:
     text: list[str] = field(default_factory=list)
-    finish: str | None = None
-    logprobs: CompletionLogprobs = field(default_factory=CompletionLogprobs)
-    lists: dict[str, list[Any]] = field(default_factory=empty_lists)
+    finish: FinishReason | None = None
+    writer: TextLogprobsWriter = field(default_factory=TextLogprobsWriter)
+    logprobs: TextLogprobs = field(default_factory=empty_lists)
 
 
 class CompletionBody:
+    """Collects the whole answer."""
+
     def __init__(self, head: Head, *, prompts: int, n: int, logprobs: bool) -> None:
         self._head = head
         self._n = n
@@ -164,21 +215,25 @@ class CompletionBody:
         choice = self._choices[prompt * self._n + delta.choice]
         choice.text.append(delta.text)
         choice.finish = delta.finish or choice.finish
-        for name, values in choice.logprobs.take(delta.logprobs).items():
-            choice.lists[name] += values
+        choice.writer.append(delta.logprobs, choice.logprobs)
 
-    def content(self, usage: Usage) -> dict[str, Any]:
-        return _content(self._head) | {
+    def content(self, usage: Usage) -> TextCompletion:
+        return {
+            "id": self._head.id,
+            "object": "text_completion",
+            "created": self._head.created,
+            "model": self._head.model,
+            "system_fingerprint": self._head.fingerprint,
             "choices": [
                 {
                     "index": index,
                     "text": "".join(choice.text),
-                    "logprobs": choice.lists if self._logprobs else None,
-                    "finish_reason": choice.finish,
+                    "logprobs": choice.logprobs if self._logprobs else None,
+                    "finish_reason": cast(FinishReason, choice.finish),  # all have ended
                 }
                 for index, choice in enumerate(self._choices)
             ],
-            "usage": usage_object(usage),
+            "usage": completion_usage(usage),
         }
 
 
@@ -192,7 +247,7 @@ router = APIRouter(route_class=StrictRoute)
 )
 async def completions(request: CompletionRequest, front: FrontDep, tenant: TenantDep) -> Response:
     """Continues one or several prompts, in one piece or as a stream of server-sent events."""
-    usage = parameters.usage_told(request)
+    usage = parameters.usage_report(request)
     prompts: Prompts = request.prompt
     n = _choices(request, len(prompts))
     output = _output(request)
@@ -204,7 +259,9 @@ async def completions(request: CompletionRequest, front: FrontDep, tenant: Tenan
         Generation(
             model=model.name,
             prompt=prompt,
-            sampling=_own_seed(sampling) if request.seed is None else sampling,
+            # With a given seed each prompt's answer is as it would be alone; without one, equal
+            # prompts get different answers.
+            sampling=replace(sampling, seed=randbits(63)) if request.seed is None else sampling,
             ending=ending,
             output=output,
             n=n,
@@ -239,12 +296,6 @@ def _output(request: CompletionRequest) -> Output:
         echo=bool(request.echo),
         constraint=parameters.constraint(request),
     )
-
-
-def _own_seed(sampling: Sampling) -> Sampling:
-    """A given seed makes each prompt's answer what it is alone; without one, equal prompts are to
-    differ."""
-    return replace(sampling, seed=randbits(63))
 
 
 def _choices(request: CompletionRequest, prompts: int) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Response
 from pydantic import ConfigDict, Field
@@ -11,10 +12,10 @@ from pydantic import ConfigDict, Field
 from mayfly_protocol.requests import ChatPrompt, TextPrompt
 from mayfly_protocol.serving import Detokenize, Detokenized, Tokenize, Tokenized
 from mayfly_server.api.dependencies import FrontDep
-from mayfly_server.api.fields import Strict, TokenId
-from mayfly_server.api.openai.chat import chat_prompt
+from mayfly_server.api.openai.chat_prompt import chat_prompt
 from mayfly_server.api.openai.chat_request import ChatRequest, Messages, TemplateKwargs, Tools
-from mayfly_server.api.schemas.base import Answer
+from mayfly_server.api.openapi import AnswerObject
+from mayfly_server.api.request_fields import Strict, TokenId
 from mayfly_server.dispatch.tokenize import inquire
 from mayfly_server.errors import InvalidRequest
 from mayfly_server.http import sse
@@ -47,10 +48,10 @@ class TokenizeRequest(Strict):
     chat_template_kwargs: TemplateKwargs | None = None
 
 
-class TokenizeResponse(Answer):
+class TokenizeResponse(AnswerObject):
     count: int
     max_model_len: Annotated[int | None, Field(description="The model's context in tokens.")]
-    tokens: list[int]
+    tokens: Sequence[int]
 
 
 class DetokenizeRequest(Strict):
@@ -66,7 +67,7 @@ class DetokenizeRequest(Strict):
     tokens: Annotated[list[TokenId], Field(min_length=1)]
 
 
-class DetokenizeResponse(Answer):
+class DetokenizeResponse(AnswerObject):
     prompt: str
 
 
@@ -84,13 +85,18 @@ async def tokenize(request: TokenizeRequest, front: FrontDep) -> Response:
     found = await inquire(front.fleet, front.settings, model.name, question)
     assert isinstance(found, Tokenized)
     context = model.card.context or None if model.card else None
-    content = {"count": found.count, "max_model_len": context, "tokens": found.ids}
-    # FastAPI would look at each of what may be millions of tokens, while no stream goes on.
+    content: TokenizeResponse = {
+        "count": found.count,
+        "max_model_len": context,
+        "tokens": found.ids,
+    }
+    # FastAPI would copy the tokens one by one: there may be millions, and no stream goes on
+    # meanwhile.
     return Response(sse.encode(content), media_type="application/json")
 
 
 @router.post("/detokenize", response_model=None, responses={200: {"model": DetokenizeResponse}})
-async def detokenize(request: DetokenizeRequest, front: FrontDep) -> dict[str, Any]:
+async def detokenize(request: DetokenizeRequest, front: FrontDep) -> DetokenizeResponse:
     """The text that tokens make, special ones included."""
     model = await front.model(request.model)
     question = partial(Detokenize, ids=tuple(request.tokens))

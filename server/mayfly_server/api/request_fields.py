@@ -21,6 +21,7 @@ MAX_BIASES = 1024
 MAX_SEED = 2**63 - 1
 MAX_COUNT = 2**31 - 1
 """Larger numbers of tokens, which no context holds, are read as this one."""
+MAX_MESSAGES = 16_384
 
 
 class Strict(BaseModel):
@@ -77,6 +78,9 @@ LogitBias = Annotated[
     Field(max_length=MAX_BIASES),
     AfterValidator(_token_ids),
 ]
+
+
+ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
 
 
 class StreamOptions(Strict):

@@ -12,7 +12,7 @@ from typing import Any
 
 from mayfly_protocol.requests import ChatPrompt
 from mayfly_protocol.requests import ToolChoice as Mode
-from mayfly_server.api.responses.request import (
+from mayfly_server.api.responses.responses_request import (
     FunctionCallItem,
     FunctionCallOutputItem,
     FunctionTool,

@@ -19,7 +19,7 @@ from typing import Any
 
 from mayfly_protocol.requests import ChatPrompt
 from mayfly_protocol.requests import ToolChoice as Mode
-from mayfly_server.api.anthropic.request import (
+from mayfly_server.api.anthropic.messages_request import (
     AnthropicTool,
     Message,
     PromptFields,

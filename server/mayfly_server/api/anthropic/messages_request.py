@@ -10,8 +10,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from mayfly_server.api.fields import Count, Number, Strict, Unsupported
-from mayfly_server.api.openai.chat_request import MAX_MESSAGES, ToolName
+from mayfly_server.api.request_fields import (
+    MAX_MESSAGES,
+    Count,
+    Number,
+    Strict,
+    ToolName,
+    Unsupported,
+)
 
 MAX_STOP_SEQUENCES = 64
 

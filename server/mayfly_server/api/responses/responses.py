@@ -1,4 +1,4 @@
-"""``POST /v1/responses``."""
+"""The route ``POST /v1/responses``, and addresses of stored responses, which there are none of."""
 
 from __future__ import annotations
 
@@ -12,17 +12,27 @@ from mayfly_protocol.requests import ChatPrompt, Constraint, Ending, Generation,
 from mayfly_server.api import parameters
 from mayfly_server.api.answer import GenerationJob, StreamedAnswer, WholeAnswer
 from mayfly_server.api.dependencies import FrontDep, TenantDep
-from mayfly_server.api.fields import CommonFields
+from mayfly_server.api.openapi import streamed
 from mayfly_server.api.parameters import chat_key, named_key
-from mayfly_server.api.responses.answer import ResponseBody, ResponseEvents
-from mayfly_server.api.responses.conversation import chat_prompt
-from mayfly_server.api.responses.request import JsonObjectFormat, JsonSchemaFormat, ResponsesRequest
-from mayfly_server.api.schemas.base import streamed
-from mayfly_server.api.schemas.responses import EVENTS, ResponseAnswer, ResponsesEvent
-from mayfly_server.errors import InvalidRequest
+from mayfly_server.api.request_fields import CommonFields
+from mayfly_server.api.responses.responses_answer import ResponseBody, ResponseEvents
+from mayfly_server.api.responses.responses_objects import (
+    RESPONSES_EVENTS,
+    RequestEcho,
+    ResponseAnswer,
+    ResponsesEvent,
+)
+from mayfly_server.api.responses.responses_prompt import chat_prompt
+from mayfly_server.api.responses.responses_request import (
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    ResponsesRequest,
+)
+from mayfly_server.errors import InvalidRequest, NotServed
 from mayfly_server.http.body import StrictRoute
 
 router = APIRouter(route_class=StrictRoute)
+not_stored_router = APIRouter(include_in_schema=False)
 
 _LOGPROBS = "message.output_text.logprobs"
 
@@ -30,7 +40,7 @@ _LOGPROBS = "message.output_text.logprobs"
 @router.post(
     "/v1/responses",
     response_class=Response,
-    responses={200: streamed(ResponseAnswer, ResponsesEvent, EVENTS)},
+    responses={200: streamed(ResponseAnswer, ResponsesEvent, RESPONSES_EVENTS)},
 )
 async def responses(request: ResponsesRequest, front: FrontDep, tenant: TenantDep) -> Response:
     """Answers a list of items with another one, in one piece or as a stream of events."""
@@ -90,10 +100,10 @@ def _constraint(request: ResponsesRequest) -> Constraint | None:
             return None
 
 
-def _echoed(request: ResponsesRequest) -> dict[str, Any]:
-    """What a response says about the request that it answers."""
-    said = request.model_dump(by_alias=True)
-    text = said["text"] or {}
+def _echoed(request: ResponsesRequest) -> RequestEcho:
+    fields: Any = request.model_dump(by_alias=True)
+    text: Any = fields["text"] or {}
+    format: Any = text.get("format") or {"type": "text"}
     return {
         "background": False,
         "conversation": None,
@@ -113,13 +123,20 @@ def _echoed(request: ResponsesRequest) -> dict[str, Any]:
         "store": False,
         "temperature": 1.0 if request.temperature is None else request.temperature,
         "text": {
-            "format": text.get("format") or {"type": "text"},
+            "format": format,
             "verbosity": text.get("verbosity") or "medium",
         },
-        "tool_choice": said["tool_choice"] or "auto",
-        "tools": said["tools"] or [],
+        "tool_choice": fields["tool_choice"] or "auto",
+        "tools": fields["tools"] or [],
         "top_logprobs": request.top_logprobs or 0,
         "top_p": 1.0 if request.top_p is None else request.top_p,
         "truncation": "disabled",
         "user": request.user,
     }
+
+
+@not_stored_router.api_route("/v1/responses/{id}", methods=["GET", "DELETE"])
+@not_stored_router.post("/v1/responses/{id}/cancel")
+@not_stored_router.get("/v1/responses/{id}/input_items")
+async def stored_response(id: str) -> None:
+    raise NotServed("Responses are not stored here.", code="response_not_found")

@@ -1,10 +1,9 @@
-"""``POST /v1/messages`` and ``/v1/messages/count_tokens``."""
+"""The routes ``POST /v1/messages`` and ``POST /v1/messages/count_tokens``."""
 
 from __future__ import annotations
 
 import json
 from functools import partial
-from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
@@ -12,14 +11,23 @@ from mayfly_protocol.requests import ChatPrompt, Constraint, Ending, Generation,
 from mayfly_protocol.serving import Tokenize, Tokenized
 from mayfly_server.api import parameters
 from mayfly_server.api.answer import GenerationJob, StreamedAnswer, WholeAnswer
-from mayfly_server.api.anthropic.answer import MessageBody, MessageEvents
-from mayfly_server.api.anthropic.conversation import chat_prompt
-from mayfly_server.api.anthropic.request import CountTokensRequest, MessagesRequest, PromptFields
+from mayfly_server.api.anthropic.messages_answer import (
+    MESSAGE_EVENTS,
+    MessageAnswer,
+    MessageBody,
+    MessageEvent,
+    MessageEvents,
+)
+from mayfly_server.api.anthropic.messages_prompt import chat_prompt
+from mayfly_server.api.anthropic.messages_request import (
+    CountTokensRequest,
+    MessagesRequest,
+    PromptFields,
+)
 from mayfly_server.api.dependencies import FrontDep, TenantDep
-from mayfly_server.api.fields import CommonFields
+from mayfly_server.api.openapi import AnswerObject, streamed
 from mayfly_server.api.parameters import chat_key
-from mayfly_server.api.schemas.base import streamed
-from mayfly_server.api.schemas.messages import EVENTS, MessageAnswer, MessageEvent, TokenCount
+from mayfly_server.api.request_fields import CommonFields
 from mayfly_server.dispatch.tokenize import inquire
 from mayfly_server.errors import InvalidRequest
 from mayfly_server.http.body import StrictRoute
@@ -28,10 +36,14 @@ from mayfly_server.http.errors import request_id
 router = APIRouter(route_class=StrictRoute)
 
 
+class TokenCount(AnswerObject):
+    input_tokens: int
+
+
 @router.post(
     "/v1/messages",
     response_class=Response,
-    responses={200: streamed(MessageAnswer, MessageEvent, EVENTS)},
+    responses={200: streamed(MessageAnswer, MessageEvent, MESSAGE_EVENTS)},
 )
 async def messages(
     request: MessagesRequest, front: FrontDep, tenant: TenantDep, http: Request
@@ -63,7 +75,7 @@ async def messages(
 @router.post(
     "/v1/messages/count_tokens", response_model=None, responses={200: {"model": TokenCount}}
 )
-async def count_tokens(request: CountTokensRequest, front: FrontDep) -> dict[str, Any]:
+async def count_tokens(request: CountTokensRequest, front: FrontDep) -> TokenCount:
     """How many tokens the prompt of a message would have."""
     prompt = chat_prompt(request)
     _constraint(request, prompt)

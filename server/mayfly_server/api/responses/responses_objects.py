@@ -1,4 +1,4 @@
-"""Answers of OpenAI's responses."""
+"""The JSON objects of ``POST /v1/responses``'s answers and events."""
 
 from __future__ import annotations
 
@@ -6,26 +6,30 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from mayfly_server.api.responses.request import Format, FunctionTool, NamedFunction
-from mayfly_server.api.schemas.base import Answer
-from mayfly_server.api.schemas.completions import TokenLogprob
+from mayfly_server.api.openai.logprobs import ChatTokenLogprob
+from mayfly_server.api.openapi import AnswerObject
+from mayfly_server.api.responses.responses_request import Format, FunctionTool, NamedFunction
 
+ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
-class OutputText(Answer):
+class OutputText(AnswerObject):
     type: Literal["output_text"]
     text: str
     annotations: Annotated[list[Any], Field(max_length=0)]
-    logprobs: list[TokenLogprob]
+    logprobs: list[ChatTokenLogprob]
 
 
-class OutputReasoningText(Answer):
+class OutputReasoningText(AnswerObject):
     type: Literal["reasoning_text"]
     text: str
 
 
-class OutputMessage(Answer):
+OutputPart = Annotated[OutputText | OutputReasoningText, Field(discriminator="type")]
+
+
+class OutputMessage(AnswerObject):
     id: str
     type: Literal["message"]
     status: ItemStatus
@@ -33,7 +37,7 @@ class OutputMessage(Answer):
     content: list[OutputText]
 
 
-class OutputReasoning(Answer):
+class OutputReasoning(AnswerObject):
     id: str
     type: Literal["reasoning"]
     status: ItemStatus
@@ -42,7 +46,7 @@ class OutputReasoning(Answer):
     encrypted_content: None
 
 
-class OutputFunctionCall(Answer):
+class OutputFunctionCall(AnswerObject):
     id: str
     type: Literal["function_call"]
     status: ItemStatus
@@ -51,16 +55,16 @@ class OutputFunctionCall(Answer):
     arguments: str
 
 
-class InputTokensDetails(Answer):
+class InputTokensDetails(AnswerObject):
     cached_tokens: int
     cache_write_tokens: int
 
 
-class OutputTokensDetails(Answer):
+class OutputTokensDetails(AnswerObject):
     reasoning_tokens: int
 
 
-class ResponseUsage(Answer):
+class ResponseUsage(AnswerObject):
     input_tokens: int
     input_tokens_details: InputTokensDetails
     output_tokens: int
@@ -68,38 +72,32 @@ class ResponseUsage(Answer):
     total_tokens: int
 
 
-class IncompleteDetails(Answer):
+class IncompleteDetails(AnswerObject):
     reason: Literal["max_output_tokens"]
 
 
-class ResponseError(Answer):
+class ResponseError(AnswerObject):
     code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
     message: str
 
 
-class ReasoningConfig(Answer):
+class ReasoningConfig(AnswerObject):
     effort: Annotated[Any, Field(description="As in the request.")]
     summary: Literal["auto"] | None
 
 
-class TextFormat(Answer):
+class TextFormat(AnswerObject):
     format: Format
     verbosity: Literal["medium"]
 
 
-Item = Annotated[OutputMessage | OutputReasoning | OutputFunctionCall, Field(discriminator="type")]
+OutputItem = Annotated[
+    OutputMessage | OutputReasoning | OutputFunctionCall, Field(discriminator="type")
+]
 
 
-class ResponseAnswer(Answer):
-    id: str
-    object: Literal["response"]
-    created_at: int
-    model: str
-    status: Literal["in_progress", "completed", "incomplete", "failed"]
-    error: ResponseError | None
-    incomplete_details: IncompleteDetails | None
-    output: list[Item]
-    usage: ResponseUsage | None
+class RequestEcho(AnswerObject):
+    """The fields of a response that repeat its request."""
 
     background: Literal[False]
     conversation: None
@@ -124,7 +122,19 @@ class ResponseAnswer(Answer):
     user: str | None
 
 
-class _Event(Answer):
+class ResponseAnswer(RequestEcho):
+    id: str
+    object: Literal["response"]
+    created_at: int
+    model: str
+    status: ResponseStatus
+    error: ResponseError | None
+    incomplete_details: IncompleteDetails | None
+    output: list[OutputItem]
+    usage: ResponseUsage | None
+
+
+class _Event(AnswerObject):
     sequence_number: Annotated[int, Field(description="From 0, without gaps.")]
 
 
@@ -142,7 +152,7 @@ class ResponseEvent(_Event):
 class ItemEvent(_Event):
     type: Literal["response.output_item.added", "response.output_item.done"]
     output_index: int
-    item: Item
+    item: OutputItem
 
 
 class _InItem(_Event):
@@ -156,19 +166,19 @@ class _InPart(_InItem):
 
 class PartEvent(_InPart):
     type: Literal["response.content_part.added", "response.content_part.done"]
-    part: Annotated[OutputText | OutputReasoningText, Field(discriminator="type")]
+    part: OutputPart
 
 
 class TextDelta(_InPart):
     type: Literal["response.output_text.delta"]
     delta: str
-    logprobs: list[TokenLogprob]
+    logprobs: list[ChatTokenLogprob]
 
 
 class TextDone(_InPart):
     type: Literal["response.output_text.done"]
     text: str
-    logprobs: list[TokenLogprob]
+    logprobs: list[ChatTokenLogprob]
 
 
 class ReasoningDelta(_InPart):
@@ -204,7 +214,7 @@ ResponsesEvent = Annotated[
     Field(discriminator="type"),
 ]
 
-EVENTS = """\
+RESPONSES_EVENTS = """\
 event: response.output_text.delta
 data: {"type":"response.output_text.delta","sequence_number":4,"item_id":"msg_1_0",\
 "output_index":0,"content_index":0,"delta":"Paris.","logprobs":[]}

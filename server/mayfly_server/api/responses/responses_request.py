@@ -11,8 +11,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from mayfly_server.api.fields import Count, Number, Strict, Unsupported, refused
-from mayfly_server.api.openai.chat_request import MAX_MESSAGES, ToolName
+from mayfly_server.api.request_fields import (
+    MAX_MESSAGES,
+    Count,
+    Number,
+    Strict,
+    ToolName,
+    Unsupported,
+    refused,
+)
 
 _STATELESS = "Nothing is stored here between requests; send the whole conversation as input"
 

@@ -1,41 +1,106 @@
-"""OpenAI's messages as a model's chat template wants them.
+"""Makes the prompt of a chat request: messages and tools in the form that a model's chat template
+takes.
 
-Content parts are joined in order with nothing in between, and missing content is empty text (a
-template would print "None"); ``developer`` is called ``system``; the arguments of earlier tool
-calls become objects, for templates iterate them, and an empty text is an empty object. What a text
-model cannot look at, and what is no message at all, is refused by its place:
+Content parts are joined in order with nothing in between. Missing content becomes empty text,
+because a template would print "None". ``developer`` becomes ``system``. The arguments of earlier
+tool calls become objects, because templates iterate them; an empty text becomes an empty object.
+Parts that a text model cannot read, and messages that are none, are refused with their place:
 ``messages[2].content[0].type``.
 """
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Any
 
+from pydantic import BaseModel
+
+from mayfly_protocol.requests import ChatPrompt
+from mayfly_server.api.openai.chat_request import (
+    AssistantMessage,
+    ChatRequest,
+    ChatToolChoice,
+    RefusalPart,
+    SystemMessage,
+    TextPart,
+    ToolMessage,
+    UserMessage,
+)
 from mayfly_server.errors import InvalidRequest
 from mayfly_server.http.body import parse_json
 from mayfly_server.http.errors import FIELD_NAME, field_path
 
-_EVERY = {"role", "content", "name"}
-_FIELDS = {
-    "system": _EVERY,
-    "developer": _EVERY,
-    "user": _EVERY,
-    "tool": _EVERY | {"tool_call_id"},
-    "assistant": _EVERY | {"tool_calls", "reasoning_content", "reasoning", "refusal"},
+_MODELS: dict[str, type[BaseModel]] = {
+    "system": SystemMessage,
+    "developer": SystemMessage,
+    "user": UserMessage,
+    "tool": ToolMessage,
+    "assistant": AssistantMessage,
 }
-# Parts of an answer that clients send back as they got them; null or empty they mean nothing.
-_ANSWER = {"annotations", "audio", "function_call", "refusal", "tool_calls", "reasoning_content"}
-_PART_FIELDS = {"type", "text", "refusal", "cache_control"}
+_FIELDS = {role: model.model_fields.keys() for role, model in _MODELS.items()}
+_PART_FIELDS = TextPart.model_fields.keys() | RefusalPart.model_fields.keys()
+_ANSWER_FIELDS = {
+    "annotations",
+    "audio",
+    "function_call",
+    "refusal",
+    "tool_calls",
+    "reasoning_content",
+}
+"""Fields of an answer that clients send back as they got them; ignored where null or empty."""
 
 Place = tuple[str | int, ...]
 
 
-def conversation(messages: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
-    """The messages for :class:`mayfly_protocol.requests.ChatPrompt`.
+def chat_prompt(request: ChatRequest) -> ChatPrompt:
+    """The prompt of a request. Raises InvalidRequest for messages and tools that do not fit
+    together."""
+    choice = _tool_choice(request)
+    continue_final = bool(request.continue_final_message)
+    add_prompt = request.add_generation_prompt
+    if continue_final and add_prompt:
+        raise InvalidRequest(
+            "continue_final_message and add_generation_prompt exclude each other.",
+            param="continue_final_message",
+        )
+    return ChatPrompt(
+        messages=read_messages(request.messages),
+        tools=tuple(tool.model_dump(exclude_none=True) for tool in request.tools or ()),
+        tool_choice=choice.mode,
+        forced_tool=choice.name,
+        parallel_tool_calls=request.parallel_tool_calls is not False,
+        template_kwargs=_template_kwargs(request),
+        add_generation_prompt=not continue_final if add_prompt is None else add_prompt,
+        continue_final_message=continue_final,
+        date=date.today().isoformat(),
+    )
 
-    Raises:
-        InvalidRequest: naming the place in the request.
-    """
+
+def _tool_choice(request: ChatRequest) -> ChatToolChoice:
+    choice: ChatToolChoice = request.tool_choice or ChatToolChoice("auto")
+    names = [tool.function.name for tool in request.tools or ()]
+    if len(set(names)) < len(names):
+        raise InvalidRequest("tools: two of them have the same name.", param="tools")
+    if choice.mode == "required" and not names:
+        raise InvalidRequest("tool_choice: there are no tools to call.", param="tool_choice")
+    if choice.name is not None and choice.name not in names:
+        raise InvalidRequest("tool_choice: no tool has this name.", param="tool_choice")
+    return choice
+
+
+def _template_kwargs(request: ChatRequest) -> dict[str, Any]:
+    kwargs = dict(request.chat_template_kwargs or {})
+    effort = request.reasoning_effort
+    if effort is not None:
+        kwargs.setdefault("reasoning_effort", effort)
+        if effort == "none":
+            kwargs.setdefault("enable_thinking", False)
+    return kwargs
+
+
+def read_messages(messages: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
+    """The messages of a :class:`mayfly_protocol.requests.ChatPrompt`. Raises InvalidRequest, with
+    the place in the request."""
     return tuple(_message(message, ("messages", i)) for i, message in enumerate(messages))
 
 
@@ -44,7 +109,7 @@ def _message(message: dict[str, Any], at: Place) -> dict[str, Any]:
     if not isinstance(role, str) or role not in _FIELDS:
         raise _invalid((*at, "role"), f"Input should be one of {', '.join(_FIELDS)}")
     for name, value in message.items():
-        meaningless = name in _ANSWER and value in (None, [])
+        meaningless = name in _ANSWER_FIELDS and value in (None, [])
         if name not in _FIELDS[role] and not meaningless:
             raise _invalid((*at, name), f"A message of this role ({role}) has no such field")
     made: dict[str, Any] = {

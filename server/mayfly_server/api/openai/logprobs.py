@@ -1,0 +1,101 @@
+"""Log probabilities in the forms of OpenAI's APIs.
+
+Chat completions and responses have a list of objects. Completions have four parallel lists, in
+which a token that is not whole UTF-8 is written ``bytes:\\xf0\\x9f`` and offsets count the text's
+characters.
+"""
+
+from __future__ import annotations
+
+import codecs
+import math
+from collections.abc import Iterable
+from typing import Annotated
+
+from pydantic import Field
+
+from mayfly_protocol.serving import TokenLogprob, TopLogprob
+from mayfly_server.api.openapi import AnswerObject
+
+_IMPOSSIBLE = -9999.0
+"""OpenAI's value for a token that cannot be drawn, since JSON has no minus infinity."""
+
+
+class ChatTopLogprob(AnswerObject):
+    token: str
+    logprob: float
+    bytes: Annotated[list[int], Field(description="The token's UTF-8, whole or not.")]
+
+
+class ChatTokenLogprob(ChatTopLogprob):
+    top_logprobs: list[ChatTopLogprob]
+
+
+class TextLogprobs(AnswerObject):
+    """Four lists of the same length."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+def _finite(logprob: float) -> float:
+    return logprob if math.isfinite(logprob) else _IMPOSSIBLE
+
+
+def chat_logprobs(tokens: Iterable[TokenLogprob]) -> list[ChatTokenLogprob]:
+    return [
+        {
+            "token": token.text,
+            "logprob": _IMPOSSIBLE if token.logprob is None else _finite(token.logprob),
+            "bytes": list(token.raw),
+            "top_logprobs": [
+                {
+                    "token": other.text,
+                    "logprob": _finite(other.logprob),
+                    "bytes": list(other.raw),
+                }
+                for other in token.top
+            ],
+        }
+        for token in tokens
+    ]
+
+
+def empty_lists() -> TextLogprobs:
+    return {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+
+
+class TextLogprobsWriter:
+    """Appends one choice's tokens to lists; keeps the length of its text for the offsets."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._offset = 0
+
+    def append(self, tokens: Iterable[TokenLogprob], lists: TextLogprobs) -> None:
+        """Takes the tokens that follow those of the last call."""
+        for token in tokens:
+            logprob = None if token.logprob is None else _finite(token.logprob)
+            lists["tokens"].append(_token_name(token))
+            lists["token_logprobs"].append(logprob)
+            lists["top_logprobs"].append(_top(token))
+            lists["text_offset"].append(self._offset)
+            self._offset += len(self._decoder.decode(token.raw))
+
+
+def _top(token: TokenLogprob) -> dict[str, float] | None:
+    """The likeliest tokens and, where it is not among them, the chosen one."""
+    if token.logprob is None:
+        return None
+    top = {_token_name(other): _finite(other.logprob) for other in token.top}
+    top.setdefault(_token_name(token), _finite(token.logprob))
+    return top
+
+
+def _token_name(token: TokenLogprob | TopLogprob) -> str:
+    try:
+        return token.raw.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.raw)

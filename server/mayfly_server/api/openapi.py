@@ -1,0 +1,153 @@
+"""The OpenAPI document: FastAPI's, with API keys and the events of streams added, and the parts
+with which routes describe their answers.
+
+The JSON objects of answers are typed dictionaries: the code that sends an answer builds it as one,
+mypy checks it there, and pydantic derives the document's schema from the same class. Nothing
+validates answers while the server runs; the tests do.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import ConfigDict, GetJsonSchemaHandler, TypeAdapter, with_config
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+from typing_extensions import TypedDict
+
+from mayfly_server.errors import ErrorAnswer
+from mayfly_server.http.auth import PROBES
+from mayfly_server.http.errors import AnthropicErrorAnswer
+
+DESCRIPTION = """\
+MLX language models, over the APIs of OpenAI (chat completions, completions, responses) and
+Anthropic (messages).
+
+Where API keys are configured, every request needs one (`Authorization: Bearer KEY` or
+`x-api-key: KEY`), but for the probes. An `x-request-id` that a request carries comes back with the
+answer; otherwise one is drawn. Streams are server-sent events; comments in them keep the connection
+alive.
+"""
+
+REFERENCE = "#/components/schemas/{model}"
+
+
+@with_config(ConfigDict(extra="forbid"))
+class AnswerObject(TypedDict):
+    """Base of every JSON object in an answer: it has the fields of its class and no others."""
+
+
+class DocumentedAs:
+    """Annotates a field with the type that the document shows, where the field's own type says
+    little because other code checks its value."""
+
+    def __init__(self, shown: Any) -> None:
+        self._shown = shown
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return handler(TypeAdapter(self._shown).core_schema)
+
+
+def streamed(answer: Any, event: Any, example: str, *, done: bool = False) -> dict[str, Any]:
+    """Describes a 200 that is one object, or server-sent events where the request has ``stream``.
+
+    ``answer`` is the type of the object, ``event`` the type of an event's data; ``done`` says
+    whether ``[DONE]`` is the last event. The definitions of ``event`` stay in the schema, as
+    ``$defs``, until :func:`install` moves them, since FastAPI knows nothing of them.
+    """
+    data: dict[str, Any] = {
+        "type": "string",
+        "contentMediaType": "application/json",
+        "contentSchema": TypeAdapter(event).json_schema(ref_template=REFERENCE),
+    }
+    properties = {
+        "event": {"type": "string"},
+        "data": {"anyOf": [data, {"const": "[DONE]"}]} if done else data,
+    }
+    item = {"type": "object", "properties": properties, "required": ["data"]}
+    return {
+        "model": answer,
+        "description": "One object; with stream, server-sent events.",
+        "content": {"text/event-stream": {"itemSchema": item, "example": example}},
+    }
+
+
+_RETRY_HEADERS = {
+    "x-should-retry": {
+        "description": "Whether another try can succeed: with 408, 429 and 5xx.",
+        "schema": {"enum": ["true", "false"]},
+    },
+    "retry-after": {
+        "description": "Seconds to wait before another try, where they are known.",
+        "schema": {"type": "integer", "minimum": 1},
+    },
+}
+
+
+def _failures(model: Any) -> dict[int | str, dict[str, Any]]:
+    answer = {"model": model, "headers": _RETRY_HEADERS}
+    return {
+        "4XX": {**answer, "description": "The request cannot be answered as it is."},
+        "5XX": {**answer, "description": "The server cannot answer the request, or not now."},
+    }
+
+
+FAILURES = _failures(ErrorAnswer)
+ANTHROPIC_FAILURES = _failures(AnthropicErrorAnswer)
+
+
+def package_version() -> str:
+    """The installed distribution's version; "0" in a source tree that is not installed."""
+    try:
+        return version("mlx-mayfly")
+    except PackageNotFoundError:
+        return "0"
+
+
+def install(app: FastAPI, *, locked: bool) -> None:
+    """Adds to an application's document the API keys, which are required where the server is
+    ``locked``, and the definitions of events."""
+    fastapi_document = app.openapi
+
+    def document() -> dict[str, Any]:
+        complete = app.openapi_schema is not None
+        found = fastapi_document()
+        if not complete:
+            _add_keys(found, locked=locked)
+            _move_event_definitions(found)
+        return found
+
+    app.openapi = document  # type: ignore[method-assign]
+
+
+def _add_keys(document: dict[str, Any], *, locked: bool) -> None:
+    document["components"]["securitySchemes"] = {
+        "bearer": {"type": "http", "scheme": "bearer"},
+        "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+    }
+    document["security"] = [{"bearer": []}, {"header": []}, *([] if locked else [{}])]
+    for probe in PROBES:
+        document["paths"][probe]["get"]["security"] = []
+
+
+def _move_event_definitions(document: dict[str, Any]) -> None:
+    """Moves the definitions of :func:`streamed` to the document's components."""
+    schemas = document["components"]["schemas"]
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            content = operation["responses"]["200"]["content"]
+            _move_definitions(content.get("text/event-stream", {}), schemas)
+
+
+def _move_definitions(node: Any, schemas: dict[str, Any]) -> None:
+    if isinstance(node, list):
+        for inner in node:
+            _move_definitions(inner, schemas)
+    if isinstance(node, dict):
+        for name, definition in node.pop("$defs", {}).items():
+            schemas.setdefault(name, definition)
+        _move_definitions(list(node.values()), schemas)

@@ -1,0 +1,401 @@
+"""The answers of ``POST /v1/responses``: the events of a stream, and the whole object.
+
+::
+
+    response.created, response.in_progress
+      response.output_item.added                                     an item:
+        response.content_part.added                                  reasoning or message
+          response.reasoning_text.delta or .output_text.delta ...
+          response.reasoning_text.done or .output_text.done
+        response.content_part.done
+        or response.function_call_arguments.delta ..., .done         function_call
+      response.output_item.done
+      ...
+    response.completed, .incomplete or .failed
+
+One item is open at a time; a piece of another item closes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, cast
+
+from mayfly_protocol.requests import FinishReason
+from mayfly_protocol.serving import Delta, ToolCallDelta, Usage
+from mayfly_server.api.answer import Head
+from mayfly_server.api.openai.logprobs import ChatTokenLogprob, chat_logprobs
+from mayfly_server.api.responses.responses_objects import (
+    ItemEvent,
+    ItemStatus,
+    OutputItem,
+    OutputPart,
+    OutputReasoningText,
+    OutputText,
+    RequestEcho,
+    ResponseAnswer,
+    ResponseError,
+    ResponseEvent,
+    ResponsesEvent,
+    ResponseStatus,
+    ResponseUsage,
+)
+from mayfly_server.errors import InvalidRequest, RequestError
+from mayfly_server.http import sse
+
+ItemKind = Literal["reasoning", "message", "function_call"]
+_ID_PREFIXES: dict[ItemKind, str] = {"reasoning": "rs", "message": "msg", "function_call": "fc"}
+
+
+def response_usage(usage: Usage) -> ResponseUsage:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
+
+
+class _Piece(NamedTuple):
+    """A text that an item gains; ``call`` is set for a piece of a function call."""
+
+    kind: ItemKind
+    text: str
+    call: ToolCallDelta | None = None
+    logprobs: list[ChatTokenLogprob] = []  # noqa: RUF012  never appended to
+
+
+@dataclass(slots=True, eq=False)
+class _Item:
+    """An item of the output, as far as it is known. ``call`` is the first piece of a function
+    call."""
+
+    kind: ItemKind
+    id: str
+    index: int
+    call: ToolCallDelta | None = None
+    pieces: list[str] = field(default_factory=list)
+    logprobs: list[ChatTokenLogprob] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+    def part(self, text: str) -> OutputPart:
+        """The only content part of a reasoning item or a message."""
+        if self.kind == "reasoning":
+            return {"type": "reasoning_text", "text": text}
+        return {
+            "type": "output_text",
+            "text": text,
+            "annotations": [],
+            "logprobs": self.logprobs if text else [],
+        }
+
+    def content(self, status: ItemStatus) -> OutputItem:
+        text = self.text
+        parts = [self.part(text)] if text else []
+        if self.call is not None:
+            return {
+                "id": self.id,
+                "type": "function_call",
+                "status": status,
+                "call_id": cast(str, self.call.id),
+                "name": cast(str, self.call.name),
+                "arguments": text,
+            }
+        if self.kind == "reasoning":
+            return {
+                "id": self.id,
+                "type": "reasoning",
+                "status": status,
+                "summary": [],
+                "content": cast(list[OutputReasoningText], parts),
+                "encrypted_content": None,
+            }
+        return {
+            "id": self.id,
+            "type": "message",
+            "status": status,
+            "role": "assistant",
+            "content": cast(list[OutputText], parts),
+        }
+
+
+class _Output:
+    """Sorts deltas into items."""
+
+    def __init__(self, head: Head, *, logprobs: bool) -> None:
+        self.items: list[_Item] = []
+        self.finish: FinishReason | None = None
+        self._name = head.id.rpartition("-")[2]
+        self._wanted = logprobs
+        self._pending: list[ChatTokenLogprob] = []
+
+    def pieces(self, delta: Delta) -> Iterator[_Piece]:
+        """The pieces of a delta. Log probabilities wait for the text that their tokens become part
+        of; those of tokens that become no message's text are dropped."""
+        if self._wanted:
+            self._pending += chat_logprobs(delta.logprobs)
+        if delta.reasoning:
+            self._pending = []
+            yield _Piece("reasoning", delta.reasoning)
+        if delta.text:
+            logprobs, self._pending = self._pending, []
+            yield _Piece("message", delta.text, logprobs=logprobs)
+        for call in delta.tool_calls:
+            self._pending = []
+            yield _Piece("function_call", call.arguments, call)
+        self.finish = delta.finish or self.finish
+
+    def add(self, piece: _Piece) -> tuple[_Item, bool]:
+        """Adds a piece to its item. Returns the item, and whether it is a new one."""
+        begins_call = piece.call is not None and piece.call.name is not None
+        new = not self.items or self.items[-1].kind != piece.kind or begins_call
+        if new:
+            index = len(self.items)
+            id = f"{_ID_PREFIXES[piece.kind]}_{self._name}_{index}"
+            self.items.append(_Item(piece.kind, id, index, piece.call))
+        item = self.items[-1]
+        item.pieces.append(piece.text)
+        item.logprobs += piece.logprobs
+        return item, new
+
+
+class _ResponseWriter:
+    """Makes the response object around the output. ``echoed`` are the request's own fields."""
+
+    def __init__(self, head: Head, echoed: RequestEcho) -> None:
+        self._head = head
+        self._echoed = echoed
+
+    def response(
+        self,
+        status: ResponseStatus,
+        output: _Output,
+        usage: Usage | None = None,
+        error: ResponseError | None = None,
+    ) -> ResponseAnswer:
+        last = len(output.items) - 1
+        return {
+            "id": self._head.id,
+            "object": "response",
+            "created_at": self._head.created,
+            "model": self._head.model,
+            **self._echoed,
+            "status": status,
+            "error": error,
+            "incomplete_details": (
+                {"reason": "max_output_tokens"} if status == "incomplete" else None
+            ),
+            "output": [
+                item.content("incomplete" if i == last and status == "incomplete" else "completed")
+                for i, item in enumerate(output.items)
+            ],
+            "usage": response_usage(usage) if usage else None,
+        }
+
+    def ended(self, output: _Output, usage: Usage) -> ResponseAnswer:
+        status: ResponseStatus = "incomplete" if output.finish == "length" else "completed"
+        return self.response(status, output, usage)
+
+
+class ResponseBody:
+    """Collects the whole answer."""
+
+    def __init__(self, head: Head, echoed: RequestEcho, *, logprobs: bool) -> None:
+        self._writer = _ResponseWriter(head, echoed)
+        self._output = _Output(head, logprobs=logprobs)
+
+    def add(self, prompt: int, delta: Delta) -> None:
+        for piece in self._output.pieces(delta):
+            self._output.add(piece)
+
+    def content(self, usage: Usage) -> ResponseAnswer:
+        return self._writer.ended(self._output, usage)
+
+
+def _failure_code(
+    error: RequestError,
+) -> Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]:
+    """One of the few codes that OpenAI has for a response that failed."""
+    if isinstance(error, InvalidRequest):
+        return "invalid_prompt"
+    return "rate_limit_exceeded" if error.status == 429 else "server_error"
+
+
+class ResponseEvents:
+    """Writes the events of a stream."""
+
+    def __init__(self, head: Head, echoed: RequestEcho, *, logprobs: bool) -> None:
+        self._writer = _ResponseWriter(head, echoed)
+        self._output = _Output(head, logprobs=logprobs)
+        self._number = -1
+        self._open: _Item | None = None
+
+    def begin(self) -> str:
+        response = self._writer.response("in_progress", self._output)
+        return self._response_event("response.created", response) + self._response_event(
+            "response.in_progress", response
+        )
+
+    def chunk(self, prompt: int, delta: Delta) -> str:
+        return "".join(self._piece(piece) for piece in self._output.pieces(delta))
+
+    def end(self, usage: Usage) -> str:
+        incomplete = self._output.finish == "length"
+        closed = self._close("incomplete" if incomplete else "completed")
+        return closed + self._response_event(
+            "response.incomplete" if incomplete else "response.completed",
+            self._writer.ended(self._output, usage),
+        )
+
+    def failure(self, error: RequestError) -> str:
+        failed: ResponseError = {"code": _failure_code(error), "message": error.message}
+        response = self._writer.response("failed", self._output, error=failed)
+        return self._response_event("response.failed", response)
+
+    def _piece(self, piece: _Piece) -> str:
+        item, new = self._output.add(piece)
+        opened = self._close("completed") + self._start(item) if new else ""
+        match item.kind:
+            case "reasoning":
+                return opened + _encode(
+                    {
+                        "type": "response.reasoning_text.delta",
+                        "sequence_number": self._next(),
+                        "item_id": item.id,
+                        "output_index": item.index,
+                        "content_index": 0,
+                        "delta": piece.text,
+                    }
+                )
+            case "message":
+                return opened + _encode(
+                    {
+                        "type": "response.output_text.delta",
+                        "sequence_number": self._next(),
+                        "item_id": item.id,
+                        "output_index": item.index,
+                        "content_index": 0,
+                        "delta": piece.text,
+                        "logprobs": piece.logprobs,
+                    }
+                )
+            case "function_call":
+                return opened + _encode(
+                    {
+                        "type": "response.function_call_arguments.delta",
+                        "sequence_number": self._next(),
+                        "item_id": item.id,
+                        "output_index": item.index,
+                        "delta": piece.text,
+                    }
+                )
+
+    def _start(self, item: _Item) -> str:
+        self._open = item
+        empty = _Item(item.kind, item.id, item.index, item.call)
+        events = self._item_event("response.output_item.added", empty, "in_progress")
+        if item.call is None:
+            events += self._part_event("response.content_part.added", item, empty.part(""))
+        return events
+
+    def _close(self, status: ItemStatus) -> str:
+        item = self._open
+        if item is None:
+            return ""
+        self._open = None
+        text = item.text
+        done: ResponsesEvent
+        match item.kind:
+            case "reasoning":
+                done = {
+                    "type": "response.reasoning_text.done",
+                    "sequence_number": self._next(),
+                    "item_id": item.id,
+                    "output_index": item.index,
+                    "content_index": 0,
+                    "text": text,
+                }
+            case "message":
+                done = {
+                    "type": "response.output_text.done",
+                    "sequence_number": self._next(),
+                    "item_id": item.id,
+                    "output_index": item.index,
+                    "content_index": 0,
+                    "text": text,
+                    "logprobs": item.logprobs,
+                }
+            case "function_call":
+                done = {
+                    "type": "response.function_call_arguments.done",
+                    "sequence_number": self._next(),
+                    "item_id": item.id,
+                    "output_index": item.index,
+                    "arguments": text,
+                }
+        events = _encode(done)
+        if item.call is None:
+            events += self._part_event("response.content_part.done", item, item.part(text))
+        return events + self._item_event("response.output_item.done", item, status)
+
+    def _response_event(
+        self,
+        kind: Literal[
+            "response.created",
+            "response.in_progress",
+            "response.completed",
+            "response.incomplete",
+            "response.failed",
+        ],
+        response: ResponseAnswer,
+    ) -> str:
+        event: ResponseEvent = {
+            "type": kind,
+            "sequence_number": self._next(),
+            "response": response,
+        }
+        return _encode(event)
+
+    def _item_event(
+        self,
+        kind: Literal["response.output_item.added", "response.output_item.done"],
+        item: _Item,
+        status: ItemStatus,
+    ) -> str:
+        event: ItemEvent = {
+            "type": kind,
+            "sequence_number": self._next(),
+            "output_index": item.index,
+            "item": item.content(status),
+        }
+        return _encode(event)
+
+    def _part_event(
+        self,
+        kind: Literal["response.content_part.added", "response.content_part.done"],
+        item: _Item,
+        part: OutputPart,
+    ) -> str:
+        return _encode(
+            {
+                "type": kind,
+                "sequence_number": self._next(),
+                "item_id": item.id,
+                "output_index": item.index,
+                "content_index": 0,
+                "part": part,
+            }
+        )
+
+    def _next(self) -> int:
+        self._number += 1
+        return self._number
+
+
+def _encode(event: ResponsesEvent) -> str:
+    return f"event: {event['type']}\n{sse.event(event)}"
