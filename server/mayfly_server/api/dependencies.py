@@ -67,15 +67,16 @@ class Front:
         return model
 
 
-def _of(request: Request) -> Front:
+# Asynchronous although they wait for nothing: FastAPI runs a plain function in a thread.
+async def _front(request: Request) -> Front:
     return cast(Front, request.app.state.front)
 
 
-def _tenant(request: Request) -> str:
+async def _tenant(request: Request) -> str:
     tenant: str = getattr(request.state, "tenant", "")
     return tenant
 
 
-FrontDep = Annotated[Front, Depends(_of)]
+FrontDep = Annotated[Front, Depends(_front)]
 TenantDep = Annotated[str, Depends(_tenant)]
-"""The name of the caller's key; empty where none is needed."""
+"""The name of the caller's API key; empty where none is needed."""
