@@ -56,3 +56,8 @@ def seconds(help: str, name: str = "", at_least: float = 0) -> Option:
 def absolute(path: Path) -> Path:
     """Expands ``~`` in a path and makes it absolute, for a process that runs elsewhere."""
     return path.expanduser().resolve()
+
+
+def absolute_text(path: Path) -> str:
+    """Makes a path absolute, for a field that is a text."""
+    return str(absolute(path))

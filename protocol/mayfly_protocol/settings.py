@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from mayfly_protocol.options import Option, absolute, size
+from mayfly_protocol.options import Option, absolute_text, size
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -62,7 +62,7 @@ class WorkerSettings:
             "A folder with a LoRA adapter.",
             exists="folder",
             type=Path,
-            convert=lambda folder: str(absolute(folder)),
+            convert=absolute_text,
         ),
     ] = None
     trust_remote_code: Annotated[bool, Option("Run Python code that comes with the model.")] = False

@@ -10,7 +10,7 @@ import typer.main
 
 from mayfly_cli.app import app
 from mayfly_cli.commands.config import template, toml
-from mayfly_cli.config.keys import SERVER, SHARED, Key
+from mayfly_cli.config.keys import SERVER, SHARED, ConfigKey
 from mayfly_cli.config.keys import TABLE as MODEL_TABLE
 from mayfly_protocol.faults import KINDS, TABLE, Kind
 from mayfly_protocol.faults.cuda import CUDA
@@ -91,27 +91,28 @@ def configuration() -> str:
     )
 
 
-def _keys(keys: Iterable[Key]) -> Iterator[str]:
+def _keys(keys: Iterable[ConfigKey]) -> Iterator[str]:
     yield "| key | default | means |"
     yield "|---|---|---|"
     for key in keys:
         yield f"| `{key.name}` | {_default(key)} | {_cell(_meaning(key))} |"
 
 
-def _default(key: Key) -> str:
+def _default(key: ConfigKey) -> str:
     if key.default is MISSING:
         return "needed"
     return "" if key.default in (None, ()) else f"`{toml(key.default)}`"
 
 
-def _meaning(key: Key) -> str:
-    parts = [key.doc]
-    if key.one_of is not None:
+def _meaning(key: ConfigKey) -> str:
+    least, most = key.declared.at_least, key.declared.at_most
+    parts = [key.declared.help]
+    if key.one_of:
         parts.append(f"One of {', '.join(f'`{value}`' for value in key.one_of)}.")
-    if key.least is not None and key.most is not None:
-        parts.append(f"From {key.least:g} to {key.most:g}.")
-    elif key.least:
-        parts.append(f"At least {key.least:g}.")
+    if least is not None and most is not None:
+        parts.append(f"From {least:g} to {most:g}.")
+    elif least:
+        parts.append(f"At least {least:g}.")
     return " ".join(parts)
 
 

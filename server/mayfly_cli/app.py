@@ -26,10 +26,11 @@ from mayfly_cli.commands import (
     serve,
     service,
     status,
+    top,
     version,
 )
 from mayfly_cli.config.keys import COMMANDS
-from mayfly_cli.config.options import with_keys
+from mayfly_cli.config.options import with_options
 
 app = typer.Typer(
     name="mayfly",
@@ -56,11 +57,11 @@ def mayfly(
     """Serve MLX language models from disposable workers."""
 
 
-app.command()(with_keys(serve.serve, COMMANDS["serve"]))
-app.command()(with_keys(node.node, COMMANDS["node"]))
-app.command()(with_keys(front.front, COMMANDS["front"]))
+app.command()(with_options(serve.serve, COMMANDS["serve"]))
+app.command()(with_options(node.node, COMMANDS["node"]))
+app.command()(with_options(front.front, COMMANDS["front"]))
 app.command()(status.status)
-app.command()(status.top)
+app.command()(top.top)
 app.command()(chat.chat)
 app.command()(doctor.doctor)
 app.command()(control.recycle)

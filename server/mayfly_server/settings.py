@@ -76,7 +76,7 @@ class FrontSettings:
             "show` prints on that node.",
             flag="--node",
         ),
-    ]
+    ] = ()
     """Control addresses: see :mod:`mayfly_protocol.transport.addresses`."""
     nodes_file: Path | None = None
     """Configuration file whose ``nodes`` replace those above as soon as it changes."""

@@ -1,27 +1,29 @@
-"""Values for each key of the configuration."""
+"""Values for the keys of the configuration."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from mayfly_cli.config.keys import Key
+from mayfly_cli.config.keys import ConfigKey
 
 
-def another(key: Key) -> Any:
-    """A value that is not the default."""
+def another(key: ConfigKey) -> Any:
+    """Returns a valid value that is not the default."""
     if key.name == "models":
         return [{"path": "org/a"}]
-    if key.one_of is not None:
+    if key.name == "worker_ports":
+        return "7800-7899"
+    if key.one_of:
         return key.one_of[-1]
-    if key.like is not None:
-        return [key.like.example, "*"]
-    if key.exists is not None:
-        return "a-folder" if key.exists.folder else "a-file"
+    if key.declared.example:
+        return [key.declared.example, "*"]
+    if key.declared.exists:
+        return f"a-{key.declared.exists}"
     if key.type is bool:
         return not key.default
     if key.type is int:
         return (key.default or 1000) + 1
     if key.type is float:
         return key.default + 1.5
-    return ["x", "y"] if key.several else "a-folder" if key.type is Path else "else"
+    return ["x", "y"] if key.is_list else "a-folder" if key.type is Path else "else"

@@ -18,7 +18,7 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from mayfly_cli.app import app
-from mayfly_cli.commands.status import BAR, bar, frame, paced, rate, size, span
+from mayfly_cli.top_frame import BAR, bar, frame, paced, rate, size, span
 from support.doubles.fake_engine import FakeNode
 from support.doubles.running_front import RunningFront
 
@@ -152,7 +152,7 @@ def run(monkeypatch: pytest.MonkeyPatch, response: httpx.Response, *options: str
     def connect(url: str) -> httpx.Client:
         return httpx.Client(base_url=url, transport=httpx.MockTransport(answer))
 
-    monkeypatch.setattr("mayfly_cli.commands.status.connect", connect)
+    monkeypatch.setattr("mayfly_cli.commands.top.connect", connect)
     return CliRunner().invoke(app, ["top", "--url", "http://here:1", *options])
 
 

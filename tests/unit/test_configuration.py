@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from mayfly_cli.app import app
 from mayfly_cli.commands import config
-from mayfly_cli.config.keys import SERVER, ModelTable, ServerKeys
+from mayfly_cli.config.keys import DEFAULTS, SERVER, table
 from mayfly_cli.config.loading import Configuration, ConfigurationError, load
 from support.configuration import another
 
@@ -45,9 +45,9 @@ def written(folder: Path, text: str) -> Path:
 
 def value_of(configuration: Configuration, name: str) -> Any:
     """As TOML would say it, with paths as they are from here."""
-    value = getattr(configuration.keys, name)
+    value = configuration.values[name]
     if name == "models":
-        return [{"path": table.path} for table in value]
+        return [{"path": each["path"]} for each in value]
     if isinstance(value, Path):
         return value.name
     return list(value) if isinstance(value, tuple) else value
@@ -71,7 +71,7 @@ class TestEveryKey:
 
     def test_in_the_environment(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
         wanted = another(SERVER[name])
-        text = ", ".join(wanted) if SERVER[name].several else str(wanted)
+        text = ", ".join(wanted) if SERVER[name].is_list else str(wanted)
         text = json.dumps(wanted) if name == "models" else text
         monkeypatch.setenv(SERVER[name].variable, text)
         configuration = load(None, {})
@@ -85,14 +85,14 @@ class TestEveryKey:
         if name == "model":
             options = [wanted]
         elif key.type is bool:
-            options = [key.option if wanted else f"--no-{key.option[2:]}"]
-        elif key.several:
-            options = [part for value in wanted for part in (key.option, value)]
+            options = [key.flag if wanted else f"--no-{key.flag[2:]}"]
+        elif key.is_list:
+            options = [part for value in wanted for part in (key.flag, value)]
         else:
-            options = [key.option, json.dumps(wanted) if name == "models" else str(wanted)]
+            options = [key.flag, json.dumps(wanted) if name == "models" else str(wanted)]
         shown = CliRunner().invoke(app, ["config", "show", *options])
         assert shown.exit_code == 0, shown.output
-        assert f"# {key.option}" in shown.stdout
+        assert f"# {key.flag}" in shown.stdout
         found = tomllib.loads(shown.stdout)[name]
         assert (found[0]["path"] if name == "models" else found) == (
             "org/a" if name == "models" else wanted
@@ -104,8 +104,9 @@ def test_the_strongest_wins(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("MAYFLY_WORKERS", "2")
     monkeypatch.setenv("MAYFLY_MAX_ROWS", "2")
     configuration = load(None, {"max_rows": 3})
-    keys = configuration.keys
-    assert (keys.port, keys.workers, keys.max_rows, keys.host) == (1, 2, 3, "127.0.0.1")
+    values = configuration.values
+    names = ("port", "workers", "max_rows", "host")
+    assert [values[name] for name in names] == [1, 2, 3, "127.0.0.1"]
     assert configuration.origins == {
         "port": str(file),
         "workers": "MAYFLY_WORKERS",
@@ -118,12 +119,12 @@ def test_where_the_file_is_looked_for(nowhere: Path, monkeypatch: pytest.MonkeyP
     usual.mkdir(parents=True)
     written(usual, "port = 1")
     monkeypatch.setattr("platformdirs.user_config_path", lambda name: usual)
-    assert load(None, {}).keys.port == 1
+    assert load(None, {}).values["port"] == 1
     written(nowhere, "port = 2")
-    assert load(None, {}).keys.port == 2
+    assert load(None, {}).values["port"] == 2
     other = nowhere / "other.toml"
     other.write_text("port = 3")
-    assert load(other, {}).keys.port == 3
+    assert load(other, {}).values["port"] == 3
     for arguments, environment in (
         (["--config", str(other)], {}),
         ([], {"MAYFLY_CONFIG": "other.toml"}),
@@ -218,8 +219,8 @@ def test_forms_that_hosts_and_origins_may_have(nowhere: Path) -> None:
     origins = ["*", "null", "http://localhost:3000", "https://a.example", "http://[::1]:80"]
     origins += ["tauri://localhost", "chrome-extension://abc"]
     written(nowhere, f"allowed_hosts = {hosts}\ncors_origins = {origins}")
-    keys = load(None, {}).keys
-    assert (list(keys.allowed_hosts), list(keys.cors_origins)) == (hosts, origins)
+    values = load(None, {}).values
+    assert (list(values["allowed_hosts"]), list(values["cors_origins"])) == (hosts, origins)
 
 
 def test_strange_variables_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,14 +239,14 @@ def test_paths_in_a_file_are_relative_to_it(nowhere: Path, monkeypatch: pytest.M
         "model = 'a-folder'\nadapter = 'a-folder'\nstate_dir = 'state'\napi_keys_file = 'a-file'\n",
     )
     monkeypatch.chdir(nowhere.parent)
-    keys = load(nowhere / "mayfly.toml", {}).keys
-    assert keys.model == str(nowhere / "a-folder")
-    assert keys.adapter == nowhere / "a-folder"
-    assert keys.state_dir == nowhere / "state"
-    assert keys.api_keys_file == nowhere / "a-file"
+    values = load(nowhere / "mayfly.toml", {}).values
+    assert values["model"] == str(nowhere / "a-folder")
+    assert values["adapter"] == nowhere / "a-folder"
+    assert values["state_dir"] == nowhere / "state"
+    assert values["api_keys_file"] == nowhere / "a-file"
     written(nowhere, "[[models]]\npath = 'a-folder'\n[[models]]\npath = 'org/model'")
     first, second = load(nowhere / "mayfly.toml", {}).models
-    assert (first.path, second.path) == (str(nowhere / "a-folder"), "org/model")
+    assert (first["path"], second["path"]) == (str(nowhere / "a-folder"), "org/model")
 
 
 def test_tables_inherit_what_they_leave_out(nowhere: Path) -> None:
@@ -256,17 +257,18 @@ def test_tables_inherit_what_they_leave_out(nowhere: Path) -> None:
         "[[models]]\npath = 'b'\nname = 'bee'\nworkers = 1\n",
     )
     first, second = load(None, {"max_rows": 4}).models
-    assert (first.workers, first.max_rows, first.aliases, first.name) == (2, 4, ("x", "y"), None)
-    assert (second.workers, second.max_rows, second.aliases, second.name) == (1, 4, (), "bee")
+    names = ("workers", "max_rows", "aliases", "name")
+    assert [first[name] for name in names] == [2, 4, ("x", "y"), None]
+    assert [second[name] for name in names] == [1, 4, (), "bee"]
 
 
 def test_one_model_or_several(nowhere: Path) -> None:
     [demo] = load(None, {}).models
-    assert demo == ModelTable(path="")
+    assert demo == table("", {})
     written(nowhere, "[[models]]\npath = 'a'\n[[models]]\npath = 'b'\n")
-    assert [table.path for table in load(None, {}).models] == ["a", "b"]
+    assert [each["path"] for each in load(None, {}).models] == ["a", "b"]
     [one] = load(None, {"model": "c", "name": "sea", "workers": 3}).models
-    assert one == ModelTable(path="c", name="sea", workers=3)
+    assert one == table("c", {"name": "sea", "workers": 3})
 
 
 def test_what_is_shown_says_the_same_again(nowhere: Path) -> None:
@@ -279,7 +281,7 @@ def test_what_is_shown_says_the_same_again(nowhere: Path) -> None:
     shown = config.settings_toml(before)
     file = nowhere / "again.toml"
     file.write_text(shown)
-    assert load(file, {}).keys == before.keys
+    assert load(file, {}).values == before.values
     assert "queue_wait = 7.5" in shown
     assert "# --queue-wait" in shown
     assert f"# {nowhere / 'mayfly.toml'}" in shown
@@ -290,7 +292,7 @@ def test_a_begun_file_says_nothing_and_everything(nowhere: Path) -> None:
     result = CliRunner().invoke(app, ["config", "init"])
     assert (result.exit_code, result.stdout) == (0, "wrote mayfly.toml\n")
     text = (nowhere / "mayfly.toml").read_text()
-    assert load(None, {}) == replace(load(None, {}), keys=ServerKeys(), origins={})
+    assert load(None, {}) == replace(load(None, {}), values=DEFAULTS, origins={})
     said = [line.removeprefix("# ") for line in text.splitlines()]
     lines = [line for line in said if line.partition(" = ")[0] in SERVER and " = " in line]
     own = lines[: len(lines) - 3]  # the example of a table comes last
@@ -298,7 +300,7 @@ def test_a_begun_file_says_nothing_and_everything(nowhere: Path) -> None:
         key.name for key in SERVER.values() if key.optional
     } == SERVER.keys() - {"models"}
     (nowhere / "mayfly.toml").write_text("\n".join(own))
-    assert load(None, {}).keys == ServerKeys()
+    assert load(None, {}).values == DEFAULTS
     again = CliRunner().invoke(app, ["config", "init"])
     assert again.exit_code == 1
     assert "is there already" in again.stderr

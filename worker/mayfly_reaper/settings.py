@@ -147,14 +147,6 @@ class MetricsAddress:
     """Address at which a node's own metrics are served over HTTP, in clear and to everyone; none
     if the port is None."""
 
-    host: Annotated[
-        str,
-        Option(
-            "The address for --metrics-port. Everyone who reaches it can read the metrics without "
-            "a key.",
-            name="metrics_host",
-        ),
-    ] = "127.0.0.1"
     port: Annotated[
         int | None,
         Option(
@@ -165,6 +157,14 @@ class MetricsAddress:
             at_most=65535,
         ),
     ] = None
+    host: Annotated[
+        str,
+        Option(
+            "The address for --metrics-port. Everyone who reaches it can read the metrics without "
+            "a key.",
+            name="metrics_host",
+        ),
+    ] = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)

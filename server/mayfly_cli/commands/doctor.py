@@ -1,7 +1,7 @@
-"""``mayfly doctor``: whether a model fits this machine, before anything of it is loaded.
+"""``mayfly doctor``: a check before a model is loaded that it fits this machine's memory.
 
-``mayfly_worker.doctor`` knows models and MLX, so it is run, not imported. It prints a JSON object:
-what :class:`mayfly_worker.doctor.Diagnosis` describes, or ``{"error": sentences}``.
+The check needs MLX, so ``mayfly_worker.doctor`` runs as a process of its own and is not imported.
+It prints a JSON object: a :class:`mayfly_worker.doctor.Diagnosis`, or ``{"error": sentences}``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mayfly_cli.config.keys import KV_WIDTHS
+from mayfly_cli.config.keys import TABLE
+from mayfly_cli.config.options import typer_option
 from mayfly_cli.failure import fail
 
 if TYPE_CHECKING:
@@ -22,10 +23,11 @@ if TYPE_CHECKING:
 DOCTOR = (sys.executable, "-P", "-m", "mayfly_worker.doctor")
 
 
-def kv_bits_checked(bits: int | None) -> int | None:
-    """The option's value, refused where it is no width that MLX quantizes to."""
-    if bits is not None and bits not in KV_WIDTHS:
-        raise typer.BadParameter(f"{bits} is not one of {', '.join(map(str, KV_WIDTHS))}")
+def _check_kv_bits(bits: int | None) -> int | None:
+    """Ends the command, as wrong usage, if MLX does not quantize to this number of bits."""
+    widths = TABLE["kv_bits"].one_of
+    if bits is not None and bits not in widths:
+        raise typer.BadParameter(f"{bits} is not one of {', '.join(map(str, widths))}")
     return bits
 
 
@@ -40,30 +42,19 @@ def doctor(
     workers: Annotated[
         int, typer.Option(help="Worker processes that share the memory.", min=1)
     ] = 1,
-    max_rows: Annotated[
-        int | None, typer.Option(help="Sequences that a worker decodes together.", min=1)
-    ] = None,
-    kv_bits: Annotated[
-        int | None,
-        typer.Option(
-            help="Quantize the KV cache to so many bits: 2, 3, 4, 5, 6 or 8.",
-            callback=kv_bits_checked,
-        ),
-    ] = None,
-    adapter: Annotated[
-        Path | None,
-        typer.Option(help="A folder with a LoRA adapter.", exists=True, file_okay=False),
-    ] = None,
+    max_rows: Annotated[int | None, typer_option(TABLE["max_rows"])] = None,
+    kv_bits: Annotated[int | None, typer_option(TABLE["kv_bits"], callback=_check_kv_bits)] = None,
+    adapter: Annotated[Path | None, typer_option(TABLE["adapter"])] = None,
     trust_remote_code: Annotated[
         bool,
-        typer.Option("--trust-remote-code", help="Run Python code that comes with the model."),
+        typer.Option("--trust-remote-code", help=TABLE["trust_remote_code"].declared.help),
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
-    """Show whether a model fits, before it is loaded.
+    """Check that a model fits this machine before it is loaded.
 
-    What it needs of this machine's memory, and how much may run at once. Ends with 1 where it
-    does not fit.
+    Shows the memory that it needs, and how many sequences may run at once. Exit code 1 if it does
+    not fit.
     """
     from json import dumps
 
@@ -95,7 +86,7 @@ def doctor(
 
 
 def examine(command: Sequence[str]) -> dict[str, Any]:
-    """Runs a doctor to its end, and returns what it found out. Ends this command where it fails."""
+    """Runs the check to its end, and returns the diagnosis. Ends the command if it fails."""
     import subprocess
     from json import loads
 
@@ -106,8 +97,8 @@ def examine(command: Sequence[str]) -> dict[str, Any]:
     try:
         answer: dict[str, Any] = loads(ran.stdout)
     except ValueError:
-        last = ran.stderr.strip().rpartition("\n")[2] or "it said nothing"
-        fail(f"looking at the model ended with status {ran.returncode}: {last}")
+        last = ran.stderr.strip().rpartition("\n")[2] or "it printed nothing"
+        fail(f"the check of the model ended with status {ran.returncode}: {last}")
     if "error" in answer:
         fail(answer["error"])
     return answer
@@ -142,7 +133,8 @@ def as_text(diagnosis: dict[str, Any]) -> RenderableType:
 
 
 def _kv_cache(diagnosis: dict[str, Any]) -> str:
-    """A model may have layers that grow with a sequence, layers that do not, or both."""
+    """Returns the memory per token, per sequence or both: a model may have layers whose cache grows
+    with a sequence, and layers whose cache does not."""
     costs = [
         f"{size(diagnosis[key])} a {what}"
         for key, what in (("kv_bytes_per_token", "token"), ("kv_bytes_per_row", "sequence"))
@@ -152,7 +144,7 @@ def _kv_cache(diagnosis: dict[str, Any]) -> str:
 
 
 def size(count: int) -> str:
-    """Bytes for people: "1.2 GB"."""
+    """Returns a number of bytes with a unit: "1.2 GB"."""
     for unit, bytes_of_it in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= bytes_of_it:
             return f"{count / bytes_of_it:.1f} {unit}"

@@ -1,23 +1,26 @@
-"""``mayfly serve``: one machine's server, from a model's name to an address."""
+"""``mayfly serve``: a server on one machine, from a model's name to an address."""
 
 from __future__ import annotations
 
+import json
+import os
 import sys
-from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from mayfly_cli.commands import starting
 from mayfly_cli.commands.control import state_directory
+from mayfly_cli.config.keys import Values, build
 from mayfly_cli.config.options import configured
 from mayfly_cli.failure import fail
+from mayfly_reaper.settings import FrontEnd, NodeSettings
+from mayfly_server.settings import FrontSettings
 
 if TYPE_CHECKING:
-    from mayfly_cli.config.assembly import Model
-    from mayfly_cli.config.keys import ServerKeys
-    from mayfly_reaper.settings import NodeSettings
+    from mayfly_cli.config.models import ConfiguredModel
 
 # -P: the folder that mayfly was started in must not shadow imports.
 FRONT_END = (
@@ -26,38 +29,36 @@ FRONT_END = (
 )
 
 
-def serve(config: Path | None, given: Mapping[str, Any]) -> None:
+def serve(config: Path | None, given: Values) -> None:
     """Serve models over an OpenAI-compatible HTTP API.
 
-    Every option can also be a key in a configuration file, or a variable: `mayfly config`.
+    Every option can also be a key in a configuration file, or a variable: see `mayfly config`.
     Ctrl-C, SIGTERM or SIGHUP ends the server and everything it started.
     """
-    starting.stop_as_ctrl_c_does()
+    starting.treat_signals_as_ctrl_c()
     try:
         starting.require_mlx()
         starting.require_open_files()
         configuration = configured(config, given)
-        keys = configuration.keys
-        state = state_directory(keys.state_dir)
-        keyed = _keyed(keys)
-        _require_free(keys, state, keyed=keyed)
+        values = configuration.values
+        state_dir = state_directory(values["state_dir"])
+        has_keys = _has_api_keys(values)
+        _require_address(values, state_dir, has_keys=has_keys)
         status = starting.run(
             configuration.models,
-            lambda models: _settings(keys, models, state),
-            starting.audience_for(keys, keyed=keyed),
+            lambda models: _settings(values, models, state_dir),
+            starting.make_audience(values, has_keys=has_keys),
         )
     except KeyboardInterrupt:
         status = 0
     raise typer.Exit(status)
 
 
-def _keyed(keys: ServerKeys) -> bool:
-    """Whether requests will need API keys. That they can't be read is better known at once."""
-    import os
-
+def _has_api_keys(values: Values) -> bool:
+    """Returns True if requests will need API keys. Ends the command if the keys cannot be read."""
     from mayfly_server.http.api_keys import KeysError, from_environment, read_keys_file
 
-    file = keys.api_keys_file
+    file = values["api_keys_file"]
     try:
         return bool(from_environment(os.environ)) or bool(
             file and read_keys_file(file.expanduser())
@@ -66,44 +67,33 @@ def _keyed(keys: ServerKeys) -> bool:
         fail(str(error))
 
 
-def _require_free(keys: ServerKeys, state_dir: Path, *, keyed: bool) -> None:
-    """The node takes address and state directory for itself when it starts; that it can't, or may
-    not without API keys, is better known before a download than after it."""
+def _require_address(values: Values, state_dir: Path, *, has_keys: bool) -> None:
+    """Ends the command if the address or the state directory is in use, or if the address needs
+    API keys. The node checks that too, but only after a download."""
     from mayfly_reaper.paths import StartError, locked
     from mayfly_reaper.processes.front_end import listen
     from mayfly_server.http.api_keys import exposed_address, keys_needed
 
     try:
-        with locked(state_dir), listen(keys.host, keys.port) as listener:
+        with locked(state_dir), listen(values["host"], values["port"]) as listener:
             address = exposed_address(listener)
-            if address is not None and not (keyed or keys.insecure):
+            if address is not None and not (has_keys or values["insecure"]):
                 fail(keys_needed(address))
     except StartError as error:
         fail(str(error))
 
 
-def _settings(keys: ServerKeys, models: list[Model], state_dir: Path) -> NodeSettings:
-    """Ends the command where two models would have the same name."""
-    import json
-
-    from mayfly_cli.config import assembly
+def _settings(values: Values, models: list[ConfiguredModel], state_dir: Path) -> NodeSettings:
+    """Makes the node's settings. Ends the command if two models have the same name."""
     from mayfly_cli.config.loading import ConfigurationError
-    from mayfly_reaper.settings import FrontEnd, MetricsAddress, NodeSettings
+    from mayfly_cli.config.models import aliases_of
 
     try:
-        front = assembly.front_settings(keys, assembly.aliases_of(models))
+        aliases = aliases_of(models)
     except ConfigurationError as error:
         fail(str(error))
-    # On one machine nobody else asks the reaper what it counts.
-    command = (*FRONT_END, "--settings", json.dumps({**front, "node_metrics": True}))
-    return NodeSettings(
-        node=starting.node_name(),
-        state_dir=state_dir,
-        pools=tuple(assembly.pool(model) for model in models),
-        front_end=FrontEnd(command=command, host=keys.host, port=keys.port),
-        metrics=MetricsAddress(keys.metrics_host, keys.metrics_port),
-        preload_blas=keys.preload_blas,
-        caffeinate=keys.caffeinate,
-        budgets=assembly.budgets(keys),
-        logs=assembly.logs(keys),
-    )
+    # On one machine nobody else asks the reaper for its counters.
+    front = build(FrontSettings, values, aliases=aliases, node_metrics=True)
+    command = (*FRONT_END, "--settings", json.dumps(asdict(front), default=str))
+    front_end = build(FrontEnd, values, command=command)
+    return starting.node_settings(values, models, state_dir, front_end=front_end)

@@ -1,39 +1,43 @@
-"""What ``mayfly serve`` and ``mayfly node`` do before and after they differ."""
+"""Steps that ``mayfly serve`` and ``mayfly node`` share, from checks of the machine to the node."""
 
 from __future__ import annotations
 
 import signal
 import sys
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from mayfly_cli.config.keys import Values, build
 from mayfly_cli.failure import fail
+from mayfly_protocol.settings import LogSettings
+from mayfly_reaper.settings import NodeSettings
 
 if TYPE_CHECKING:
-    from mayfly_cli.config.assembly import Model
-    from mayfly_cli.config.keys import ModelTable, ServerKeys
+    from mayfly_cli.config.models import ConfiguredModel
     from mayfly_cli.progress import Audience
-    from mayfly_reaper.settings import NodeSettings
 
 HARD_LIMIT_OF_MLX_LM = 4096
-"""mlx_lm.utils sets the limits of open files of every process that imports it: to 2048 and this."""
+"""Hard limit of open files that mlx_lm.utils sets in every process that imports it; the soft limit
+is 2048."""
 
 # -P: the folder that mayfly was started in must not shadow imports.
 FETCH = (sys.executable, "-P", "-m", "mayfly_worker.fetch")
 
 
-def stop_as_ctrl_c_does() -> None:
-    """Until the node takes the signals over, they end a download in good order."""
+def treat_signals_as_ctrl_c() -> None:
+    """Makes SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does, until the node handles
+    them: so they end a download cleanly."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves it
             signal.signal(number, signal.default_int_handler)
 
 
 def require_mlx() -> None:
-    """On Linux, MLX comes with an extra that may have been left out. Looked for, never imported:
-    this process becomes the reaper."""
+    """Ends the command if MLX is not installed: on Linux it comes with an extra that may be
+    missing. MLX is not imported, since this process becomes the reaper."""
     from importlib.util import find_spec
 
     if find_spec("mlx") is None or find_spec("mlx_lm") is None:
@@ -44,8 +48,8 @@ def require_mlx() -> None:
 
 
 def require_open_files() -> None:
-    """Raises the hard limit for this process and its children where it has to be and may be:
-    otherwise each worker would end at its import of mlx-lm."""
+    """Raises the hard limit of open files for this process and its children if it is too low for
+    mlx-lm, whose import would end each worker. Ends the command if it cannot be raised."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -56,51 +60,34 @@ def require_open_files() -> None:
     except (ValueError, OSError):
         fail(
             f"a process may have at most {hard} files open here, and mlx-lm needs a limit of "
-            f"{HARD_LIMIT_OF_MLX_LM}: raise the hard one (ulimit -Hn, LimitNOFILE of a unit)"
+            f"{HARD_LIMIT_OF_MLX_LM}: raise the hard limit (ulimit -Hn, LimitNOFILE of a unit)"
         )
 
 
-def audience_for(keys: ServerKeys, *, keyed: bool) -> Audience:
-    """Bars where a person watches, lines elsewhere, and nothing but log lines where programs read.
-    From now on this process logs as the keys say."""
-    from mayfly_cli.config import assembly
-    from mayfly_cli.progress import LogLines, PlainLines, Reporter
+def make_audience(values: Values, *, has_keys: bool) -> Audience:
+    """Configures this process's log, and returns what shows a node's start: progress bars in a
+    terminal, lines elsewhere, and only log lines if the log is JSON, for programs."""
+    from mayfly_cli.progress import PlainLines, Reporter
     from mayfly_protocol.common import logs
 
-    logs.configure(assembly.logs(keys))
-    if keys.log_format == "json":
+    settings = build(LogSettings, values)
+    logs.configure(settings)
+    if settings.form == "json":
+        from mayfly_cli.progress import LogLines
+
         return LogLines()
     if sys.stdout.isatty():
         from rich.console import Console
 
         from mayfly_cli.progress import Bars
 
-        return Reporter(Bars(Console()), keyed=keyed)
-    return Reporter(PlainLines(typer.echo), keyed=keyed)
-
-
-def _fetch(table: ModelTable, audience: Audience) -> Model:
-    import platformdirs
-
-    from mayfly_cli.commands.fetching import FetchFailed, fetch
-    from mayfly_cli.config.assembly import Model
-
-    cache = platformdirs.user_cache_path("mayfly")
-    try:
-        fetched = fetch(
-            [*FETCH, "--cache", str(cache), "--", *([table.path] if table.path else [])],
-            audience.fetching,
-        )
-    except FetchFailed as error:
-        audience.close()
-        fail(str(error))
-    audience.fetched(fetched.name)
-    return Model(table, fetched.path, fetched.name)
+        return Reporter(Bars(Console()), keyed=has_keys)
+    return Reporter(PlainLines(typer.echo), keyed=has_keys)
 
 
 def run(
-    tables: Iterable[ModelTable],
-    settings: Callable[[list[Model]], NodeSettings],
+    tables: Iterable[Values],
+    settings: Callable[[list[ConfiguredModel]], NodeSettings],
     audience: Audience,
 ) -> int:
     """Fetches the models and runs a node with them, to its end. Returns its exit status."""
@@ -117,8 +104,35 @@ def run(
         audience.close()
 
 
-def node_name() -> str:
-    """What others know this machine's node by."""
+def _fetch(table: Values, audience: Audience) -> ConfiguredModel:
+    import platformdirs
+
+    from mayfly_cli.commands.fetching import FetchFailed, fetch
+    from mayfly_cli.config.models import ConfiguredModel
+
+    cache = platformdirs.user_cache_path("mayfly")
+    model = [table["path"]] if table["path"] else []
+    try:
+        fetched = fetch([*FETCH, "--cache", str(cache), "--", *model], audience.fetching)
+    except FetchFailed as error:
+        audience.close()
+        fail(str(error))
+    audience.fetched(fetched.name)
+    return ConfiguredModel(table, fetched.path, fetched.name)
+
+
+def node_settings(
+    values: Values, models: Iterable[ConfiguredModel], state_dir: Path, **others: Any
+) -> NodeSettings:
+    """Makes a node's settings, with ``others`` for fields that only one command sets. The node's
+    name is that of the machine."""
     import socket
 
-    return socket.gethostname().partition(".")[0] or "localhost"
+    return build(
+        NodeSettings,
+        values,
+        node=socket.gethostname().partition(".")[0] or "localhost",
+        state_dir=state_dir,
+        pools=tuple(model.pool for model in models),
+        **others,
+    )

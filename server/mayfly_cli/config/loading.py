@@ -1,7 +1,7 @@
-"""Values for the keys, and where each came from.
+"""Values of the configuration's keys, and the source of each.
 
-An option is stronger than a variable, a variable than the file, the file than the default. What
-the file says about paths is relative to where the file is.
+An option is stronger than a variable, a variable than the file, the file than the default. Paths in
+the file are relative to the file's folder.
 """
 
 from __future__ import annotations
@@ -12,26 +12,36 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from types import GenericAlias
+from typing import Annotated, Any, Required
 
 import platformdirs
-from pydantic import TypeAdapter, ValidationError, create_model
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, create_model
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
+from typing_extensions import TypedDict
 
-from mayfly_cli.config.keys import SERVER, SHARED, TABLE, Key, ModelKeys, ModelTable, ServerKeys
-from mayfly_cli.config.options import CONFIG_VARIABLE
+from mayfly_cli.config.keys import (
+    CONFIG_VARIABLE,
+    DEFAULTS,
+    PREFIX,
+    SERVER,
+    SHARED,
+    TABLE,
+    ConfigKey,
+    Values,
+    table,
+)
 from mayfly_protocol.common.secrets import SECRET_VARIABLES
 
 FILE_NAME = "mayfly.toml"
-_PREFIX = "MAYFLY_"
 
 
 class ConfigurationError(Exception):
-    """What is configured makes no sense. ``option`` names the option that is to blame, where it is
-    one; the text is for the operator."""
+    """Invalid configuration; the text is for the operator. ``option`` is the flag of the option
+    whose value is invalid, if the value came from one."""
 
     def __init__(self, message: str, option: str | None = None) -> None:
         super().__init__(message)
@@ -40,100 +50,98 @@ class ConfigurationError(Exception):
 
 @dataclass(frozen=True)
 class Configuration:
-    """``origins`` says where the keys that have no default value came from: ``--port``,
-    ``MAYFLY_PORT``, or the file's path. ``notes`` are for the operator."""
+    """Values of all keys. ``origins`` names the source of each value that is no default:
+    ``--port``, ``MAYFLY_PORT``, or the file's path. ``notes`` are sentences for the operator."""
 
-    keys: ServerKeys
+    values: Values
     origins: Mapping[str, str]
     file: Path | None
     notes: tuple[str, ...] = ()
 
     @property
-    def models(self) -> tuple[ModelTable, ...]:
-        """What to serve: at least one."""
-        keys = self.keys
-        if keys.models:
-            return keys.models
-        inherited = {field.name: getattr(keys, field.name) for field in fields(ModelKeys)}
-        table = ModelTable(path=keys.model or "", name=keys.name, aliases=keys.aliases, **inherited)
-        return (table,)
+    def models(self) -> tuple[Values, ...]:
+        """The values of each model to serve: of at least one."""
+        values = self.values
+        if values["models"]:
+            return tuple(values["models"])
+        own = {name: values[name] for name in ("name", "aliases", *SHARED)}
+        return (table(values["model"] or "", own),)
 
 
-def load(config: Path | None, given: Mapping[str, Any]) -> Configuration:
-    """The values for all keys. ``given`` are options by their keys.
+def load(config: Path | None, given: Values) -> Configuration:
+    """Reads the values of all keys from the options ``given``, the environment and a file.
 
     Raises:
-        ConfigurationError: a value that is none, an unknown key, a file that is no TOML.
+        ConfigurationError: an invalid value, an unknown key, or a file that is not TOML.
     """
-    file = config or _found()
+    file = config or _found_file()
     sources = [
-        _Source(given, lambda key: key.option),
-        _Source(EnvSettingsSource(_settings())(), lambda key: key.variable),
+        _Source(given, lambda key: key.flag),
+        _Source(EnvSettingsSource(_environment_settings())(), lambda key: key.variable),
     ]
     if file is not None:
         where = str(file)
         sources.append(_Source(_from_file(file), lambda _: where))
     values, origins = _merged(sources)
-    keys = _validated(values, origins)
-    _check(keys, origins)
-    return Configuration(keys, origins, file, tuple(_strangers(os.environ)))
+    validated = {**DEFAULTS, **_validated(values, origins)}
+    _check(validated, origins)
+    return Configuration(validated, origins, file, tuple(_unknown_variables(os.environ)))
 
 
 @dataclass(frozen=True)
 class _Source:
-    values: Mapping[str, Any]
-    name: Callable[[Key], str]
-    """Where a key's value came from."""
+    values: Values
+    name: Callable[[ConfigKey], str]
+    """Returns the text by which a key's value is traced to this source."""
 
 
-def _found() -> Path | None:
+def _found_file() -> Path | None:
     here = Path(FILE_NAME)
     usual = platformdirs.user_config_path("mayfly") / FILE_NAME
     return next((path.resolve() for path in (here, usual) if path.is_file()), None)
 
 
 def _merged(sources: Iterable[_Source]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The strongest source's value for each key. One model and several exclude each other: the
-    stronger source decides."""
+    """Takes each key's value from the strongest source. One model and several exclude each other:
+    the stronger source decides."""
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
-    every = SERVER
     for source in sources:
         both = {"model", "models"} & source.values.keys()
         if len(both) > 1:
             raise ConfigurationError(
-                f"{source.name(every['model'])}: model and models exclude each other; take one out"
+                f"{source.name(SERVER['model'])}: model and models exclude each other; take one out"
             )
         for name, value in source.values.items():
             decided = name in ("model", "models") and {"model", "models"} & values.keys()
             if name not in values and not decided:
                 values[name] = value
-                origins[name] = source.name(every[name])
+                origins[name] = source.name(SERVER[name])
     return values, origins
 
 
 # The environment
 
 
+class _EnvironmentSettings(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True)
+
+
 @cache
-def _settings() -> type[BaseSettings]:
-    """The keys as pydantic-settings finds them in the environment; what they mean is looked at
-    later, once for all sources."""
+def _environment_settings() -> type[BaseSettings]:
+    """Makes the class by which pydantic-settings finds the keys' variables. Their texts are
+    validated later, together with those of the other sources."""
     texts: dict[str, Any] = dict.fromkeys(SERVER, (str | None, None))
-    return create_model("Settings", __base__=_Settings, **texts)
+    return create_model("Settings", __base__=_EnvironmentSettings, **texts)
 
 
-class _Settings(BaseSettings):
-    model_config = SettingsConfigDict(env_prefix=_PREFIX, env_ignore_empty=True)
-
-
-def _strangers(environment: Mapping[str, str]) -> Iterator[str]:
-    """Variables that look like ours and are none. Others may have set them (Kubernetes does for
-    each service), so that they are no errors."""
+def _unknown_variables(environment: Mapping[str, str]) -> Iterator[str]:
+    """Yields a note for each variable with Mayfly's prefix that is no key. It is no error: others
+    may have set it, as Kubernetes does for each service."""
     known = {key.variable for key in SERVER.values()}
     known |= {*SECRET_VARIABLES, CONFIG_VARIABLE}
     for name in sorted(environment):
-        if name.startswith(_PREFIX) and name not in known:
+        if name.startswith(PREFIX) and name not in known:
             yield f"the variable {name} means nothing{_nearest(name, known)}"
 
 
@@ -151,17 +159,17 @@ def _from_file(file: Path) -> dict[str, Any]:
         if name not in SERVER:
             raise ConfigurationError(f"{file}: {_unknown(name, SERVER)}")
     if isinstance(values.get("model"), list | dict):
-        raise ConfigurationError(f"{file}: model is the name of one; tables are [[models]]")
-    _place(values, SERVER.values(), file.parent)
+        raise ConfigurationError(f"{file}: model is the name of one model; tables are [[models]]")
+    _make_paths_absolute(values, SERVER.values(), file.parent)
     tables = values.get("models")
-    for table in tables if isinstance(tables, list) else ():
-        if isinstance(table, dict):
-            _place(table, TABLE.values(), file.parent)
+    for each in tables if isinstance(tables, list) else ():
+        if isinstance(each, dict):
+            _make_paths_absolute(each, TABLE.values(), file.parent)
     return values
 
 
-def _place(values: dict[str, Any], keys: Iterable[Key], folder: Path) -> None:
-    """Makes the file's paths absolute. A model may also be a repository's name."""
+def _make_paths_absolute(values: dict[str, Any], keys: Iterable[ConfigKey], folder: Path) -> None:
+    """Replaces relative paths of a file. A model may also be the name of a repository."""
     for key in keys:
         value = values.get(key.name)
         if not isinstance(value, str):
@@ -180,28 +188,54 @@ def _nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {found[0]}?" if found else ""
 
 
-# What is wrong with values
-
-_adapter: TypeAdapter[ServerKeys] = TypeAdapter(ServerKeys)
+# Validation
 
 
-def _validated(values: Mapping[str, Any], origins: Mapping[str, str]) -> ServerKeys:
-    values = {name: _parsed(name, value, origins) for name, value in values.items()}
-    shared = {name: values[name] for name in SHARED if name in values}
-    if "models" in values:
-        values["models"] = [shared | table for table in values["models"]]
+@cache
+def _adapter() -> TypeAdapter[dict[str, Any]]:
+    """Makes the validator of types and ranges. Keys without a value are left out of its result."""
+    tables = _typed_dict("Table", {**_hints(TABLE), "path": Required[_hint(TABLE["path"])]})
+    server = {**_hints(SERVER), "models": GenericAlias(list, (tables,))}
+    return TypeAdapter(_typed_dict("Server", server))
+
+
+def _typed_dict(name: str, hints: dict[str, Any]) -> Any:
+    make: Any = TypedDict  # whose keys are known at run time only
+    made = make(name, hints, total=False)
+    made.__pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
+    return made
+
+
+def _hints(keys: Mapping[str, ConfigKey]) -> dict[str, Any]:
+    return {name: _hint(key) for name, key in keys.items()}
+
+
+def _hint(key: ConfigKey) -> Any:
+    kind = key.type | None if key.optional else key.type
+    if key.type in (int, float):
+        return Annotated[kind, Field(ge=key.declared.at_least, le=key.declared.at_most)]
+    return kind
+
+
+def _validated(values: Values, origins: Mapping[str, str]) -> dict[str, Any]:
+    parsed = {name: _parsed(name, value, origins) for name, value in values.items()}
+    shared = {name: parsed[name] for name in SHARED if name in parsed}
+    if "models" in parsed:
+        parsed["models"] = [shared | each for each in parsed["models"]]
     try:
-        return _adapter.validate_python(values)
+        validated = _adapter().validate_python(parsed)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         raise _error(first["loc"], first["msg"], origins) from error
+    tables = validated.get("models", ())
+    return {**validated, "models": tuple(table(each["path"], each) for each in tables)}
 
 
 def _parsed(name: str, value: Any, origins: Mapping[str, str]) -> Any:
-    """Outside of the file, several values are one text with commas, and models are JSON."""
+    """Reads a text of a variable or an option: a list has commas, and models are JSON."""
     if name == "models":
         return _tables(value, origins)
-    if SERVER[name].several and isinstance(value, str):
+    if SERVER[name].is_list and isinstance(value, str):
         return [part.strip() for part in value.split(",") if part.strip()]
     return value
 
@@ -212,46 +246,46 @@ def _tables(value: Any, origins: Mapping[str, str]) -> list[dict[str, Any]]:
             value = json.loads(value)
         except ValueError as error:
             raise _error(("models",), f"no JSON: {error}", origins) from error
-    if not isinstance(value, list) or not all(isinstance(table, dict) for table in value):
+    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
         raise _error(("models",), "they are a list of tables, each under [[models]]", origins)
-    for number, table in enumerate(value):
-        for name in table:
+    for number, each in enumerate(value):
+        for name in each:
             if name not in TABLE:
                 raise _error(("models", number), _unknown(name, TABLE), origins)
     return value
 
 
-def _check(keys: ServerKeys, origins: Mapping[str, str]) -> None:
-    """What a type cannot say."""
-    _check_values(keys, SERVER.values(), (), origins)
-    for number, table in enumerate(keys.models):
-        _check_values(table, TABLE.values(), ("models", number), origins)
-    if keys.models:
+def _check(values: Values, origins: Mapping[str, str]) -> None:
+    """Checks what types and ranges do not say. Raises ConfigurationError."""
+    _check_values(values, SERVER.values(), (), origins)
+    for number, each in enumerate(values["models"]):
+        _check_values(each, TABLE.values(), ("models", number), origins)
+    if values["models"]:
         for name in ("name", "aliases"):
-            if getattr(keys, name):
-                raise _error((name,), "goes with a single model; say it in [[models]]", origins)
+            if values[name]:
+                problem = "goes with a single model; give it in [[models]]"
+                raise _error((name,), problem, origins)
 
 
 def _check_values(
-    values: ModelKeys, keys: Iterable[Key], place: tuple[Any, ...], origins: Mapping[str, str]
+    values: Values, keys: Iterable[ConfigKey], place: tuple[Any, ...], origins: Mapping[str, str]
 ) -> None:
     for key in keys:
-        value = getattr(values, key.name)
+        value, declared = values[key.name], key.declared
         at = (*place, key.name)
         if value is None:
             continue
-        if key.one_of is not None and value not in key.one_of:
+        if key.one_of and value not in key.one_of:
             raise _error(at, f"{value} is not one of {', '.join(map(str, key.one_of))}", origins)
-        if key.like is not None:
+        if declared.pattern:
             for text in value:
-                if not re.fullmatch(key.like.pattern, text):
-                    problem = f"{text!r} has another form than {key.like.example}"
+                if not re.fullmatch(declared.pattern, text):
+                    problem = f"{text!r} has another form than {declared.example}"
                     raise _error(at, problem, origins)
-        if key.exists is not None:
+        if declared.exists:
             path = Path(value).expanduser()
-            if not (path.is_dir() if key.exists.folder else path.is_file()):
-                what = "folder" if key.exists.folder else "file"
-                raise _error(at, f"there is no {what} {path}", origins)
+            if not (path.is_dir() if declared.exists == "folder" else path.is_file()):
+                raise _error(at, f"there is no {declared.exists} {path}", origins)
 
 
 def _error(place: tuple[Any, ...], problem: str, origins: Mapping[str, str]) -> ConfigurationError:
@@ -260,5 +294,5 @@ def _error(place: tuple[Any, ...], problem: str, origins: Mapping[str, str]) -> 
     option = origin if origin.startswith("--") else None
     inside = ".".join(str(part) for part in place[1:])
     within = f" {inside}" if inside else ""
-    where = origin if option or origin.startswith(_PREFIX) else f"{origin}: {name}"
+    where = origin if option or origin.startswith(PREFIX) else f"{origin}: {name}"
     return ConfigurationError(f"{where}{within}: {problem}", option)

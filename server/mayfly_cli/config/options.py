@@ -1,28 +1,26 @@
-"""The keys as options of a command, for Typer, which reads them from a signature."""
+"""Options of a command, made from the configuration's keys for Typer, which reads a signature."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mayfly_cli.config.keys import SERVER, Key
+from mayfly_cli.config.keys import CONFIG_VARIABLE, SERVER, ConfigKey, Values
 from mayfly_cli.failure import fail
 
 if TYPE_CHECKING:
     from mayfly_cli.config.loading import Configuration
 
-CONFIG_VARIABLE = "MAYFLY_CONFIG"
-
 _CONFIG = Annotated[
     Path | None,
     typer.Option(
         "--config",
-        help="The configuration file; by default mayfly.toml here, or else in the platform's "
-        "configuration directory.",
+        help="The configuration file; by default mayfly.toml in this folder, or else in the "
+        "platform's configuration directory.",
         envvar=CONFIG_VARIABLE,
         show_envvar=False,
         exists=True,
@@ -31,9 +29,9 @@ _CONFIG = Annotated[
 ]
 
 
-def configured(config: Path | None, given: Mapping[str, Any]) -> Configuration:
-    """What a command that takes the keys is to work with. Ends it where that makes no sense: as
-    wrong usage, if an option is to blame."""
+def configured(config: Path | None, given: Values) -> Configuration:
+    """Loads a command's configuration. Ends the command if it is invalid: as wrong usage, if an
+    option has the invalid value."""
     from mayfly_cli.config.loading import ConfigurationError, load
 
     try:
@@ -47,65 +45,60 @@ def configured(config: Path | None, given: Mapping[str, Any]) -> Configuration:
     return configuration
 
 
-def with_keys(
-    command: Callable[..., Any], names: Collection[str] = SERVER.keys()
+def with_options(
+    command: Callable[[Path | None, Values], Any], names: Collection[str] = SERVER.keys()
 ) -> Callable[..., Any]:
-    """A command that takes ``(config, given)`` as one that has the keys with these names as
-    options. ``given`` holds the options that were given."""
+    """Turns a command that takes ``(config, given)`` into one that has the keys with these names as
+    options. ``given`` holds the options that are on the command line."""
 
     def run(config: Path | None, **options: Any) -> Any:
         given = {name: value for name, value in options.items() if value not in (None, [])}
         return command(config, given)
 
-    parameters = [
-        inspect.Parameter(
-            key.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_of(key)
-        )
-        for key in SERVER.values()
-        if key.name in names
-    ]
-    config = inspect.Parameter(
-        "config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_CONFIG
+    keys = [key for key in SERVER.values() if key.name in names]
+    hints = {**{key.name: _annotation(key) for key in keys}, "config": _CONFIG}
+    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
+            for name, hint in hints.items()
+        ]
     )
-    every = [*parameters, config]
-    run.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in every}
+    run.__annotations__ = hints
     run.__name__, run.__doc__ = command.__name__, command.__doc__
     return run
 
 
-def _of(key: Key) -> Any:
-    if key.name == "model":
-        return Annotated[str | None, typer.Argument(help=key.doc, show_default=False)]
-    names = [key.option]
+def typer_option(key: ConfigKey, **others: Any) -> Any:
+    """Declares a key's option for Typer."""
+    declared = key.declared
+    names = [key.flag, *declared.aliases]
     if key.type is bool:
-        names = [f"{key.option}/--no-{key.option.removeprefix('--')}"]
-    bounds: dict[str, Any] = {}
+        names = [f"{name}/--no-{name.removeprefix('--')}" for name in names]
+    checks: dict[str, Any] = {}
     if key.type in (int, float):
-        bounds = {"min": key.least, "max": key.most}
-    if key.exists is not None:
-        bounds = {
-            "exists": True,
-            "file_okay": not key.exists.folder,
-            "dir_okay": key.exists.folder,
-        }
+        checks = {"min": declared.at_least, "max": declared.at_most}
+    elif declared.exists:
+        folder = declared.exists == "folder"
+        checks = {"exists": True, "file_okay": not folder, "dir_okay": folder}
     elif key.type is Path:
-        bounds = {"file_okay": False}
-    # A class made at run time has no name that a type checker could know.
+        checks = {"file_okay": False}
+    return typer.Option(*names, help=_help(key), show_default=False, **(checks | others))
+
+
+def _annotation(key: ConfigKey) -> Any:
+    if key.name == "model":
+        return Annotated[str | None, typer.Argument(help=key.declared.help, show_default=False)]
     kind: Any = key.type if key.type in (bool, int, float, Path) else str
-    if key.several:
-        kind = list[str]
-    option = typer.Option(*names, help=_help(key), show_default=False, **bounds)
-    return Annotated[kind | None, option]
+    return Annotated[(list[str] if key.is_list else kind) | None, typer_option(key)]
 
 
-def _help(key: Key) -> str:
-    parts = [key.doc]
-    if key.one_of is not None:
+def _help(key: ConfigKey) -> str:
+    parts = [key.declared.help]
+    if key.one_of:
         parts.append(f"One of {', '.join(map(str, key.one_of))}.")
-    if key.several:
+    if key.is_list:
         parts.append("May be repeated.")
-    # What is off, and what has no value, needs no word.
+    # A switch that is off, and an option without a value, need no default in the text.
     if key.default and not key.optional:
         parts.append(f"(default: {str(key.default).lower()})")
     return " ".join(parts)

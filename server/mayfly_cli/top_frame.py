@@ -1,0 +1,202 @@
+"""A frame of ``mayfly top``: a server's event, drawn for a terminal.
+
+Every state has a sign and a word; colour only repeats them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+Picture = dict[str, Any]
+View = dict[str, Any]
+
+SIGNS = {
+    "spawning": ("◌", "starting", "cyan"),
+    "loading": ("◔", "loading", "cyan"),
+    "canary": ("◑", "trying out", "cyan"),
+    "ready": ("●", "ready", "green"),
+    "draining": ("◒", "draining", "yellow"),
+    "backoff": ("‖", "waiting", "yellow"),
+    "failed": ("✕", "failed", "red"),
+    "gone": ("†", "lost", "red"),
+}
+BAR = 16
+"""Characters."""
+WIDE = 110
+"""Characters that all columns need; below that, only those stay that one acts upon."""
+LOSSES = 8
+UNITS = ("B", "kB", "MB", "GB", "TB")
+
+
+def paced(picture: Picture) -> bool:
+    """Whether the speed of every worker that serves is known."""
+    views = [view for view in _views(picture) if view["state"] == "ready"]
+    return all(view.get("tokens_per_s") is not None for view in views)
+
+
+def frame(picture: Picture, width: int = 0, height: int = 0) -> RenderableType:
+    """The whole picture, for a terminal of so many columns and lines, or for any: in a low one,
+    losses are left out as far as needed."""
+    slots, remarks = workers(picture, wide=not 0 < width < WIDE), list(_remarks(picture))
+    left = height - slots.row_count - len(remarks) - 6 if height else LOSSES
+    losses = last_losses(picture)[: max(0, min(LOSSES, left))]
+    last = _losses(losses) if losses else Text("no worker was lost", style="dim")
+    heading = Text("\nLast losses", style="bold")
+    return Group(totals(picture), Text(), slots, *remarks, heading, last)
+
+
+def totals(picture: Picture) -> Text:
+    """One line about all."""
+    views = list(_views(picture))
+    slots = {(view["node"], view["slot"]) for view in views}
+    ready = {(view["node"], view["slot"]) for view in views if view["state"] == "ready"}
+    running = sum(view["running"] for view in views)
+    waiting = sum(view["waiting"] for view in views)
+    speed = sum(view.get("tokens_per_s") or 0.0 for view in views)
+    line = Text("Mayfly", style="bold")
+    line.append(
+        f"  {len(ready)} of {len(slots)} ready · {running} running · {waiting} waiting"
+        f" · {rate(speed)} tokens/s",
+        style="not bold",
+    )
+    if picture.get("leaving"):
+        line.append("  the server is shutting down", style="bold red")
+    return line
+
+
+def workers(picture: Picture, *, wide: bool = True) -> Table:
+    """One row a worker; a slot whose worker is being replaced has two."""
+    several = len(picture["nodes"]) > 1
+    result = Table(box=None, pad_edge=False, header_style="bold")
+    result.add_column("SLOT", overflow="fold")
+    result.add_column("STATE", no_wrap=True)
+    result.add_column("WORKER" if wide else "#", justify="right", no_wrap=True)
+    result.add_column("PID", justify="right", no_wrap=True)
+    if wide:
+        result.add_column("AGE", justify="right", no_wrap=True)
+    result.add_column("DOING", overflow="fold")
+    result.add_column("TOKENS/S" if wide else "TOK/S", justify="right", no_wrap=True)
+    if wide:
+        result.add_column("ANSWERED", justify="right", no_wrap=True)
+        result.add_column("MEMORY", justify="right", no_wrap=True)
+    for node in picture["nodes"]:
+        for view in node["slots"]:
+            result.add_row(Text(_name(node, view, several)), *_worker(view, wide))
+    return result
+
+
+def _remarks(picture: Picture) -> Iterator[Text]:
+    """What does not fit into a column."""
+    several = len(picture["nodes"]) > 1
+    for node in picture["nodes"]:
+        if node["silent"]:
+            yield Text(f"{node['node']} has not been heard of lately", style="red")
+        elif not node["slots"]:
+            yield Text(f"{node['node']} has no slots", style="dim")
+        for view in node["slots"]:
+            if view["detail"]:
+                yield Text(f"{_name(node, view, several)}: {view['detail']}", style="dim")
+
+
+def _name(node: Picture, view: View, several: bool) -> str:
+    return f"{node['node']}/{view['slot']}" if several else str(view["slot"])
+
+
+def _worker(view: View, wide: bool) -> Iterator[Text]:
+    sign, word, colour = SIGNS.get(view["state"], ("?", view["state"], ""))
+    yield Text(f"{sign} {word}{', on trial' if view['trial'] else ''}", style=colour)
+    yield Text(f"#{view['incarnation']}" if view["pid"] else "-")
+    yield Text(str(view["pid"] or "-"))
+    if wide:
+        yield Text(span(view["age_s"]) if view["pid"] else "-")
+    yield Text(_doing(view, wide))
+    yield Text(rate(view.get("tokens_per_s")) if view["pid"] else "-")
+    if wide:
+        yield Text(str(view["inferences"]))
+        yield Text(size(view["footprint"]) if view["footprint"] else "-")
+
+
+def _doing(view: View, wide: bool) -> str:
+    """How far a load is, or how full a batch."""
+    if not view["pid"]:
+        soon = view["retry_in_s"]
+        return "" if soon is None else f"again in {span(soon)}"
+    if view["state"] in ("ready", "draining"):
+        waiting = f", {view['waiting']} waiting" if view["waiting"] else ""
+        words = f"{view['running']} of {view['rows']} rows, {view['phase']}{waiting}"
+        return f"{bar(view['running'], view['rows'])} {words}" if wide else words
+    if not view["load_total"]:
+        return str(view["phase"])
+    words = f"{view['phase']} {size(view['load_done'])} of {size(view['load_total'])}"
+    return f"{bar(view['load_done'], view['load_total'])} {words}" if wide else words
+
+
+def last_losses(picture: Picture) -> list[dict[str, Any]]:
+    """Autopsies of all nodes, and losses that have none yet, the latest first."""
+    found = []
+    for node in picture["nodes"]:
+        recorded = {(each["slot"], each["incarnation"]) for each in node["autopsies"]}
+        fresh = [
+            each for each in node["losses"] if (each["slot"], each["incarnation"]) not in recorded
+        ]
+        found += [{**each, "node": node["node"]} for each in (*node["autopsies"], *fresh)]
+    return sorted(found, key=lambda each: float(each["age_s"]))
+
+
+def _losses(losses: Iterable[dict[str, Any]]) -> Table:
+    result = Table(box=None, pad_edge=False, show_header=False)
+    for _ in range(3):
+        result.add_column(no_wrap=True)
+    result.add_column(overflow="fold")
+    for loss in losses:
+        result.add_row(
+            Text(f"{span(loss['age_s'])} ago", style="dim"),
+            Text(f"{loss['slot']} #{loss['incarnation']}"),
+            Text(f"† {loss['kind']}", style="red"),
+            Text(loss["first_cause"] or "no cause was told"),
+        )
+    return result
+
+
+def bar(done: float, total: float) -> str:
+    filled = round(BAR * min(1.0, done / total)) if total else 0
+    if done and total and not filled:
+        filled = 1
+    return "█" * filled + "░" * (BAR - filled)
+
+
+def rate(per_second: float | None) -> str:
+    if per_second is None:
+        return "-"
+    return f"{per_second:.0f}" if per_second >= 100 or not per_second else f"{per_second:.1f}"
+
+
+def span(seconds: float) -> str:
+    """In the largest unit that fits."""
+    for most, unit, word in ((60, 1, "s"), (3600, 60, "min"), (172_800, 3600, "h")):
+        if seconds < most:
+            return f"{int(max(0.0, seconds) // unit)} {word}"
+    return f"{int(seconds // 86_400)} days"
+
+
+def size(count: float) -> str:
+    """Bytes, in powers of ten."""
+    value, unit = float(count), 0
+    while value >= 999.5 and unit < len(UNITS) - 1:
+        value /= 1000
+        unit += 1
+    return f"{value:.{0 if value >= 9.95 or not unit else 1}f} {UNITS[unit]}"
+
+
+def _views(picture: Picture) -> Iterator[View]:
+    for node in picture["nodes"]:
+        for view in node["slots"]:
+            yield {**view, "node": node["node"]}
