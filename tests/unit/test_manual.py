@@ -154,7 +154,7 @@ def test_the_way_from_mlx_lm_names_every_option_of_both() -> None:
     theirs = {option for row in rows for option in re.findall(r"--[a-z-]+", row[0])}
     ours = {option for row in rows for option in re.findall(r"--[a-z-]+", row[1])}
     assert theirs == options_of_mlx_lm()
-    assert ours <= {key.option for key in SERVER.values()}
+    assert ours <= {key.flag for key in SERVER.values()}
 
 
 def test_the_way_from_mlx_lm_names_every_field_and_what_becomes_of_it() -> None:

@@ -28,7 +28,7 @@ Values = Mapping[str, Any]
 """Values by the names of their keys."""
 T = TypeVar("T")
 
-_NAME = "What clients call the model; by default its own name."
+_NAME = "Name of the model for clients; by default its own name."
 
 
 @dataclass(frozen=True, kw_only=True)
