@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from mayfly_cli.app import app
 from mayfly_protocol.faults import explain
-from mayfly_protocol.faults.explain import CHUNK, sightings
+from mayfly_protocol.faults.explain import CHUNK, find_faults
 
 explain_module = sys.modules["mayfly_protocol.faults.explain"]  # the name is the function's
 
@@ -36,7 +36,7 @@ Fatal Python error: Aborted
 
 
 def seen(log: str) -> list[tuple[str, int]]:
-    return [(each.kind.name, each.line) for each in sightings(io.StringIO(log))]
+    return [(each.kind.name, each.line) for each in find_faults(io.StringIO(log))]
 
 
 class TestSightings:
@@ -95,7 +95,7 @@ class TestSightings:
                 return "x" * given
 
         log = Endless()
-        assert list(sightings(log)) == []
+        assert list(find_faults(log)) == []
         assert len(log.asked) == 13
         assert set(log.asked) == {CHUNK}
 

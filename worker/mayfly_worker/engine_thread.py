@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mayfly_protocol.breadcrumb import BreadcrumbWriter
-from mayfly_protocol.faults import Verdict, classify_exception
+from mayfly_protocol.faults import Classification, classify_exception
 from mayfly_protocol.lifecycle import LoadPhase, Scope
 from mayfly_protocol.settings import WorkerSettings
 from mayfly_worker.engine.admission import Budget
@@ -67,7 +67,7 @@ class Faulted:
     others of the forward pass that it came out of."""
 
     error: BaseException
-    verdict: Verdict
+    verdict: Classification
     suspects: tuple[str, ...]
     marked: tuple[str, ...]
     rebuilt: Engine | None

@@ -1,4 +1,4 @@
-"""The faults in a log, of any length."""
+"""Search for the known faults in a log of any length."""
 
 from __future__ import annotations
 
@@ -6,24 +6,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TextIO
 
-from mayfly_protocol.faults.classify import MESSAGES, TABLE, find_all
+from mayfly_protocol.faults.classify import MESSAGES, TABLE, find_signatures
 from mayfly_protocol.faults.engine import CXX_ABORT
 from mayfly_protocol.faults.kinds import Kind
 
 CHUNK = 256 * 1024
 """Characters read at a time."""
 OVERLAP = 2048
-"""Characters of a line longer than a chunk that are looked at twice; more than any signature
-reaches."""
+"""Characters that two chunks share where a line is longer than one; more than any signature has."""
 EXCERPT = 300
-"""Characters shown of a line, from the signature on."""
+"""Characters of a line that are shown, from the signature on."""
 INNER_TEXT_WITHIN = 3
-"""So many lines behind ``terminate called`` stands what the exception said, if anywhere."""
+"""Lines after ``terminate called`` within which the exception's own text stands, if anywhere."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
-    """A kind's signature in line ``line``, counted from 1."""
+class LogFault:
+    """A fault found in line ``line``, counted from 1."""
 
     kind: Kind
     line: int
@@ -31,8 +30,8 @@ class Sighting:
 
 
 @dataclass(frozen=True, slots=True)
-class Later:
-    """A kind that was found ``count`` times after the first fault, at first in line ``line``."""
+class LaterFault:
+    """A kind found ``count`` times after the first fault, for the first time in line ``line``."""
 
     kind: Kind
     line: int
@@ -41,32 +40,34 @@ class Later:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    first: Sighting
-    later: tuple[Later, ...]
+    """The first fault of a log, and by kind those after it."""
+
+    first: LogFault
+    later: tuple[LaterFault, ...]
 
 
 def explain(log: TextIO) -> Explanation | None:
-    """The first fault of a log or a traceback, and by kind how often others came after it.
+    """Finds the first fault of a log or a traceback, and by kind how many came after it.
 
-    None where nothing is recognised. Memory stays bounded, however long the log or a line is.
+    Returns None if no line is recognised. Memory stays bounded, however long the log or a line is.
     """
-    found = sightings(log)
+    found = find_faults(log)
     first = next(found, None)
     if first is None:
         return None
-    later: dict[str, Later] = {}
+    later: dict[str, LaterFault] = {}
     for each in found:
-        before = later.get(each.kind.name, Later(each.kind, each.line, 0))
-        later[each.kind.name] = Later(each.kind, before.line, before.count + 1)
+        before = later.get(each.kind.name, LaterFault(each.kind, each.line, 0))
+        later[each.kind.name] = LaterFault(each.kind, before.line, before.count + 1)
     return Explanation(first, tuple(later.values()))
 
 
-def sightings(log: TextIO) -> Iterator[Sighting]:
-    """Every line that names a fault. An uncaught C++ exception and the lines that say what it was
-    are one."""
-    uncaught: Sighting | None = None
-    for each in _lines_that_name(log):
-        if uncaught is not None and not _says_what(each, uncaught):
+def find_faults(log: TextIO) -> Iterator[LogFault]:
+    """Yields a fault for every line that names one. An uncaught C++ exception and the lines with
+    its text are one fault."""
+    uncaught: LogFault | None = None
+    for each in _faults_by_line(log):
+        if uncaught is not None and not _belongs_to(each, uncaught):
             yield uncaught
         uncaught = each if each.kind is CXX_ABORT else None
         if uncaught is None:
@@ -75,31 +76,31 @@ def sightings(log: TextIO) -> Iterator[Sighting]:
         yield uncaught
 
 
-def _says_what(each: Sighting, uncaught: Sighting) -> bool:
+def _belongs_to(each: LogFault, uncaught: LogFault) -> bool:
     near = each.line - uncaught.line <= INNER_TEXT_WITHIN
     return near and each.kind in MESSAGES and each.kind is not CXX_ABORT
 
 
-def _lines_that_name(log: TextIO) -> Iterator[Sighting]:
+def _faults_by_line(log: TextIO) -> Iterator[LogFault]:
     line, seen = 1, 0
     for chunk, whole in _chunks(log):
         counted = 0
-        for found in find_all(chunk, TABLE):
+        for found in find_signatures(chunk, TABLE):
             if found.start >= whole:
                 break
             line += chunk.count("\n", counted, found.line_start)
             counted = found.line_start
             if line > seen:  # a line too long for one chunk counts once
-                yield Sighting(found.kind, line, _excerpt(chunk, found.start))
+                yield LogFault(found.kind, line, _excerpt(chunk, found.start))
                 seen = line
         line += chunk.count("\n", counted)
 
 
 def _chunks(log: TextIO) -> Iterator[tuple[str, int]]:
-    """The log in pieces, each with the number of its characters from which on it may be cut short.
+    """Splits a log into chunks, each with the number of its characters that are surely whole.
 
-    A piece ends where a line does. Where a line is too long, pieces overlap, and what begins in
-    the overlap is left to the next one, which has all of it.
+    A chunk ends at the end of a line. If a line is too long, chunks overlap; a signature that
+    begins in the overlap is left to the next chunk, which holds all of it.
     """
     rest = ""
     while block := log.read(CHUNK):
@@ -118,6 +119,6 @@ def _chunks(log: TextIO) -> Iterator[tuple[str, int]]:
 
 
 def _excerpt(text: str, start: int) -> str:
-    """The line from ``start`` on, with nothing in it that would steer a terminal."""
+    """Returns the line from ``start`` on, without characters that would control a terminal."""
     line = text[start : start + EXCERPT].partition("\n")[0].rstrip()
     return "".join(c if c.isprintable() else "�" for c in line)

@@ -1,4 +1,4 @@
-"""What is known of one kind of fault."""
+"""The fields of one kind of fault."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ Blame = Literal["suspects", "none"]
 class Kind:
     """A row of the fault table.
 
-    ``scope`` says how much is lost with it::
+    ``scope`` says how much is lost::
 
         request   that request fails, and nothing else
         batch     the batch is thrown away and rebuilt in the same process, its requests retried
         recycle   the worker hands its requests over and leaves in good order
-        worker    the process is poisoned: it leaves at once
-        machine   the same, and the next one is not started right away
-        model     it would happen to the next worker too: the slot fails until it is reconfigured
+        worker    the process cannot be trusted any more: it leaves at once
+        machine   as ``worker``, and the next worker is not started right away
+        model     the next worker would meet it, too: the slot fails until it is reconfigured
 
-    ``blame`` says whether the requests of the forward pass that failed become suspects, or the
-    fault is surely not theirs. One that ``follows`` is never the first of its process: whatever
-    else is found near it came before it and is the cause.
+    ``blame`` is ``suspects`` if the requests of the forward pass that failed become suspects, and
+    ``none`` if the fault is surely not theirs. A kind that ``follows`` is never the first fault of
+    its process: any other fault near it came before it and is the cause.
 
-    ``signature`` matches within one line of a message or a log. Where it is None, the kind is
-    known by how a process ended or by what was measured, never by a text.
+    ``signature`` matches within one line of a message or a log. If it is None, the kind is known by
+    the end of a process or by a measurement, never by a text.
     """
 
     name: str
     scope: Scope
     meaning: str
-    """What happened, for somebody who has the error's text before them."""
+    """Explanation of the fault, for somebody who has the error's text before them."""
     reaction: str
-    """What Mayfly does about it by itself."""
+    """Mayfly's own reaction."""
     advice: str
-    """What the reader can do about it."""
+    """Measures that the reader can take."""
     signature: re.Pattern[str] | None = None
     blame: Blame = "suspects"
     follows: bool = False
