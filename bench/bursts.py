@@ -80,7 +80,7 @@ class Burst:
     def _emit(self, events: list[Event]) -> None:
         for event in events:
             if isinstance(event, StepResult):
-                for drawn in event.drawn:
+                for drawn in event.tokens:
                     self._came.setdefault(drawn.row, time.perf_counter())
 
     @property

@@ -95,7 +95,7 @@ class EngineRun:
 
     def _hear(self, events: list[Event]) -> None:
         now = time.perf_counter()
-        for drawn in (d for event in events if isinstance(event, StepResult) for d in event.drawn):
+        for drawn in (d for event in events if isinstance(event, StepResult) for d in event.tokens):
             self._arrivals[drawn.row].append(now)
             if drawn.end is not None:
                 self._left.discard(drawn.row)

@@ -138,7 +138,7 @@ class Bench:
             if isinstance(event, Started):
                 self.answers[event.key].cached += event.cached
             if isinstance(event, StepResult):
-                for drawn in event.drawn:
+                for drawn in event.tokens:
                     self._note(drawn)
         self.events.clear()
 

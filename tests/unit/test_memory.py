@@ -68,7 +68,7 @@ def test_R27_an_answer_that_memory_ends_has_filled_the_context(
         assert bench.engine.turn()
         assert bench.engine.running <= 1
         for event in bench.events:
-            for token in event.drawn if isinstance(event, StepResult) else ():
+            for token in event.tokens if isinstance(event, StepResult) else ():
                 drawn[token.row].append(token)
         bench.events.clear()
     assert [len(tokens) for tokens in drawn.values()] == [LEFT] * n
@@ -116,7 +116,7 @@ def test_more_choices_than_rows_come_one_after_the_other(loaded: LoadedModel) ->
             assert bench.engine.turn()
             most = max(most, bench.engine.running)
             for event in bench.events:
-                for token in event.drawn if isinstance(event, StepResult) else ():
+                for token in event.tokens if isinstance(event, StepResult) else ():
                     drawn[token.row].append(token)
             bench.events.clear()
         return [[token.token for token in tokens] for tokens in drawn.values()], most

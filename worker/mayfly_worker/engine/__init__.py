@@ -1,14 +1,14 @@
-"""The part of a worker that computes: one thread, one MLX stream, all the arrays.
+"""The part of a worker that computes: one thread, one MLX stream, all arrays.
 
-=====================  ==========================================================================
-:mod:`.types`          requests, rows and events: what crosses to the I/O thread, without arrays
-:mod:`.noise`          position-keyed random keys
-:mod:`.sampler`        one batched sampler for all running rows
-:mod:`.prefill`        prompts on their way into the cache, a group of rows at a time
-:mod:`.decode`         the rows that generate, one token a step
-:mod:`.lanes`          those rows in one batch or two, by their lengths
-:mod:`.chunks`         how large the next prefill chunk may be (pure)
-:mod:`.admission`      which waiting request may start (pure)
-:mod:`.loop`           the thread that puts them together
-=====================  ==========================================================================
+======================  =========================================================================
+:mod:`.scheduler`       the engine's loop: commands, decode step, prefill chunk, events
+:mod:`.sequence`        sequences, commands and events: what crosses threads, without arrays
+:mod:`.prefill`         groups of prompts on their way into the cache
+:mod:`.decode`          a batch of sequences that generate, one token a step; log-probabilities
+:mod:`.sub_batches`     the decode batch, split in two where lengths differ much
+:mod:`.sampler`         one batched sampler with position-keyed random numbers
+:mod:`.caches`          merging, splitting and cutting mlx-lm's caches
+:mod:`.chunks`          size of the next prefill chunk (pure)
+:mod:`.admission`       memory budget of running sequences (pure)
+======================  =========================================================================
 """

@@ -1,7 +1,7 @@
-"""Handling of mlx-lm's per-layer caches as one thing.
+"""Operations on the KV cache of a model: merge, extend, reduce, take, pad.
 
-A *cache* here is a list with one mlx-lm cache object a layer. Caches of single sequences are merged
-into caches of a batch, batches are extended, filtered and taken apart again. The shapes are
+A *cache* here is a list with one mlx-lm cache object for each layer. Caches of single sequences are
+merged into caches of a batch; batches are extended, reduced and split again. The shapes are
 mlx-lm's own: the batched classes left-pad shorter rows.
 """
 
@@ -21,18 +21,19 @@ from mlx_lm.models.cache import (
 )
 
 Cache = list[Any]
-
+"""One mlx-lm cache object for each layer."""
 
 Factory = Callable[[], Cache]
 """Makes an empty cache for one sequence."""
 
 
 def factory(model: Any, max_kv_size: int | None = None, kv_bits: int | None = None) -> Factory:
-    """How empty caches of this model are made. ``max_kv_size`` bounds them to a sliding window
-    (for models that :func:`can_be_bounded`), ``kv_bits`` quantizes keys and values.
+    """Returns a factory of empty caches for this model.
 
-    The window is a plain one. mlx-lm's own bounded cache also keeps a sequence's first tokens, but
-    only while the sequence is no part of a batch, and answers would depend on who else is there.
+    ``max_kv_size`` bounds them to a sliding window (for models that :func:`can_be_bounded`),
+    ``kv_bits`` quantizes keys and values. The window is a plain one: mlx-lm's own bounded cache
+    also keeps the first tokens of a sequence, but only outside a batch, so that answers would
+    depend on other requests.
     """
 
     def fresh() -> Cache:
@@ -50,19 +51,23 @@ def factory(model: Any, max_kv_size: int | None = None, kv_bits: int | None = No
 
 
 def can_be_bounded(model: Any) -> bool:
-    """Whether a sliding window may stand for this model's own caches: where each of those is a
-    plain one that grows with every token.
+    """True if a sliding window may replace this model's own caches, each of which then is a plain
+    one that grows with every token.
 
-    mlx-lm's ``make_prompt_cache`` is stricter, and leaves the bound out for every model that makes
-    its own cache. Llama does, for the sake of variants with sliding layers, and otherwise returns
-    plain ones.
+    mlx-lm's ``make_prompt_cache`` is stricter and ignores the bound for every model that makes its
+    own cache. Llama does so for variants with sliding layers, and otherwise returns plain caches.
     """
     return all(type(layer) is KVCache for layer in make_prompt_cache(model))
 
 
 def merge(caches: Sequence[Cache]) -> Cache:
-    """One batch out of single sequences. A single sequence of a kind that cannot be batched is
-    its own batch; several of them are a TypeError."""
+    """Merges caches of single sequences into one batch.
+
+    A single cache of a kind that cannot be batched is its own batch.
+
+    Raises:
+        TypeError: several caches of a kind that cannot be batched.
+    """
     layers = list(zip(*caches, strict=True))
     if len(caches) == 1 and not all(hasattr(layer[0], "merge") for layer in layers):
         return list(caches[0])
@@ -73,8 +78,10 @@ def merge(caches: Sequence[Cache]) -> Cache:
 
 
 def widen(cache: Cache, length: int) -> None:
-    """Pads a batch on the left to ``length`` columns. Only kinds that grow with every token have
-    columns; of others nothing changes."""
+    """Pads a batch on the left to ``length`` columns.
+
+    Only kinds that grow with every token have columns; others do not change.
+    """
     for layer in cache:
         if type(layer) is BatchKVCache and layer.keys is not None and layer._idx < length:
             extra = length - layer._idx
@@ -86,7 +93,7 @@ def widen(cache: Cache, length: int) -> None:
 
 
 def tighten(cache: Cache, longest: int) -> None:
-    """Drops the columns on the left that no row uses: ``longest`` is what the longest holds."""
+    """Drops the columns on the left that no row uses; ``longest`` is the longest row's length."""
     for layer in cache:
         if type(layer) is BatchKVCache and layer.keys is not None and layer._idx > longest:
             shift = layer._idx - longest
@@ -97,13 +104,13 @@ def tighten(cache: Cache, longest: int) -> None:
 
 
 def columns(cache: Cache) -> int:
-    """How many tokens a row of a batch has room for, padding included; 0 for kinds of cache that
-    do not grow with every token."""
+    """Returns the columns of a batch: tokens a row, padding included. 0 for kinds of cache that do
+    not grow with every token."""
     return next((layer._idx for layer in cache if type(layer) is BatchKVCache), 0)
 
 
 def extend(into: Cache, other: Cache) -> Cache:
-    """The rows of both batches in one, those of ``into`` first."""
+    """Appends the rows of ``other`` to the batch ``into`` and returns the result."""
     if not into or not other:
         return into or other
     for a, b in zip(into, other, strict=True):
@@ -112,11 +119,10 @@ def extend(into: Cache, other: Cache) -> Cache:
 
 
 def keep(cache: Cache, rows: Sequence[int], lengths: Sequence[int]) -> Cache:
-    """The batch reduced to the given rows, in that order. ``lengths`` are the tokens that each of
-    them holds.
+    """Reduces a batch to the given rows, in that order; ``lengths`` are the tokens that each holds.
 
-    mlx-lm's own ``filter`` reads the padding back from the device, which waits for all the work
-    that is queued there. The host knows it: it is what a row's length leaves of the batch's.
+    mlx-lm's own ``filter`` reads the padding back from the device, which waits for all work queued
+    there. The host knows the padding already: the batch's columns less the row's length.
     """
     if not rows:
         return []
@@ -138,8 +144,10 @@ def _filter(layer: BatchKVCache, index: mx.array) -> None:
 
 
 def take(cache: Cache, row: int, length: int) -> Cache:
-    """A copy of one row, which holds ``length`` tokens, as a cache of its own. The arrays are
-    lazy; as in :func:`keep`, nothing waits for the device."""
+    """Copies one row, which holds ``length`` tokens, out of a batch.
+
+    The arrays are lazy; as in :func:`keep`, nothing waits for the device.
+    """
     return [_take(layer, row, length) for layer in cache]
 
 
@@ -156,19 +164,20 @@ def _take(layer: Any, row: int, length: int) -> Any:
 
 
 def trimmable(cache: Cache) -> bool:
-    """Whether a cache of this kind can be cut back to any length, however long it grew."""
+    """True if a cache of this kind can be cut back to any length, however long it grew."""
     return all(type(layer) in (KVCache, QuantizedKVCache) for layer in cache)
 
 
 def quantized(cache: Cache) -> bool:
-    """Whether any of its layers keeps keys and values in fewer bits."""
+    """True if any layer stores quantized keys and values."""
     return any(isinstance(layer, QuantizedKVCache) for layer in cache)
 
 
 def arrays(cache: Cache) -> list[Any]:
-    """Everything that has to be evaluated for the cache to be there."""
+    """Returns the arrays whose evaluation completes the cache."""
     return [layer.state for layer in cache]
 
 
 def evaluate(cache: Cache) -> None:
+    """Evaluates all arrays of a cache and waits for them."""
     mx.eval(arrays(cache))

@@ -1,14 +1,15 @@
-"""The rows that generate, one token a step.
+"""Decoding: a batch of sequences that generate one token a step.
 
 The host stays one step behind the device: :meth:`DecodeBatch.step` launches the forward pass on
 tokens that the host has not seen yet and then reads those tokens, so that the device always has
-work. A row that turns out to have ended has then run one step too many, whose result is dropped.
+work. A sequence that turns out to have ended has then run one step too many, whose result is
+dropped.
 
-Where a row follows a grammar, its next token needs a mask that depends on the one before. The
-forward pass is launched first all the same; then the token is read, the mask made, and the sampling
+Where a sequence follows a grammar, its next token needs a mask that depends on the token before.
+The forward pass is launched first all the same; then the token is read, the mask made, and sampling
 launched behind it.
 
-Log-probabilities of drawn tokens, for the rows that asked and at no cost to the others.
+Log-probabilities of sampled tokens are computed for the rows that asked, at no cost to the others.
 """
 
 from __future__ import annotations
@@ -30,11 +31,14 @@ from mayfly_worker.request_errors import GrammarFailed
 
 @dataclass(frozen=True, slots=True)
 class PendingLogprobs:
-    """What a step left on the device: ``chosen`` [asking, 1], and the ids and log-probabilities
-    of the ``most`` likely tokens [asking, most], in no order."""
+    """Log-probabilities of one step, still on the device.
+
+    ``chosen`` [asking, 1] belongs to the sampled tokens; ``best`` and ``values`` [asking, most] are
+    ids and log-probabilities of the ``most`` likely tokens, unordered.
+    """
 
     rows: list[tuple[int, int]]
-    """Row id and alternatives asked for, for each that asked."""
+    """Sequence id and number of alternatives of each row that asked."""
     chosen: mx.array
     best: mx.array | None
     values: mx.array | None
@@ -44,7 +48,7 @@ class PendingLogprobs:
         return [a for a in (self.chosen, self.best, self.values) if a is not None]
 
     def read(self) -> dict[int, Logprobs]:
-        """By row id; waits for the device."""
+        """Waits for the device and returns the log-probabilities by sequence id."""
         chosen: list[Any] = self.chosen.tolist()  # type: ignore[assignment]
         best: Any = self.best.tolist() if self.best is not None else None
         values: Any = self.values.tolist() if self.values is not None else None
@@ -57,11 +61,11 @@ class PendingLogprobs:
         return found
 
 
-def of_step(
+def step_logprobs(
     rows: Sequence[SequenceState], logits: mx.array, tokens: mx.array
 ) -> PendingLogprobs | None:
-    """The log-probabilities of ``tokens`` [rows] under ``logits`` [rows, width] as the model gave
-    them, before penalties, masks and temperature. Lazy; None where nobody asked."""
+    """Returns log-probabilities of ``tokens`` [rows] under ``logits`` [rows, width] as the model
+    gave them, before penalties, masks and temperature. Lazy; None if no row asked."""
     asking = [(i, r.id, r.logprobs) for i, r in enumerate(rows) if r.logprobs is not None]
     if not asking:
         return None
@@ -76,7 +80,7 @@ def of_step(
 
 
 class NonFiniteLogits(RuntimeError):
-    """A row's logits hold NaN or are all equal: what the device computes cannot be trusted."""
+    """Logits of a row contain NaN or are all equal: the device's results cannot be trusted."""
 
     def __init__(self, rows: list[int]) -> None:
         super().__init__(f"the logits of {len(rows)} row(s) are not finite, or all equal")
@@ -84,7 +88,7 @@ class NonFiniteLogits(RuntimeError):
 
 
 class DecodeBatch:
-    """A running batch. ``rows[i]`` is row i of every array and cache."""
+    """A batch of decoding sequences; ``rows[i]`` is row i of every array and cache."""
 
     def __init__(self, model: Any, width: int) -> None:
         self._model = model
@@ -95,16 +99,16 @@ class DecodeBatch:
         self._inputs: mx.array | None = None  # [rows] tokens to feed next
         self._healthy: mx.array | None = None
         self._logprobs: PendingLogprobs | None = None
-        self._fresh = 0  # so many rows at the end hold a prompt's last token, not a drawn one
+        self._fresh = 0  # rows at the end whose input is a prompt's last token, not a sampled one
         self._sampler = Sampler([], width)
         self.failed: dict[int, str] = {}
-        """Rows whose grammar gave up, with why; to be taken out by whoever drives the batch."""
+        """Error text by id of a sequence whose grammar failed; the caller removes them."""
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def join(self, rows: Sequence[SequenceState], cache: Cache) -> None:
-        """Adds rows with their batched cache, which holds all but the last of their tokens."""
+        """Adds sequences with their batched cache, which holds all but the last of their tokens."""
         last = mx.array([r.tokens[-1] for r in rows], dtype=mx.uint32)
         self._cache = caches.extend(self._cache, cache)
         self._inputs = last if self._inputs is None else mx.concatenate([self._inputs, last])
@@ -114,36 +118,35 @@ class DecodeBatch:
         self._rebuild(counts + [self._replayed(r) for r in rows])
 
     def remove(self, rows: Sequence[int]) -> None:
-        """Takes out rows by index."""
+        """Removes sequences by row index."""
         stay = [i for i in range(len(self.rows)) if i not in set(rows)]
         known = len(self.rows) - self._fresh
         stay_known = [i for i in stay if i < known]
         self._cache = caches.keep(self._cache, stay, [self._held(i) for i in stay])
         self._inputs = _select(self._inputs, stay)
         self._healthy = _select(self._healthy, stay_known)
-        # Log-probabilities are read by row id: those of rows that left are never asked for.
+        # Log-probabilities are read by sequence id: those of removed rows are never read.
         self._fresh = len(stay) - len(stay_known)
         counts = [self._sampler.counts_of(i) for i in stay]
         self.rows = [self.rows[i] for i in stay]
         self._rebuild(counts)
 
     def take(self, row: int) -> tuple[list[int], Cache]:
-        """The tokens in a row's cache, and a copy of it (lazy arrays)."""
+        """Returns the tokens that a row's cache holds, and a copy of the cache (lazy arrays)."""
         held = self._held(row)
         return self.rows[row].tokens[:held], caches.take(self._cache, row, held)
 
     def _held(self, row: int) -> int:
-        """How many tokens of a row its cache holds: all, but for the last of a fresh one."""
+        """Number of a row's tokens in its cache: all, except for the last one of a fresh row."""
         return len(self.rows[row].tokens) - (row >= len(self.rows) - self._fresh)
 
     def step(self) -> list[SampledToken]:
-        """Launches the next step and returns the tokens of the one before.
+        """Launches the next step and returns the tokens of the step before.
 
-        Rows that have just joined return nothing yet.
+        Sequences that have just joined return nothing yet.
 
         Raises:
-            NonFiniteLogits: the tokens that would have been returned were drawn from logits that
-                mean nothing.
+            NonFiniteLogits: the tokens to return were sampled from invalid logits.
         """
         assert self._inputs is not None
         inputs, fresh = self._inputs, self._fresh
@@ -154,23 +157,23 @@ class DecodeBatch:
         guided = any(r.matcher is not None for r in self.rows)
         if guided:
             mx.async_eval(logits)
-            drawn = self._read(known, *pending)
+            sampled = self._read(known, *pending)
             self._launch(logits, self._masks())
         else:
             self._launch(logits, None)
-            drawn = self._read(known, *pending)
+            sampled = self._read(known, *pending)
         self._fresh = 0
-        return drawn
+        return sampled
 
     def _launch(self, logits: mx.array, allowed: mx.array | None) -> None:
         positions = [r.generated for r in self.rows]
-        # Rows that are read after this launch have one token more than the host has counted.
+        # Rows that are read after this launch have one token more than the host has counted yet.
         if allowed is None:
             known = len(self.rows) - self._fresh
             positions[:known] = [p + 1 for p in positions[:known]]
         tokens = self._sampler(logits, positions, allowed)
         self._healthy = healthy(logits)
-        self._logprobs = of_step(self.rows, logits, tokens)
+        self._logprobs = step_logprobs(self.rows, logits, tokens)
         self._inputs = tokens
         mx.async_eval(tokens, self._healthy, self._logprobs.arrays if self._logprobs else [])
 
@@ -182,20 +185,20 @@ class DecodeBatch:
         pending: PendingLogprobs | None,
     ) -> list[SampledToken]:
         tokens: list[Any] = inputs.tolist()  # type: ignore[assignment]
-        verdicts: list[Any] = was_healthy.tolist() if was_healthy is not None else []  # type: ignore[assignment]
-        if not all(verdicts):
-            raise NonFiniteLogits([self.rows[i].id for i, ok in enumerate(verdicts) if not ok])
+        finite: list[Any] = was_healthy.tolist() if was_healthy is not None else []  # type: ignore[assignment]
+        if not all(finite):
+            raise NonFiniteLogits([self.rows[i].id for i, ok in enumerate(finite) if not ok])
         values = pending.read() if pending else {}
-        drawn = []
+        sampled = []
         for row, token in zip(self.rows[:known], tokens, strict=False):
             row.tokens.append(token)
             row.generated += 1
             if row.matcher is not None and token not in row.stop_ids:
-                with self._blaming(row):
+                with self._failing_alone(row):
                     row.matcher.consume(token)
             end = self._end(row, token)
-            drawn.append(SampledToken(row.id, token, end, values.get(row.id)))
-        return drawn
+            sampled.append(SampledToken(row.id, token, end, values.get(row.id)))
+        return sampled
 
     @staticmethod
     def _end(row: SequenceState, token: int) -> Any:
@@ -204,18 +207,18 @@ class DecodeBatch:
         return "length" if row.generated >= row.max_tokens else None
 
     def _masks(self) -> mx.array:
-        """Which ids each row may draw, shape [rows, width]."""
+        """Boolean mask of the ids that each row may sample, shape [rows, width]."""
         words = np.full((len(self.rows), (self._width + 31) // 32), -1, dtype=np.int32)
         for i, row in enumerate(self.rows):
             if row.matcher is not None and row.generated < row.max_tokens:
-                with self._blaming(row):
+                with self._failing_alone(row):
                     row.matcher.fill(words[i])
         bits = mx.array(words.view(np.uint32))[:, self._ids >> 5]
         return ((bits >> (self._ids & 31).astype(mx.uint32)) & 1).astype(mx.bool_)
 
     @contextmanager
-    def _blaming(self, row: SequenceState) -> Iterator[None]:
-        """What a row's grammar raises is the row's own affair, and ends no other."""
+    def _failing_alone(self, row: SequenceState) -> Iterator[None]:
+        """Records an error of a sequence's grammar as the failure of that sequence alone."""
         try:
             yield
         except GrammarFailed as error:
@@ -225,7 +228,7 @@ class DecodeBatch:
         self._sampler = Sampler([r.sampling for r in self.rows], self._width, counts)
 
     def _replayed(self, row: SequenceState) -> mx.array | None:
-        """How often a continued row has emitted each token, for its penalties."""
+        """Counts the tokens that a continued sequence has emitted, for its penalties."""
         if not row.sampling.penalised or not row.generated:
             return None
         counts = np.bincount(row.tokens[-row.generated :], minlength=self._width)

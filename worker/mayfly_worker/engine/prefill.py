@@ -1,8 +1,8 @@
-"""Prompts on their way into the cache.
+"""Prefill: feeding prompts to the model in groups, chunk by chunk.
 
-A :class:`PrefillGroup` holds rows whose prompts are fed together, chunk by chunk. Rows that are
-shorter than others in a chunk are padded on the right; mlx-lm's caches turn that into left padding
-afterwards. The last token of a prompt is never fed here: it is the first input of decoding.
+In a chunk, prompts that are shorter than others are padded on the right; mlx-lm's caches turn that
+into left padding afterwards. The last token of a prompt is not fed here: it is the first input of
+decoding.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from mayfly_worker.engine.sequence import SequenceState
 
 @dataclass(slots=True)
 class Prompt:
-    """A row that is being prefilled. ``fed`` tokens are in the cache, the first ``cached`` of them
-    since before; ``target`` are to be.
+    """A prompt in prefill: ``fed`` of ``target`` tokens are in the KV cache, the first ``cached``
+    of them from the prefix cache.
 
-    ``copies`` are further rows that start from the same cache (``n`` choices of one prompt).
-    ``stops`` are lengths at which a chunk has to end because the cache is worth keeping there, in
-    ascending order.
+    ``copies`` are further sequences that start from the same cache (``n`` choices of one prompt).
+    ``stops`` are lengths, in ascending order, at which a chunk has to end because the state there
+    is kept in the prefix cache.
     """
 
     key: str
@@ -46,19 +46,19 @@ class Prompt:
         return self.target - self.fed
 
     def next_length(self, at_most: int) -> int:
-        """How many tokens the next chunk takes of this row."""
+        """Returns the number of tokens of this prompt in the next chunk."""
         ahead = [s for s in self.stops if s > self.fed]
         end = min(self.fed + at_most, ahead[0] if ahead else self.target, self.target)
         return end - self.fed
 
 
 class PrefillGroup:
-    """Rows that are prefilled together. ``shape`` is the last chunk's: rows, tokens a row, and
-    columns of the cache after it, all with their padding.
+    """Prompts that are prefilled together.
 
-    ``bucketed`` pads the chunk and the cache to a few lengths (:func:`~.chunks.bucket`). CUDA
-    plans each new shape of an attention anew, which was seen to take 100 ms where the pass itself
-    takes 10; it is no use elsewhere.
+    ``shape`` is that of the last chunk: rows, tokens a row, and columns of the cache after it, all
+    with padding. ``bucketed`` pads chunk and cache to a few lengths (:func:`~.chunks.bucket`),
+    because CUDA plans attention anew for each new shape: 100 ms were measured where the pass itself
+    takes 10. It has no use elsewhere.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class PrefillGroup:
         self.prompts = prompts
         self.shape = (len(prompts), 0, 0)
         self._bucketed = bucketed
-        # A single row keeps its plain cache: kinds that cannot be batched work that way.
+        # A single prompt keeps its plain cache, so that kinds which cannot be batched work.
         self._solo = len(prompts) == 1 and not bucketed
         self._cache = row_caches[0] if self._solo else caches.merge(row_caches)
         if bucketed and (held := max(p.fed for p in prompts)):
@@ -84,11 +84,12 @@ class PrefillGroup:
 
     @property
     def left(self) -> int:
-        """The most tokens that any row still needs."""
+        """Largest number of tokens that any prompt still needs."""
         return max((p.left for p in self.prompts), default=0)
 
     def feed(self, chunk: int) -> int:
-        """Feeds up to ``chunk`` tokens of every row and waits for them; returns how many."""
+        """Feeds up to ``chunk`` tokens of every prompt, waits, and returns the tokens fed in
+        all."""
         lengths = [p.next_length(chunk) for p in self.prompts]
         longest = max(lengths)
         if longest == 0:
@@ -114,7 +115,7 @@ class PrefillGroup:
         return sum(lengths)
 
     def take(self, index: int) -> Cache:
-        """A copy of one row's cache, as a cache of its own (lazy arrays)."""
+        """Copies one prompt's cache out of the batch (lazy arrays)."""
         if self._solo:
             return copy.deepcopy(self._cache)
         return caches.take(self._cache, index, self.prompts[index].fed)
@@ -123,7 +124,7 @@ class PrefillGroup:
         return caches.keep(cache, indices, [self.prompts[i].fed for i in indices])
 
     def split(self, indices: Sequence[int]) -> Cache:
-        """Takes rows out of the group; their cache comes back as that of a batch."""
+        """Removes prompts from the group and returns their batched cache."""
         if self._solo:
             out = caches.merge([self._cache])
         elif len(indices) == len(self.prompts):
@@ -135,7 +136,7 @@ class PrefillGroup:
         return out
 
     def remove(self, indices: Sequence[int]) -> None:
-        """Takes rows out; the others go on as if they had been alone."""
+        """Removes prompts; the others go on as if they had been alone."""
         gone = set(indices)
         if not gone:
             return

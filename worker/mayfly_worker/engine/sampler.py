@@ -1,6 +1,6 @@
-"""One sampler for the whole running batch.
+"""One batched sampler for all sequences that decode.
 
-A token is drawn by the Gumbel-max trick: the argmax of ``logits / temperature`` plus Gumbel noise
+A token is sampled by the Gumbel-max trick: the argmax of ``logits / temperature`` plus Gumbel noise
 (Gumbel 1954; see Huijben et al., "A review of the Gumbel-max trick", 2022), which is a draw from
 the softmax. Where the logits of a resumed or batched run differ in their last bits, the argmax
 almost never does, while an inverse-CDF draw often would.
@@ -10,16 +10,14 @@ The order of operations on a row's logits is
     model -> penalties -> bias -> banned ids -> grammar -> / temperature -> filters -> + noise
 
 and no row's result depends on another row: an operation that is off for a row is either not
-computed for it or is exactly the identity. Filters follow the common order of top-k, then top-p
-over what top-k left, and min-p relative to the most likely token; all three become one threshold
+computed for it or is exactly the identity. Filters follow the common order: top-k, then top-p over
+the remaining tokens, and min-p relative to the most likely token; all three become one threshold
 that needs a single sort, and tokens tied with the threshold are kept.
 
-Random keys that depend on a token's place in its own answer and on nothing else.
-
-The noise of a token is keyed by (seed, choice, position): the same request draws the same tokens
-alone, in any batch, and when another worker goes on with it after a fault. The 64-bit keys are the
-outputs of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
-OOPSLA 2014), a generator whose n-th output can be had directly.
+The noise of a token is keyed by (seed, choice, position) alone: the same request samples the same
+tokens alone, in any batch, and when another worker continues it after a fault. The 64-bit keys are
+the outputs of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
+OOPSLA 2014), a generator whose n-th output can be computed directly.
 """
 
 from __future__ import annotations
@@ -49,27 +47,28 @@ def _finalize(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def stream_of(seed: int, choice: int) -> int:
-    """The 64-bit state that a choice's keys are counted from."""
+    """Returns the 64-bit state from which the keys of one choice are derived."""
     start = (seed + choice * _STEP) & _MASK
     return int(_finalize(np.array([start], dtype=np.uint64))[0])
 
 
 def keys_at(streams: NDArray[np.uint64], positions: Sequence[int]) -> NDArray[np.uint32]:
-    """One MLX random key a row, shape [rows, 2]: output number ``position`` of each stream."""
+    """Returns an MLX random key for each row, shape [rows, 2]: output ``position`` of its
+    stream."""
     counters = np.asarray(positions, dtype=np.uint64) + np.uint64(1)
     return _finalize(streams + counters * _GOLDEN).view(np.uint32).reshape(-1, 2)
 
 
 _NEVER = -math.inf
 _LEAST = 1e-30
-"""A probability above zero, in float32."""
+"""Smallest probability that top-p may ask for; above zero in float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceSampling:
-    """What the sampler has to know of a row.
+    """Sampling parameters of one sequence.
 
-    ``banned`` ids cannot be drawn before position ``banned_until`` (``min_tokens``).
+    ``banned`` ids cannot be sampled before position ``banned_until`` (``min_tokens``).
     """
 
     sampling: Sampling
@@ -95,7 +94,7 @@ class SequenceSampling:
 
 
 class Sampler:
-    """Draws one token a row. Built anew whenever the batch's composition changes.
+    """Samples one token for each row. Built anew whenever the batch's composition changes.
 
     ``counts`` holds how often each penalised row has emitted each token, shape [penalised, width],
     and is carried from one sampler to the next by :meth:`counts_of`.
@@ -114,8 +113,8 @@ class Sampler:
         )
         temperatures = [r.sampling.temperature for r in rows]
         self._all_greedy = all(t == 0 for t in temperatures)
-        self._all_hot = all(t > 0 for t in temperatures)
-        self._hot = mx.array([[t > 0] for t in temperatures])
+        self._all_sampled = all(t > 0 for t in temperatures)
+        self._is_sampled = mx.array([[t > 0] for t in temperatures])
         self._scale = mx.array([[t if t > 0 else 1.0 for t in temperatures]]).T
 
         self._penalised = [i for i, r in enumerate(rows) if r.penalised]
@@ -127,7 +126,7 @@ class Sampler:
         self._build_bias()
         self._banning = [i for i, r in enumerate(rows) if r.banned and r.banned_until > 0]
         touched = self._penalised or self._bias is not None or self._banning
-        self._as_they_are = self._all_greedy and not touched
+        self._plain_argmax = self._all_greedy and not touched
 
     def _build_penalties(self, counts: Sequence[mx.array | None]) -> None:
         chosen = [self._rows[i].sampling for i in self._penalised]
@@ -139,8 +138,7 @@ class Sampler:
         self._counts = mx.stack([none if (c := counts[i]) is None else c for i in self._penalised])
 
     def _build_filters(self) -> None:
-        """A filter that no row uses is left out; where only some do, the others' values change
-        nothing."""
+        """Prepares the filters that any row uses, with neutral values for the other rows."""
         chosen = [self._rows[i].sampling for i in self._filtered]
         all_rows = len(chosen) == len(self._rows)
         self._filtered_index = None if all_rows else mx.array(self._filtered)
@@ -149,7 +147,7 @@ class Sampler:
             kept = (min(s.top_k, self._width) or self._width for s in chosen)
             self._kth = mx.array([[self._width - k] for k in kept])
         if any(s.top_p < 1.0 for s in chosen):
-            # What rounding makes of a sum up to 1 must not decide, and the likeliest always stays.
+            # A sum that rounding brings to 1 must not decide, and the likeliest token always stays.
             share = (max(s.top_p, _LEAST) if s.top_p < 1.0 else math.inf for s in chosen)
             self._top_p = mx.array([[p] for p in share])
         if any(s.min_p for s in chosen):
@@ -164,19 +162,19 @@ class Sampler:
         )
 
     def counts_of(self, row: int) -> mx.array | None:
-        """A row's token counts, shape [width], or None where it has no penalties."""
+        """Returns a row's token counts, shape [width]; None if it has no penalties."""
         return self._counts[self._penalised.index(row)] if row in self._penalised else None
 
     def __call__(
         self, logits: mx.array, positions: Sequence[int], allowed: mx.array | None = None
     ) -> mx.array:
-        """Token ids, shape [rows], for logits of shape [rows, width].
+        """Samples token ids, shape [rows], from logits of shape [rows, width].
 
         ``positions`` are the tokens' places in their answers; ``allowed`` is a boolean mask
-        [rows, width] of what grammars permit.
+        [rows, width] of the ids that grammars permit.
         """
-        if self._as_they_are and allowed is None:
-            return mx.argmax(logits, axis=-1)  # in whatever type: float32 has the same order
+        if self._plain_argmax and allowed is None:
+            return mx.argmax(logits, axis=-1)  # in the model's type: float32 has the same order
         logits = logits.astype(mx.float32)
         if self._penalised:
             logits = self._penalise(logits)
@@ -186,10 +184,12 @@ class Sampler:
         logits = self._ban(logits, positions)
         if allowed is not None:
             logits = mx.where(allowed, logits, _NEVER)
-        tokens = mx.argmax(logits if self._all_greedy else self._heat(logits, positions), axis=-1)
+        tokens = mx.argmax(
+            logits if self._all_greedy else self._add_noise(logits, positions), axis=-1
+        )
         if self._penalised:
-            drawn = tokens[self._penalised_index]
-            self._counts = self._counts.at[mx.arange(len(self._penalised)), drawn].add(1.0)
+            sampled = tokens[self._penalised_index]
+            self._counts = self._counts.at[mx.arange(len(self._penalised)), sampled].add(1.0)
         return tokens
 
     def _penalise(self, logits: mx.array) -> mx.array:
@@ -214,13 +214,13 @@ class Sampler:
         logits[mx.array(rows), mx.array(ids)] = _NEVER
         return logits
 
-    def _heat(self, logits: mx.array, positions: Sequence[int]) -> mx.array:
+    def _add_noise(self, logits: mx.array, positions: Sequence[int]) -> mx.array:
         keys = mx.array(keys_at(self._streams, positions))
         scaled = logits / self._scale
         if self._filtered:
             scaled = self._filter(scaled)
-        heated = scaled + _gumbel(keys, self._width)
-        return heated if self._all_hot else mx.where(self._hot, heated, logits)
+        noisy = scaled + _gumbel(keys, self._width)
+        return noisy if self._all_sampled else mx.where(self._is_sampled, noisy, logits)
 
     def _filter(self, scaled: mx.array) -> mx.array:
         index = self._filtered_index
@@ -230,8 +230,10 @@ class Sampler:
         return scaled
 
     def _keep(self, x: mx.array) -> mx.array:
-        """The logits that a row's filters keep, the others at -inf. The number of operations
-        counts: on a GPU each costs the host more than it costs the device."""
+        """Sets the logits that a row's filters exclude to -inf.
+
+        Few operations matter here: on a GPU each costs the host more than the device.
+        """
         ascending = mx.sort(x, axis=-1)
         least: list[mx.array] = []
         if self._log_min_p is not None:
@@ -249,11 +251,11 @@ class Sampler:
 
 
 def _gumbel(keys: mx.array, width: int) -> mx.array:
-    """Gumbel noise, shape [rows, width], each row from its own key alone."""
+    """Returns Gumbel noise, shape [rows, width], each row from its own key alone."""
     return mx.vmap(lambda key: mx.random.gumbel((width,), key=key))(keys)
 
 
 def healthy(logits: mx.array) -> mx.array:
-    """Which rows' logits can be trusted, shape [rows]: a row that holds NaN, or whose logits are
-    all equal (what a kernel that silently did nothing leaves), cannot."""
+    """Returns a boolean for each row, shape [rows]: False if its logits contain NaN or are all
+    equal, as a kernel that silently did nothing leaves them."""
     return mx.max(logits, axis=-1) > mx.min(logits, axis=-1)  # NaN is greater than nothing

@@ -1,15 +1,15 @@
-"""The engine thread: the only one that touches MLX.
+"""The engine: continuous batching of sequences on one loaded model.
 
-One turn of the loop::
+One turn of its loop::
 
-    commands -> decode step -> (events out) -> finished rows leave -> requests start
-             -> one prefill chunk of one group -> rows that are ready join the decode batch
+    commands -> decode step -> events out -> waiting requests start
+             -> one prefill chunk of one group -> finished prompts join the decode batch
 
-Tokens are out before the next prefill chunk runs, and a chunk is sized by time, so that a long
-prompt delays others by a bounded amount. Several groups of prompts take turns.
+Tokens are sent before the next prefill chunk runs, and a chunk is sized by time, so that a long
+prompt delays other requests by a bounded amount. Several groups of prompts take turns.
 
-The thread knows nothing of sockets, text or clients. Commands come through a queue, events leave
-through one callable, a list a turn.
+The engine runs on the one thread that touches MLX. It knows nothing of sockets, text or clients:
+commands arrive through a queue, events leave through one callable, a list a turn.
 """
 
 from __future__ import annotations
@@ -51,25 +51,32 @@ from mayfly_worker.engine.sub_batches import SubBatches
 from mayfly_worker.prefix_cache import PrefixCache
 
 PREFILL_ROWS = 32
-"""Rows of one group. Larger groups are fewer: each costs the host the launch of a forward pass."""
+"""Most prompts of one group. Each group costs the host the launch of a forward pass."""
 PREFILL_GROUPS = 3
 PADDING_LIMIT = 2.0
-"""A prompt joins a group only if it is at most this many times as long as the group's shortest."""
+"""Largest ratio of the longest to the shortest prompt of a group."""
 PROMPT_KEEP = 256
-"""A prompt's end is kept if at least so many of its tokens are new: with fewer it is cheaper to
-wait for the answer's end, which holds them too. Caches that cannot be trimmed have no use for that
-and are kept at every boundary."""
+"""Fewest new tokens for which the state at a prompt's end is kept in the prefix cache.
+
+With fewer it is cheaper to wait for the end of the answer, whose state includes them. Caches that
+cannot be trimmed do not allow that and are kept at every boundary."""
 CLEAR_CACHE_STEPS = 512
+"""Decode steps between two returns of MLX's unused buffers."""
+MEMORY_TURNS = 32
+"""Turns between two readings of MLX's memory counters."""
 
 
 class Engine:
     """Runs requests on a loaded model.
 
-    ``padding_safe`` says whether prompts of different lengths may be prefilled together (some
-    state-space models ignore the padding mask). Rows that cannot decode together at all need a
-    budget of one row. ``pass_cost_tokens`` is what a forward pass costs: see :mod:`.lanes`.
-    ``when_idle`` is called on the engine thread after every ``idle_s`` seconds in which there was
-    nothing to do.
+    Args:
+        width: length of a row of logits.
+        padding_safe: prompts of different lengths may be prefilled together (some state-space
+            models ignore the padding mask). A model whose sequences cannot decode together at all
+            needs a budget of one sequence.
+        bucketed: prefill is padded to a few lengths, see :class:`~.prefill.PrefillGroup`.
+        pass_cost_tokens: cost of a forward pass, see :func:`~.sub_batches.pass_cost_tokens`.
+        when_idle: called on the engine thread after every ``idle_s`` seconds without work.
     """
 
     def __init__(
@@ -107,35 +114,39 @@ class Engine:
         self._breadcrumbs = breadcrumbs
         self._waiting: deque[Start] = deque()
         self._groups: deque[PrefillGroup] = deque()
-        self._shapes: set[tuple[int, int, int]] = set()  # that were planned
+        self._planned_shapes: set[tuple[int, int, int]] = set()
         self._decode = SubBatches(model, width, pass_cost_tokens)
-        self._owners: dict[int, Start] = {}  # by row id, of every row that runs
+        self._owners: dict[int, Start] = {}  # request by id of a running sequence
         self._events: list[Event] = []
 
     def run(self) -> None:
-        """Serves until told to leave. Whatever a forward pass raises comes out of here: the state
-        that it leaves behind is not to be used again."""
+        """Serves until a Shutdown command.
+
+        Raises:
+            Exception: any error of a forward pass. This engine is not to be used after it.
+        """
         while self.turn():
             pass
 
     def turn(self) -> bool:
-        """One turn of the loop; False when it was told to leave. Waits where nothing is to do."""
-        if not self._obey():
+        """Runs one turn of the loop; False after a Shutdown command. Waits while there is no
+        work."""
+        if not self._process_commands():
             return False
-        if len(self._decode):
-            self._decode_step()
-            self._flush()
+        self._decode_step()
+        self._emit_events()
         self._start_waiting()
-        if self._groups:
-            self._prefill_chunk()
-        self._flush()
-        self._measure()
+        self._prefill_chunk()
+        self._emit_events()
+        self._update_counters()
         return True
 
     def suspects_of(self, error: Exception) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The requests that may have caused what :meth:`run` raised, and the others of the forward
-        pass that it surfaced in. Bad logits are their own rows' fault, anything else that of
-        requests that were new."""
+        """Names the requests that may have caused an error of :meth:`run`, and the other requests
+        of the forward pass in which it surfaced.
+
+        Bad logits are blamed on their own sequences, any other error on requests that were new.
+        """
         if isinstance(error, NonFiniteLogits):
             return tuple(dict.fromkeys(self._owners[row].rid for row in error.rows)), ()
         forward = self.counters.forward
@@ -143,20 +154,21 @@ class Engine:
 
     @property
     def running(self) -> int:
-        """Rows that have left the queue."""
+        """Number of sequences in prefill or decoding."""
         return sum(1 for _ in self._running())
 
     @property
     def waiting(self) -> int:
-        """Requests in the queue."""
+        """Number of requests in the queue."""
         return len(self._waiting)
 
     # Commands
 
-    def _obey(self) -> bool:
+    def _process_commands(self) -> bool:
+        """Carries out all commands in the queue; False after a Shutdown."""
         block = not (len(self._decode) or self._groups or self._waiting)
         if block:
-            self._settle()
+            self._become_idle()
         while True:
             try:
                 command = self.commands.get(block, self._idle_s)
@@ -177,19 +189,20 @@ class Engine:
 
     def _stop(self, row: int) -> None:
         self._remove_decoding([i for i, r in enumerate(self._decode.rows) if r.id == row])
-        # One that had to make room meanwhile waits by itself, or is on its way back.
+        # A sequence that was sent back to the queue is waiting or in prefill again.
         self._withdraw(lambda _, first: first.id == row)
         self._owners.pop(row, None)
 
     def _withdraw(self, gone: Callable[[str, SequenceState], bool]) -> None:
-        """Takes out of the queue and of prefill what ``gone`` says of a key and its first row."""
+        """Removes the requests for which ``gone(key, first sequence)`` holds from queue and
+        prefill."""
         self._waiting = deque(s for s in self._waiting if not gone(s.key, s.rows[0]))
         for group in self._groups:
             group.remove([i for i, p in enumerate(group.prompts) if gone(p.key, p.row)])
         self._groups = deque(g for g in self._groups if len(g))
 
     def _cancel(self, key: str) -> None:
-        self._withdraw(lambda its, _: its == key)
+        self._withdraw(lambda other, _: other == key)
         rows = [i for i, r in enumerate(self._decode.rows) if self._owners[r.id].key == key]
         self._remove_decoding(rows, keep=False)
         self._owners = {row: o for row, o in self._owners.items() if o.key != key}
@@ -197,22 +210,25 @@ class Engine:
     # Decoding
 
     def _decode_step(self) -> None:
+        """Samples the next token of every decoding sequence, and removes those that ended."""
+        if not len(self._decode):
+            return
         begin = time.monotonic()
-        drawn: list[SampledToken] = []
+        sampled: list[SampledToken] = []
         failed: dict[int, str] = {}
         for batch in self._decode.batches:
-            self._enter("decode", batch.rows)
-            drawn += batch.step()
+            self._begin_pass("decode", batch.rows)
+            sampled += batch.step()
             failed |= batch.failed
             batch.failed = {}
         took = time.monotonic() - begin
         self.counters.decode_s = self.counters.decode_s.observed(took, STEP_BOUNDS_S)
         self.counters.steps += 1
-        self.counters.generated_tokens += len(drawn)
-        if drawn:
-            self._events.append(StepResult(drawn))
+        self.counters.generated_tokens += len(sampled)
+        if sampled:
+            self._events.append(StepResult(sampled))
         self._events += [SequenceFailed(row, why) for row, why in failed.items()]
-        ended = {d.row for d in drawn if d.end is not None} | failed.keys()
+        ended = {d.row for d in sampled if d.end is not None} | failed.keys()
         if ended:
             self._remove_decoding([i for i, r in enumerate(self._decode.rows) if r.id in ended])
         self._make_room()
@@ -220,8 +236,10 @@ class Engine:
             mx.clear_cache()
 
     def _make_room(self) -> None:
-        """Sends the newest rows back to the queue while the running ones outgrow the budget. They
-        start again from the prefix cache, or from their tokens."""
+        """Sends the newest sequences back to the queue while running ones exceed the budget.
+
+        They start again from the prefix cache, or from their tokens.
+        """
         while len(self._decode) > 1 and not self._budget.holds(self._batches()):
             newest, row = max(enumerate(self._decode.rows), key=lambda each: each[1].id)
             owner = self._owners[row.id]
@@ -252,18 +270,18 @@ class Engine:
                 yield from prompt.copies
 
     def _start_waiting(self) -> None:
-        """Moves requests from the queue into a new prefill group, first come first served."""
+        """Moves waiting requests into a new prefill group, first come first served."""
         if not self._waiting or len(self._groups) >= PREFILL_GROUPS:
             return
         candidates = self._candidates()
         if self._bucketed and candidates:
-            # Group sizes are shapes, too: powers of two are few.
+            # A group's size is part of its shape: powers of two keep shapes few.
             candidates = candidates[: 1 << (len(candidates).bit_length() - 1)]
         if not candidates:
             return
         for start, prompt, _ in candidates:
             self._waiting.popleft()
-            self._admitted(start, prompt)
+            self._record_start(start, prompt)
         self._groups.append(
             PrefillGroup(
                 self._model,
@@ -274,7 +292,7 @@ class Engine:
         )
 
     def _candidates(self) -> list[tuple[Start, Prompt, caches.Cache]]:
-        """The requests at the head of the queue that can be prefilled as one group now."""
+        """Returns the requests at the head of the queue that can be prefilled as one group now."""
         found: list[tuple[Start, Prompt, caches.Cache]] = []
         running = list(self._running())
         room = self._chunks.tokens(decoding=bool(len(self._decode)))
@@ -290,25 +308,28 @@ class Engine:
             running += start.rows
         return found
 
-    def _admitted(self, start: Start, prompt: Prompt) -> None:
+    def _record_start(self, start: Start, prompt: Prompt) -> None:
         self._owners.update((row.id, start) for row in start.rows)
         self.counters.cached_tokens += prompt.cached
         self.counters.prompt_tokens += len(start.rows[0].tokens)
         self._events.append(Started(start.key, prompt.cached, prompt.target))
 
     def _prefill_chunk(self) -> None:
+        """Feeds one chunk to the next group; prompts that are complete join the decode batch."""
+        if not self._groups:
+            return
         group = self._groups.popleft()
-        # What is in the cache to its end is fed nothing, and some kinds of cache do not take that.
+        # Prompts that the prefix cache holds whole leave first: some caches accept no empty input.
         self._promote(group)
         if group.left:
-            self._enter("prefill", [p.row for p in group.prompts])
+            self._begin_pass("prefill", [p.row for p in group.prompts])
             size = self._chunks.size(decoding=bool(len(self._decode)), rows=len(group))
             begin = time.monotonic()
             fed = group.feed(size)
             took = time.monotonic() - begin
-            planned = self._bucketed and group.shape not in self._shapes
+            planned = self._bucketed and group.shape not in self._planned_shapes
             if planned:
-                self._shapes.add(group.shape)
+                self._planned_shapes.add(group.shape)
             self._chunks.measured(fed, took, planned=planned)
             self.counters.prefill_s = self.counters.prefill_s.observed(took, STEP_BOUNDS_S)
             self.counters.chunk_lengths.add(group.shape[1])
@@ -320,6 +341,7 @@ class Engine:
             self._groups.append(group)
 
     def _keep_boundaries(self, group: PrefillGroup) -> None:
+        """Stores prompts that have reached a boundary or their end in the prefix cache."""
         for i, prompt in enumerate(group.prompts):
             at_end = prompt.left == 0
             worth = prompt.fed - prompt.cached >= PROMPT_KEEP or not self._trimmable
@@ -328,11 +350,12 @@ class Engine:
                 self._prefixes.insert(fed, group.take(i), kind="prompt" if at_end else "system")
 
     def _promote(self, group: PrefillGroup) -> None:
+        """Moves the group's complete prompts, and the copies of each, to the decode batch."""
         ready = [i for i, p in enumerate(group.prompts) if p.left == 0]
         if not ready:
             return
         copies = [
-            # Of some kinds of cache what is empty cannot be taken out.
+            # Some kinds of cache cannot give out an empty row.
             (group.take(i) if prompt.fed else self._new_cache(), prompt.copies)
             for i, prompt in enumerate(group.prompts)
             if prompt.left == 0 and prompt.copies
@@ -342,10 +365,10 @@ class Engine:
         for cache, more in copies:
             self._decode.join(more, caches.merge([cache] * len(more)))
 
-    # Accounts
+    # Reporting
 
-    def _enter(self, phase: WorkPhase, rows: Sequence[SequenceState]) -> None:
-        """Says what the next forward pass is, before it runs."""
+    def _begin_pass(self, phase: WorkPhase, rows: Sequence[SequenceState]) -> None:
+        """Records phase and requests of the next forward pass, in the breadcrumb file too."""
         self.counters.phase = phase
         named = [(self._owners[row.id].rid, row.young) for row in rows]
         requests = dict.fromkeys(rid for rid, _ in named)
@@ -355,27 +378,27 @@ class Engine:
         if self._breadcrumbs is not None:
             self._breadcrumbs.write(phase, forward.step, forward.requests, forward.young)
 
-    def _flush(self) -> None:
+    def _emit_events(self) -> None:
         if self._events:
             events, self._events = self._events, []
             self._emit(events)
 
-    def _measure(self) -> None:
+    def _update_counters(self) -> None:
         self.counters.progress += 1
         self.counters.rows = len(self._decode)
         prefilling = [[prompt.row for prompt in group.prompts] for group in self._groups]
         self.counters.kv_bytes = self._budget.taken([*self._batches(), *prefilling])
-        if self.counters.progress % 32 == 0:
-            self._weigh()
+        if self.counters.progress % MEMORY_TURNS == 0:
+            self._update_memory()
 
-    def _settle(self) -> None:
-        """Before the thread goes to sleep: nothing runs, and the buffers go back."""
-        self._enter("idle", [])
+    def _become_idle(self) -> None:
+        """Sets the counters to idle and returns MLX's unused buffers, before the thread waits."""
+        self._begin_pass("idle", [])
         self.counters.rows = self.counters.kv_bytes = 0
         mx.clear_cache()
-        self._weigh()
+        self._update_memory()
 
-    def _weigh(self) -> None:
+    def _update_memory(self) -> None:
         self.counters.memory = Memory(
             active=mx.get_active_memory(),
             cache=mx.get_cache_memory(),
@@ -386,13 +409,14 @@ class Engine:
 
 
 def _prompt(start: Start, cached: int) -> Prompt:
+    """Makes the prefill state of a request of which ``cached`` tokens are in the prefix cache."""
     leader, *copies = start.rows
     stops = sorted(b for b in set(start.boundaries) if cached < b < len(leader.tokens) - 1)
     return Prompt(start.key, leader, cached, copies, stops, cached)
 
 
 def _together(prompts: list[Prompt], room: int) -> bool:
-    """Whether prompts can be prefilled as one group: in one chunk, and without much padding."""
+    """True if the prompts fit into one chunk without much padding."""
     lengths = [max(p.left, SMALLEST) for p in prompts]
     longest = max(lengths)
     return longest <= PADDING_LIMIT * min(lengths) and longest * len(lengths) <= room

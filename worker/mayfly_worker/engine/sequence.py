@@ -1,11 +1,12 @@
-"""What crosses between the engine thread and the I/O thread: plain objects, no arrays.
+"""Sequences, and the commands and events that the engine exchanges with other threads.
 
 ::
 
-    I/O thread  --- Start, Stop, Cancel, Shutdown --->  engine thread
-    I/O thread  <-- Started, Prefilled, StepResult, Ended, Refused ---  engine thread
+    main thread  --- Start, Stop, Cancel, Shutdown ---------------->  engine thread
+    main thread  <-- Started, Prefilled, StepResult, SequenceFailed --  engine thread
 
-A *row* is one choice of one request, known by an integer that is never used again.
+All of them are plain objects without arrays. A *sequence* is one choice of one request, identified
+by an integer that is never used again; while it runs it is one row of a batch.
 """
 
 from __future__ import annotations
@@ -20,28 +21,32 @@ from numpy.typing import NDArray
 from mayfly_worker.engine.sampler import SequenceSampling
 
 YOUNG_TOKENS = 8
+"""Tokens after which a sequence is no longer a suspect for a fault of a decode step."""
 RESERVED_TOKENS = 1024
-"""So much of an answer is counted on before it is written."""
+"""Tokens of an answer for which memory is reserved when its request is admitted."""
 
 
 class Matcher(Protocol):
-    """A grammar's position in one row's output. Either method raises GrammarFailed where the
-    grammar meets its limits; that ends the row and no other."""
+    """A grammar's position in the output of one sequence.
+
+    Both methods raise GrammarFailed where the grammar reaches its limits, which ends that sequence
+    and no other.
+    """
 
     def fill(self, mask: NDArray[np.int32]) -> None:
-        """Writes which ids may come next, bit ``id % 32`` of word ``id // 32``."""
+        """Sets bit ``id % 32`` of word ``id // 32`` for every id that may come next."""
 
     def consume(self, token: int) -> None:
-        """Moves on by a token that :meth:`fill` allowed."""
+        """Advances by a token that :meth:`fill` allowed."""
 
 
 @dataclass(slots=True)
 class SequenceState:
     """One choice to generate.
 
-    ``tokens`` is the prompt and whatever the choice had generated before (a continuation);
-    ``generated`` counts the latter. ``max_tokens`` is the whole budget of the choice. Generating
-    any of ``stop_ids`` ends the row.
+    ``tokens`` are the prompt and the tokens generated so far, by earlier workers too; ``generated``
+    counts the latter. ``max_tokens`` is the budget of the whole choice. Generating any of
+    ``stop_ids`` ends the sequence.
     """
 
     id: int
@@ -53,28 +58,28 @@ class SequenceState:
     logprobs: int | None = None
     matcher: Matcher | None = None
     resumed: int = field(init=False)
-    """What it had generated when it came to this worker."""
+    """Tokens that earlier workers had generated."""
 
     def __post_init__(self) -> None:
         self.resumed = self.generated
 
     @property
     def young(self) -> bool:
-        """Whether it is so new here that it may be what a fault is about."""
+        """True while the sequence is so new on this worker that it may be the cause of a fault."""
         return self.generated - self.resumed < YOUNG_TOKENS
 
     @property
     def expected(self) -> int:
-        """Tokens of KV cache that this row is admitted for."""
+        """Tokens of KV cache that this sequence is admitted for."""
         return len(self.tokens) + min(self.max_tokens - self.generated, RESERVED_TOKENS)
 
 
 @dataclass(slots=True)
 class Start:
-    """Run a request: rows that share their whole prompt (``n`` choices), or a single row.
+    """Command to run a request: one sequence, or several with the same prompt (``n`` choices).
 
-    ``boundaries`` are prompt lengths worth keeping in the prefix cache (the end of the system
-    prompt) beside the end of the prompt, which is always kept.
+    ``boundaries`` are prompt lengths at which the state is kept in the prefix cache, such as the
+    end of the system prompt. The end of the prompt is always kept.
     """
 
     key: str
@@ -85,21 +90,21 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The text of a row is complete (a stop string): take the row out."""
+    """Command to remove a sequence whose text is complete (a stop string was found)."""
 
     row: int
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Nobody wants this request any more."""
+    """Command to drop a request whose client is gone."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True)
 class Shutdown:
-    """End the engine thread."""
+    """Command to end the engine thread."""
 
 
 Command = Start | Stop | Cancel | Shutdown
@@ -107,8 +112,11 @@ Command = Start | Stop | Cancel | Shutdown
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A request left the queue; ``cached`` of its prompt tokens came from the prefix cache, and
-    ``total`` of them are to be in the cache before it draws."""
+    """Event: a request left the queue.
+
+    ``cached`` of its prompt tokens came from the prefix cache; ``total`` have to be in the KV cache
+    before the first token is sampled.
+    """
 
     key: str
     cached: int
@@ -117,7 +125,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """``done`` of ``total`` prompt tokens of a request are in the cache."""
+    """Event: ``done`` of ``total`` prompt tokens of a request are in the KV cache."""
 
     key: str
     done: int
@@ -126,7 +134,7 @@ class Prefilled:
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """Natural logarithms: of the drawn token, and of the most likely ones with their ids."""
+    """Log-probabilities (natural) of the sampled token and of the most likely tokens, with ids."""
 
     chosen: float
     ids: Sequence[int]
@@ -135,8 +143,10 @@ class Logprobs:
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """A row's next token. ``end`` is set on its last: ``stop`` for a stop id, ``length`` where
-    the budget is used up."""
+    """The next token of a sequence.
+
+    ``end`` is set on the last one: ``stop`` for a stop id, ``length`` where the budget is used up.
+    """
 
     row: int
     token: int
@@ -146,14 +156,14 @@ class SampledToken:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """All tokens of one step."""
+    """Event: all tokens of one decode step."""
 
-    drawn: list[SampledToken] = field(default_factory=list)
+    tokens: list[SampledToken] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceFailed:
-    """A row cannot go on, through nobody's fault but its request's."""
+    """Event: a sequence cannot go on because of its own request, such as its grammar."""
 
     row: int
     message: str

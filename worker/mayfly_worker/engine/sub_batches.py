@@ -1,4 +1,4 @@
-"""The rows that generate, in one batch or in two: those much longer than the others apart.
+"""The decode batch, split in two where some sequences are much longer than the others.
 
 ::
 
@@ -9,10 +9,10 @@
            padding is read at each step           the weights are read twice
 
 A batch keeps every row at the length of its longest, and each step reads all of it. A second batch
-costs a second forward pass a step. Both can be counted in tokens of one row's cache, so rows join
-where the sum is least.
+costs a second forward pass a step. Both costs can be counted in tokens of one row's cache, so rows
+join the sub-batch where the sum is least.
 
-From outside, the lanes are one batch: row i is the same whatever lane it is in.
+From outside, the sub-batches are one batch: row i is the same whichever sub-batch it is in.
 """
 
 from __future__ import annotations
@@ -28,17 +28,21 @@ from mayfly_worker.engine.decode import DecodeBatch
 from mayfly_worker.engine.sequence import SequenceState
 
 MOST = 2
+"""Largest number of sub-batches."""
 
 METAL_LAUNCH_BYTES = 1 << 30
 CUDA_LAUNCH_BYTES = 2 << 30
-"""What attention over padding reads in the milliseconds that the host takes to launch a forward
-pass: measured on an H200 (``bench/ragged.py``), where it is a tenth of what the memory delivers;
-estimated for Metal. On a CPU a launch costs nothing beside the pass."""
+"""Bytes that attention over padding reads in the time that the host takes to launch a forward pass:
+measured on an H200 (``bench/ragged.py``), where it is a tenth of what the memory delivers;
+estimated for Metal. On a CPU the launch costs nothing beside the pass."""
 
 
 def pass_cost_tokens(weight_bytes: int, bytes_per_token: int) -> float:
-    """A forward pass's price: so many tokens of one row's cache are read in the same time.
-    Infinite where a cache does not grow with its tokens, or only up to a window."""
+    """Returns the cost of a forward pass, in tokens of one row's cache that are read in the same
+    time.
+
+    Infinite where a cache does not grow with its tokens, or only up to a window.
+    """
     if bytes_per_token <= 0:
         return float("inf")
     launch = METAL_LAUNCH_BYTES if mx.metal.is_available() else 0
@@ -46,35 +50,38 @@ def pass_cost_tokens(weight_bytes: int, bytes_per_token: int) -> float:
     return (weight_bytes + launch) / bytes_per_token
 
 
-def cheapest_batch(lanes: Sequence[Sequence[int]], joining: Sequence[int], price: float) -> int:
-    """The lane that rows should join; ``len(lanes)`` stands for a new one.
+def cheapest_batch(
+    batches: Sequence[Sequence[int]], joining: Sequence[int], pass_cost: float
+) -> int:
+    """Returns the index of the batch that rows should join; ``len(batches)`` means a new one.
 
     Args:
-        lanes: the lengths of the rows in each.
-        joining: those of the rows that join. They stay together.
-        price: what a forward pass costs, see :func:`pass_cost_tokens`.
+        batches: lengths of the rows of each batch.
+        joining: lengths of the rows that join. They stay together.
+        pass_cost: cost of a forward pass, see :func:`pass_cost_tokens`.
     """
-    if not lanes:
+    if not batches:
         return 0
 
-    def grown(lane: Sequence[int]) -> int:
-        """The tokens that it reads more at each step than before."""
-        rows = [*lane, *joining]
-        return len(rows) * max(rows) - len(lane) * max(lane)
+    def added(batch: Sequence[int]) -> int:
+        """Tokens that the batch reads more at each step than before."""
+        rows = [*batch, *joining]
+        return len(rows) * max(rows) - len(batch) * max(batch)
 
-    # Of equals the larger one: the smaller will run empty, and with it a forward pass goes.
-    best = min(range(len(lanes)), key=lambda i: (grown(lanes[i]), -len(lanes[i])))
-    alone = len(joining) * max(joining) + price
-    return len(lanes) if len(lanes) < MOST and alone < grown(lanes[best]) else best
+    # Of equals the larger one: the smaller one will run empty, which saves a forward pass.
+    best = min(range(len(batches)), key=lambda i: (added(batches[i]), -len(batches[i])))
+    alone = len(joining) * max(joining) + pass_cost
+    return len(batches) if len(batches) < MOST and alone < added(batches[best]) else best
 
 
 class SubBatches:
-    """As a :class:`~.decode.DecodeBatch`, but for the step: that is one of each of ``batches``."""
+    """One or two decode batches with the interface of one, except that the caller steps each of
+    ``batches`` itself."""
 
-    def __init__(self, model: Any, width: int, price: float) -> None:
+    def __init__(self, model: Any, width: int, pass_cost: float) -> None:
         self._model = model
         self._width = width
-        self._price = price
+        self._pass_cost = pass_cost
         self.batches: list[DecodeBatch] = []
 
     def __len__(self) -> int:
@@ -85,15 +92,15 @@ class SubBatches:
         return list(chain.from_iterable(batch.rows for batch in self.batches))
 
     def join(self, rows: Sequence[SequenceState], cache: Cache) -> None:
-        """Adds rows with their batched cache, which holds all but the last of their tokens."""
+        """Adds sequences with their batched cache, which holds all but the last of their tokens."""
         lengths = [[len(row.tokens) for row in batch.rows] for batch in self.batches]
-        lane = cheapest_batch(lengths, [len(row.tokens) for row in rows], self._price)
-        if lane == len(self.batches):
+        index = cheapest_batch(lengths, [len(row.tokens) for row in rows], self._pass_cost)
+        if index == len(self.batches):
             self.batches.append(DecodeBatch(self._model, self._width))
-        self.batches[lane].join(rows, cache)
+        self.batches[index].join(rows, cache)
 
     def remove(self, rows: Sequence[int]) -> None:
-        """Takes out rows by index."""
+        """Removes sequences by row index."""
         gone = set(rows)
         start = 0
         for batch in self.batches:
@@ -104,9 +111,9 @@ class SubBatches:
         self.batches = [batch for batch in self.batches if len(batch)]
 
     def take(self, row: int) -> tuple[list[int], Cache]:
-        """The tokens in a row's cache, and a copy of it (lazy arrays)."""
+        """Returns the tokens that a row's cache holds, and a copy of the cache (lazy arrays)."""
         for batch in self.batches:
             if row < len(batch):
                 return batch.take(row)
             row -= len(batch)
-        raise IndexError("there is no such row")
+        raise IndexError(f"row {row} is not in any sub-batch")

@@ -86,7 +86,7 @@ class Canary:
             if drawn[first[0].id] and late is not None:
                 engine.commands.put(Start(str(late.id), [late]))
                 late = None
-            for token in (t for e in events if isinstance(e, StepResult) for t in e.drawn):
+            for token in (t for e in events if isinstance(e, StepResult) for t in e.tokens):
                 drawn[token.row].append(token.token)
                 ended += token.end is not None
             events.clear()
