@@ -117,6 +117,7 @@ class _Answer(Response):
         self._id = f"{job.prefix}{secrets.token_hex(12)}"
         self._created = int(time.time())
         self._outcome = "200"
+        self._ended = False
         self._overfull = asyncio.Event()
         several = len(job.generations) > 1
         self._relays = [
@@ -135,7 +136,7 @@ class _Answer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await _while_connected(receive, self._overfull, self._work(send))
+            await _while_connected(receive, self._overfull, self._to_end(send))
         except RequestError as error:
             self._outcome = str(error.status)
             raise
@@ -151,9 +152,19 @@ class _Answer(Response):
             self._outcome = "500"
             raise
         finally:
-            for relay in self._relays:
-                relay.close()
-            self._metrics.requests.labels(self._model, self._outcome).inc()
+            self._end()
+
+    async def _to_end(self, send: Send) -> None:
+        await self._work(send)
+        self._end()  # before any other task: who has read the whole answer has been counted
+
+    def _end(self) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        for relay in self._relays:
+            relay.close()
+        self._metrics.requests.labels(self._model, self._outcome).inc()
 
     async def _work(self, send: Send) -> None:
         raise NotImplementedError
