@@ -26,7 +26,7 @@ from mayfly_server.api.anthropic import messages
 from mayfly_server.api.dependencies import Front, FrontDep
 from mayfly_server.api.openai import chat, completions, models, tokenize
 from mayfly_server.api.responses import responses
-from mayfly_server.dispatch.connector import Dialler
+from mayfly_server.dispatch.connector import Connector
 from mayfly_server.dispatch.fleet import Fleet
 from mayfly_server.dispatch.node_list import NodeList
 from mayfly_server.http.api_keys import Key, Keyring
@@ -71,7 +71,7 @@ class FleetMetrics(Collector):
         refused = GaugeMetricFamily(
             "mayfly_quarantine_entries", "Requests that are refused because workers died of them."
         )
-        refused.add_metric([], len(self._fleet.quarantine))
+        refused.add_metric([], len(self._fleet.quarantined()))
         yield from (up, ready, refused)
 
 
@@ -89,16 +89,16 @@ def create_app(settings: FrontSettings, keys: Sequence[Key] = ()) -> FastAPI:
         IdentityError: this front end's own key cannot be.
         AddressError: one of the nodes cannot be dialled.
     """
-    dialler = Dialler(read_pair(settings.state_dir) if settings.state_dir else None)
+    connector = Connector(read_pair(settings.state_dir) if settings.state_dir else None)
     for address in settings.nodes:
-        dialler.control(node_address(address))
+        connector.control(node_address(address))
     keyring = Keyring(tuple(keys), settings.api_keys_file)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         asyncio.get_running_loop().set_exception_handler(_log_unhandled)
         metrics = Metrics()
-        fleet = Fleet(settings, metrics, dialler)
+        fleet = Fleet(settings, metrics, connector)
         metrics.registry.register(FleetMetrics(fleet))
         fleet.start()
         tasks = [asyncio.create_task(_watch_keys(keyring), name="watch the keys file")]

@@ -254,7 +254,7 @@ def reason_of(error: RequestError) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__).lower()
 
 
-class Meter:
+class PromptMetrics:
     """Made when the request arrives; :meth:`arrived` when somebody waits for the prompt, and
     :meth:`ended` in any case."""
 

@@ -136,7 +136,9 @@ class FrontServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._front.fleet.leaving = True
         await asyncio.sleep(self._notice_s)
-        last_call = asyncio.get_running_loop().call_later(self._grace_s, self._front.fleet.shut)
+        last_call = asyncio.get_running_loop().call_later(
+            self._grace_s, self._front.fleet.end_requests
+        )
         try:
             await super().shutdown(sockets)
         finally:

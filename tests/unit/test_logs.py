@@ -63,11 +63,11 @@ def fail() -> None:
 def test_a_line_is_an_object_that_says_who_and_when(log: Log) -> None:
     stream = log(slot="m-0", incarnation=3)
     with bound_contextvars(request_id="req_1"):
-        own().warning("moving on", cause="lost")
+        own().warning("retrying on another worker", cause="lost")
     [line] = lines(stream)
     assert line.pop("timestamp").endswith("Z")
     assert line == {
-        "event": "moving on",
+        "event": "retrying on another worker",
         "level": "warning",
         "logger": "mayfly_server.dispatch.relay",
         "request_id": "req_1",
@@ -93,9 +93,9 @@ def test_plain_loggers_are_lines_of_the_same_kind(log: Log) -> None:
 
 def test_text_is_for_people(log: Log) -> None:
     stream = log(form="text")
-    own().info("moving on", cause="lost")
+    own().info("retrying on another worker", cause="lost")
     [line] = stream.getvalue().splitlines()
-    assert "moving on" in line and "cause=lost" in line and "\x1b" not in line
+    assert "retrying on another worker" in line and "cause=lost" in line and "\x1b" not in line
 
 
 @pytest.mark.parametrize(("level", "count"), [("debug", 4), ("info", 3), ("error", 1)])

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from mayfly_protocol.transport.addresses import AddressError
 from mayfly_protocol.transport.keys import make_pair
-from mayfly_server.dispatch.connector import Dialler
+from mayfly_server.dispatch.connector import Connector
 from mayfly_server.dispatch.fleet import Fleet
 from mayfly_server.dispatch.node_list import NodeList, nodes_in
 from mayfly_server.metrics import Metrics
@@ -90,7 +90,7 @@ def test_nodes_come_and_go_while_a_front_end_serves(
 async def test_an_address_that_cannot_be_dialled_changes_nothing(
     nodes: tuple[FakeNode, FakeNode],
 ) -> None:
-    fleet = Fleet(FrontSettings(nodes=("tcp://127.0.0.1:1",)), Metrics(), Dialler())
+    fleet = Fleet(FrontSettings(nodes=("tcp://127.0.0.1:1",)), Metrics(), Connector())
     fleet.start()
     try:
         for wrong in ("tcp://no-key.example:7700", nodes[0].control, "nonsense"):

@@ -17,7 +17,7 @@ import pytest
 from mayfly_protocol.transport.addresses import is_ip_address
 from mayfly_protocol.transport.keys import make_pair, new_pair
 from mayfly_server.dispatch import node_link
-from mayfly_server.dispatch.connector import lookup, preferred
+from mayfly_server.dispatch.connector import preferred_address, resolve_host
 from support.doubles.fake_engine import WORDS, Act, FakeNode, Script, finish, say, step, until
 from support.doubles.running_front import RunningFront
 from support.relay import ask, content, pieces, stream
@@ -271,7 +271,7 @@ def test_a_node_whose_address_changes_is_found_at_the_new_one(
         assert host == "mac-2.local"
         return found[-1]
 
-    monkeypatch.setattr(node_link, "lookup", known)
+    monkeypatch.setattr(node_link, "resolve_host", known)
     monkeypatch.setattr(node_link, "REOPEN_S", 1.5)
     port = near.control.rpartition(":")[2]
     near.worker()
@@ -287,10 +287,10 @@ def test_a_node_whose_address_changes_is_found_at_the_new_one(
 def test_names_and_what_is_preferred_of_their_addresses() -> None:
     v4 = (socket.AF_INET, 1, 6, "", ("10.0.0.2", 0))
     v6 = (socket.AF_INET6, 1, 6, "", ("fe80::1", 0, 0, 2))
-    assert preferred([v6, v4]) == preferred([v4]) == "10.0.0.2"
-    assert preferred([v6]) == "[fe80::1]"
+    assert preferred_address([v6, v4]) == preferred_address([v4]) == "10.0.0.2"
+    assert preferred_address([v6]) == "[fe80::1]"
     with pytest.raises(OSError, match="no address"):
-        preferred([])
+        preferred_address([])
     assert all(map(is_ip_address, ("10.0.0.2", "::1", "[::1]")))
     assert not any(map(is_ip_address, ("mac-2.local", "localhost", "")))
 
@@ -298,7 +298,7 @@ def test_names_and_what_is_preferred_of_their_addresses() -> None:
 @pytest.mark.parametrize("host", ["mac..local", ".local", "m" * 64 + ".local"])
 async def test_a_name_that_leads_nowhere_is_an_oserror(host: str) -> None:
     with pytest.raises(OSError, match="no host can be called so"):
-        await lookup(host)
+        await resolve_host(host)
 
 
 def test_a_link_that_breaks_again_and_again(

@@ -20,15 +20,15 @@ from mayfly_protocol.serving import (
     Submit,
     Usage,
 )
-from mayfly_server.dispatch.link import Lost
-from mayfly_server.dispatch.request_progress import Again, Attempted, Ended
+from mayfly_server.dispatch.mailbox import Lost
+from mayfly_server.dispatch.request_progress import Ended, RequestProgress, Retry
 from mayfly_server.errors import InvalidRequest, RequestFailed
 
 GENERATION = Generation("m", TextPrompt("p"), Sampling(seed=1))
 
 
-def begun(n: int = 1) -> tuple[Attempted, Submit]:
-    attempted = Attempted("r", replace(GENERATION, n=n))
+def begun(n: int = 1) -> tuple[RequestProgress, Submit]:
+    attempted = RequestProgress("r", replace(GENERATION, n=n))
     submit = attempted.submit()
     assert attempted.receive(Accepted("r", 1, 7)) is None
     return attempted, submit
@@ -54,7 +54,7 @@ def test_a_lost_request_is_resumed_from_what_was_delivered() -> None:
     attempted.receive(delta(submit, 0))
     attempted.receive(delta(submit, 1))
     attempted.receive(delta(submit, 0, choice=1, finish="stop"))
-    assert attempted.receive(Lost("killed")) == Again("lost", struck=None)
+    assert attempted.receive(Lost("killed")) == Retry("lost", in_failed_pass=None)
     again = attempted.submit()
     assert (again.attempt, again.resume, again.finished) == (2, ((100, 101), (100,)), (1,))
     attempted.receive(Accepted("r", 2, 7))
@@ -73,25 +73,25 @@ def test_before_the_first_token_there_is_nothing_to_resume() -> None:
 def test_a_gap_or_a_repeat_ends_the_attempt(index: int) -> None:
     attempted, submit = begun()
     attempted.receive(delta(submit, 0))
-    assert attempted.receive(delta(submit, index)) == Again("gap")
+    assert attempted.receive(delta(submit, index)) == Retry("gap")
     assert attempted.submit().resume == ((100,),)
 
 
 def test_nothing_comes_after_a_choices_end() -> None:
     attempted, submit = begun(n=2)
     attempted.receive(delta(submit, 0, finish="stop"))
-    assert attempted.receive(delta(submit, 1)) == Again("gap")
+    assert attempted.receive(delta(submit, 1)) == Retry("gap")
 
 
 def test_tokens_before_an_acceptance_are_out_of_turn() -> None:
-    attempted = Attempted("r", GENERATION)
+    attempted = RequestProgress("r", GENERATION)
     submit = attempted.submit()
-    assert attempted.receive(delta(submit, 0)) == Again("out of turn")
+    assert attempted.receive(delta(submit, 0)) == Retry("out of turn")
 
 
 def test_no_such_choice() -> None:
     attempted, submit = begun()
-    assert attempted.receive(delta(submit, 0, choice=1)) == Again("out of turn")
+    assert attempted.receive(delta(submit, 0, choice=1)) == Retry("out of turn")
 
 
 @pytest.mark.parametrize("reason", ["done", "cancelled"])
@@ -99,7 +99,7 @@ def test_an_end_without_the_choices_ends_is_none(reason: str) -> None:
     attempted, submit = begun()
     attempted.receive(delta(submit, 0))
     finish = Finish("r", 1, reason)  # type: ignore[arg-type]
-    assert isinstance(attempted.receive(finish), Again)
+    assert isinstance(attempted.receive(finish), Retry)
 
 
 def test_lost_after_the_last_choices_end_is_no_loss() -> None:
@@ -112,7 +112,7 @@ def test_lost_after_the_last_choices_end_is_no_loss() -> None:
 
 def test_a_drain_is_no_loss() -> None:
     attempted, _ = begun()
-    assert attempted.receive(Handover("r", 1, "drain")) == Again("drain")
+    assert attempted.receive(Handover("r", 1, "drain")) == Retry("drain")
     assert (attempted.losses, attempted.submit().suspect) == (0, False)
 
 
@@ -122,39 +122,41 @@ def test_it_goes_on_under_a_flag_after_two_deaths_in_one_place(role: str) -> Non
     attempted.receive(delta(submit, 0))
     for attempt, flagged in [(2, False), (3, True)]:
         handover = Handover("r", submit.attempt, "metal_timeout", **{role: True})
-        assert attempted.receive(handover) == Again("metal_timeout", struck=True)
-        attempted.died("metal_timeout")
-        assert not attempted.record.condemned
+        assert attempted.receive(handover) == Retry("metal_timeout", in_failed_pass=True)
+        attempted.worker_died("metal_timeout")
+        assert not attempted.record.culprit
         submit = attempted.submit()
         assert (submit.attempt, submit.suspect) == (attempt, flagged)
     attempted.receive(Handover("r", 3, "metal_timeout", suspect=True))
-    attempted.died("metal_timeout")
-    assert attempted.record.condemned
+    attempted.worker_died("metal_timeout")
+    assert attempted.record.culprit
 
 
 def test_what_was_not_in_the_pass_was_not_struck() -> None:
     attempted, _ = begun()
-    assert attempted.receive(Handover("r", 1, "shape", stays=True)) == Again("shape", stays=True)
+    assert attempted.receive(Handover("r", 1, "shape", stays=True)) == Retry(
+        "shape", worker_stays=True
+    )
 
 
 def test_only_the_reaper_knows_whether_a_silent_death_struck_it() -> None:
     attempted, _ = begun()
     lost = attempted.receive(Lost("disconnected"))
-    assert isinstance(lost, Again)
-    assert lost.struck is None
+    assert isinstance(lost, Retry)
+    assert lost.in_failed_pass is None
     assert attempted.submit().attempt == 2
     never_there = attempted.receive(Lost("not connected", reached=False))
-    assert isinstance(never_there, Again)
-    assert never_there.struck is False
+    assert isinstance(never_there, Retry)
+    assert never_there.in_failed_pass is False
 
 
 def test_rejections() -> None:
-    attempted = Attempted("r", GENERATION)
+    attempted = RequestProgress("r", GENERATION)
     attempted.submit()
     full = attempted.receive(Rejected("r", 1, "full", "busy", retry_after_s=3.0))
-    assert full == Again("full", full=True, retry_after_s=3.0)
+    assert full == Retry("full", worker_full=True, retry_after_s=3.0)
     attempted.submit()
-    assert attempted.receive(Rejected("r", 2, "leaving", "bye")) == Again("leaving")
+    assert attempted.receive(Rejected("r", 2, "leaving", "bye")) == Retry("leaving")
     attempted.submit()
     with pytest.raises(InvalidRequest) as caught:
         attempted.receive(Rejected("r", 3, "invalid", "no", param="stop", code="bad"))
@@ -177,7 +179,7 @@ def test_a_fault_of_its_own_names_its_kind_and_tells_no_details() -> None:
 def test_a_format_that_cannot_be_followed_to_its_end_is_the_requests_fault(
     constraint: Constraint | None, param: str
 ) -> None:
-    attempted = Attempted("r", replace(GENERATION, output=Output(constraint=constraint)))
+    attempted = RequestProgress("r", replace(GENERATION, output=Output(constraint=constraint)))
     attempted.submit()
     with pytest.raises(InvalidRequest, match="too many states") as caught:
         attempted.receive(Failed("r", 1, "grammar", "it needs too many states"))
@@ -195,7 +197,7 @@ def test_progress_starts_it() -> None:
 def test_an_echo_is_delivered_once() -> None:
     """It comes with the first token: a worker that resumes after that does not send it again, one
     that resumes before does."""
-    attempted = Attempted("r", replace(GENERATION, output=Output(echo=True)))
+    attempted = RequestProgress("r", replace(GENERATION, output=Output(echo=True)))
     attempted.submit()
     attempted.receive(Accepted("r", 1, 2))
     attempted.receive(Lost("killed"))
@@ -209,7 +211,7 @@ def test_an_echo_is_delivered_once() -> None:
 
 
 def test_an_echo_alone_ends_its_choice() -> None:
-    attempted = Attempted("r", replace(GENERATION, output=Output(echo=True)))
+    attempted = RequestProgress("r", replace(GENERATION, output=Output(echo=True)))
     submit = attempted.submit()
     attempted.receive(Accepted("r", 1, 2))
     alone = delta(submit, 0, ids=(), text="Once upon", finish="length")
@@ -224,7 +226,7 @@ def test_whatever_becomes_of_the_workers_each_id_passes_once(data: st.DataObject
     steps of any size."""
     n = data.draw(st.integers(1, 3))
     lengths = data.draw(st.lists(st.integers(1, 12), min_size=n, max_size=n))
-    attempted = Attempted("r", replace(GENERATION, n=n))
+    attempted = RequestProgress("r", replace(GENERATION, n=n))
     delivered: list[list[int]] = [[] for _ in range(n)]
     ends = [0] * n
     for _ in range(200):

@@ -14,7 +14,8 @@ from structlog.testing import capture_logs
 from mayfly_protocol.requests import Generation, Sampling, TextPrompt
 from mayfly_protocol.roster import SlotView
 from mayfly_protocol.serving import Submit
-from mayfly_server.dispatch.link import Context, Link, Mailbox, State
+from mayfly_server.dispatch.link import Context, Link, State
+from mayfly_server.dispatch.mailbox import Mailbox
 from mayfly_server.dispatch.rosters import Slot
 
 
@@ -30,11 +31,11 @@ def opened(context: Context, folder: Path) -> Link:
     link = Link(
         context,
         Slot("ipc://node", "mac-1", "e", view, 0.0, silent=False),
-        dial=lambda socket: socket.connect(view.endpoint),
+        connect=lambda socket: socket.connect(view.endpoint),
         pong_wait_s=5.0,
-        changed=lambda: None,
-        heard=lambda: None,
-        late=lambda: None,
+        on_change=lambda: None,
+        on_message=lambda: None,
+        on_late_message=lambda: None,
     )
     link.state = State.OPEN
     return link
@@ -56,7 +57,7 @@ async def test_one_that_was_told_to_leave_is_none(context: Context, tmp_path: Pa
     link = opened(context, tmp_path)
     for state in ("draining", "gone"):
         view = replace(link.slot.view, state=state)
-        link.follow(replace(link.slot, view=view))
+        link.update_slot(replace(link.slot, view=view))
     assert await level_of_the_loss(link) == "debug"
 
 
@@ -68,7 +69,7 @@ async def test_a_worker_with_something_to_do_that_does_not_move_is_stalled(
 
     def told(after_s: float, progress: int, running: int) -> bool:
         view = replace(link.slot.view, progress=progress, running=running)
-        link.follow(replace(link.slot, view=view, heard_at=start + after_s))
+        link.update_slot(replace(link.slot, view=view, heard_at=start + after_s))
         return link.stalled
 
     assert not told(100.0, 0, 0), "it has nothing to do"
@@ -92,9 +93,9 @@ async def test_a_worker_that_reports_nothing_has_what_it_was_given(
         link.submit(Submit(f"r{number}", 1, generation), Mailbox())
     assert link.load == 3
     assert not link.stalled
-    link.follow(replace(link.slot, heard_at=asyncio.get_running_loop().time() + 10))
+    link.update_slot(replace(link.slot, heard_at=asyncio.get_running_loop().time() + 10))
     assert link.load == 3
     assert link.stalled
-    link.abandon("r0", 1)
+    link.cancel("r0", 1)
     assert link.load == 2
     link.close("the end")

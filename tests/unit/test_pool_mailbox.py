@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mayfly_protocol.serving import Accepted, Delta, TokenLogprob, ToolCallDelta
-from mayfly_server.dispatch.link import APART, Mailbox
-from mayfly_server.dispatch.relay import MOST_IDS, join, weigh
+from mayfly_server.dispatch.mailbox import MAX_IDS, UNMERGED, Mailbox, merge_deltas, size_of
 
 A = Delta("r", 1, 0, 0, ids=(1,), text="a")
 B = Delta("r", 1, 0, 1, ids=(2,), text="b", finish="stop")
@@ -41,25 +40,25 @@ async def test_a_writer_can_wait_for_its_reader() -> None:
 async def test_what_waits_is_joined_and_bounded() -> None:
     cries: list[int] = []
     mailbox: Mailbox[str] = Mailbox(
-        join=lambda last, new: last + new if last < "x" else None,
-        weigh=len,
-        limit=APART + 4,
-        overfull=lambda: cries.append(1),
+        merge=lambda last, new: last + new if last < "x" else None,
+        size=len,
+        limit=UNMERGED + 4,
+        on_overfull=lambda: cries.append(1),
     )
-    for _ in range(APART):
+    for _ in range(UNMERGED):
         mailbox.put("-")
     for piece in ("ab", "c", "x"):
         mailbox.put(piece)
     assert cries == []
     mailbox.put("y")
     assert cries == [1]
-    assert await mailbox.take(1.0) == ["-"] * APART + ["abcxy"]
-    mailbox.put("-" * (APART + 4))
+    assert await mailbox.take(1.0) == ["-"] * UNMERGED + ["abcxy"]
+    mailbox.put("-" * (UNMERGED + 4))
     assert cries == [1], "counted anew"
 
 
 def test_two_deltas_that_follow_each_other_are_one() -> None:
-    joined = join(A, B)
+    joined = merge_deltas(A, B)
     assert joined == Delta("r", 1, 0, 0, ids=(1, 2), text="ab", finish="stop")
 
 
@@ -77,13 +76,13 @@ CALL = ToolCallDelta(0, "{", "id", "f")
         (A, replace(B, tool_calls=(CALL,))),
         (replace(A, tool_calls=(CALL,)), B),
         (A, replace(B, text="", reasoning="thought")),
-        (replace(A, ids=(1,) * MOST_IDS), replace(B, index=MOST_IDS)),
+        (replace(A, ids=(1,) * MAX_IDS), replace(B, index=MAX_IDS)),
         (Accepted("r", 1, 7), A),
         (A, Accepted("r", 1, 7)),
     ],
 )
 def test_others_stay_apart(last: object, new: object) -> None:
-    assert join(last, new) is None  # type: ignore[arg-type]
+    assert merge_deltas(last, new) is None  # type: ignore[arg-type]
 
 
 @given(st.data())
@@ -103,7 +102,7 @@ def test_joined_deltas_say_the_same_in_the_same_order(data: st.DataObject) -> No
         at[choice] += len(ids)
     kept: list[Delta] = []
     for delta in deltas:
-        joined = join(kept[-1], delta) if kept else None
+        joined = merge_deltas(kept[-1], delta) if kept else None
         if joined is None:
             kept.append(delta)
         else:
@@ -120,10 +119,10 @@ def test_joined_deltas_say_the_same_in_the_same_order(data: st.DataObject) -> No
         said = ["".join(d.reasoning + d.text for d in each) for each in (before, after)]
         assert said[0] == said[1]
         assert sum(len(d.logprobs) for d in after) == sum(len(d.logprobs) for d in before)
-    assert sum(map(weigh, kept)) == sum(map(weigh, deltas))
+    assert sum(map(size_of, kept)) == sum(map(size_of, deltas))
 
 
 def test_log_probabilities_weigh_more() -> None:
     rich = replace(A, logprobs=(TokenLogprob(1, "t", b"t", -1.0, ()),))
-    assert weigh(rich) > weigh(A) > 0
-    assert weigh(Accepted("r", 1, 7)) > 0
+    assert size_of(rich) > size_of(A) > 0
+    assert size_of(Accepted("r", 1, 7)) > 0

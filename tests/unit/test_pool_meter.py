@@ -6,7 +6,7 @@ import pytest
 
 from mayfly_protocol.requests import FinishReason
 from mayfly_protocol.serving import Delta, Usage
-from mayfly_server.metrics import Meter, Metrics
+from mayfly_server.metrics import Metrics, PromptMetrics
 
 
 class Metered:
@@ -15,10 +15,10 @@ class Metered:
     def __init__(self) -> None:
         self.now = 10.0
         self.metrics = Metrics()
-        self.meter = Meter(self.metrics.of("m"), lambda: self.now)
+        self.meter = PromptMetrics(self.metrics.of("m"), lambda: self.now)
         self.meter.arrived()
 
-    def after(self, seconds: float) -> Meter:
+    def after(self, seconds: float) -> PromptMetrics:
         self.now += seconds
         return self.meter
 
@@ -78,7 +78,7 @@ def test_one_that_nobody_waits_for_any_more() -> None:
 
 def test_one_that_never_arrived() -> None:
     metrics = Metrics()
-    Meter(metrics.of("m")).ended(None)
+    PromptMetrics(metrics.of("m")).ended(None)
     assert metrics.registry.get_sample_value("mayfly_num_requests_waiting", {"model": "m"}) == 0
 
 

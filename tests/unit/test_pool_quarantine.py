@@ -57,8 +57,8 @@ def test_what_was_condemned_here_is_refused_before_any_roster_says_so() -> None:
 
 def test_rosters_say_what_is_refused_and_for_how_long() -> None:
     view = QuarantineView()
-    view.hear("one", listing("x", left_s=10.0), now=100.0)
-    view.hear("two", listing("x", "y", left_s=5.0), now=100.0)
+    view.update("one", listing("x", left_s=10.0), now=100.0)
+    view.update("two", listing("x", "y", left_s=5.0), now=100.0)
     assert {entry.fingerprint: entry.left_s for entry in view.entries(102.0)} == {
         "x": 8.0,
         "y": 3.0,
@@ -71,17 +71,17 @@ def test_rosters_say_what_is_refused_and_for_how_long() -> None:
 def test_released_means_released_here_too() -> None:
     view = QuarantineView()
     view.add("x", "crashed", now=100.0)
-    view.hear("one", listing("x"), now=100.5)
-    view.hear("one", listing(), now=101.0)
+    view.update("one", listing("x"), now=100.5)
+    view.update("one", listing(), now=101.0)
     assert view.kind("x", 101.0) is None
     assert view.empty
 
 
 def test_a_new_reaper_is_told_what_the_old_one_knew() -> None:
     view = QuarantineView()
-    assert view.hear("one", listing("x", left_s=10.0), now=100.0) == []
-    assert view.hear("one", listing("x", left_s=9.0), now=101.0) == []
-    told = view.hear("one", listing(epoch="b"), now=104.0)
+    assert view.update("one", listing("x", left_s=10.0), now=100.0) == []
+    assert view.update("one", listing("x", left_s=9.0), now=101.0) == []
+    told = view.update("one", listing(epoch="b"), now=104.0)
     assert told == [Quarantine("x", "crashed", 6.0)]
 
 
@@ -89,8 +89,8 @@ def test_what_is_over_leaves_nothing() -> None:
     """Or each request would be hashed for ever, to be looked up among nothing."""
     view = QuarantineView()
     view.add("never taken up", "crashed", now=100.0)
-    view.hear("one", listing(), now=200.0)
+    view.update("one", listing(), now=200.0)
     assert view.empty
-    view.hear("two", listing("x"), now=200.0)
+    view.update("two", listing("x"), now=200.0)
     view.forget("two")
     assert view.empty and view.kind("x", 200.0) is None

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from mayfly_protocol.roster import Loss, Roster, SlotView
-from mayfly_server.dispatch.rosters import Incarnation, Rosters, Slot, outlook
+from mayfly_server.dispatch.availability import availability
+from mayfly_server.dispatch.rosters import Incarnation, Rosters, Slot
 
 VIEW = SlotView("s", "m", "ready", 3)
 ROSTER = Roster("node", "a", 5, 1, (VIEW,))
@@ -17,7 +18,7 @@ WORKER = Incarnation("node", "a", "s", 3)
 def heard(*rosters: Roster) -> Rosters:
     known = Rosters(silence_s=5.0)
     for roster in rosters:
-        known.hear("ipc://x", roster, now=100.0)
+        known.update("ipc://x", roster, now=100.0)
     return known
 
 
@@ -28,19 +29,19 @@ def slot(view: SlotView, silent: bool = False) -> Slot:
 def test_nothing_heard() -> None:
     assert not heard()
     assert list(heard().slots(0.0)) == []
-    assert not heard().gone(WORKER)
+    assert not heard().is_gone(WORKER)
 
 
 def test_an_older_roster_changes_nothing() -> None:
     known = heard(ROSTER)
-    assert not known.hear("ipc://x", replace(ROSTER, revision=4, slots=()), 101.0)
+    assert not known.update("ipc://x", replace(ROSTER, revision=4, slots=()), 101.0)
     assert [found.incarnation for found in known.slots(101.0)] == [WORKER]
-    assert known.hear("ipc://x", ROSTER, 101.0), "the same again is a sign of life"
+    assert known.update("ipc://x", ROSTER, 101.0), "the same again is a sign of life"
 
 
 def test_a_new_reaper_begins_to_count_anew() -> None:
     known = heard(ROSTER)
-    assert known.hear("ipc://x", Roster("node", "b", 1, 2, ()), 101.0)
+    assert known.update("ipc://x", Roster("node", "b", 1, 2, ()), 101.0)
     assert list(known.slots(101.0)) == []
 
 
@@ -48,7 +49,7 @@ def test_a_silent_node_keeps_its_workers() -> None:
     known = heard(ROSTER)
     assert [found.silent for found in known.slots(104.9)] == [False]
     assert [found.silent for found in known.slots(105.1)] == [True]
-    assert not known.gone(WORKER)
+    assert not known.is_gone(WORKER)
 
 
 @pytest.mark.parametrize(
@@ -63,11 +64,11 @@ def test_a_silent_node_keeps_its_workers() -> None:
     ],
 )
 def test_its_own_reaper_says_when_a_worker_is_gone(view: SlotView, gone: bool) -> None:
-    assert heard(replace(ROSTER, slots=(view,))).gone(WORKER) is gone
+    assert heard(replace(ROSTER, slots=(view,))).is_gone(WORKER) is gone
 
 
 def test_a_new_reaper_does_not_speak_for_the_old_ones_workers() -> None:
-    assert not heard(Roster("node", "b", 1, 2, ())).gone(WORKER)
+    assert not heard(Roster("node", "b", 1, 2, ())).is_gone(WORKER)
 
 
 def test_the_verdict_on_a_lost_worker() -> None:
@@ -80,20 +81,20 @@ def test_the_verdict_on_a_lost_worker() -> None:
 
 
 def test_a_worker_is_watched_while_its_own_reaper_is_heard() -> None:
-    assert heard(ROSTER).watched(WORKER, 100.0)
-    assert not heard(ROSTER).watched(WORKER, 1000.0)
-    assert not heard(replace(ROSTER, epoch="newer")).watched(WORKER, 100.0)
+    assert heard(ROSTER).is_watched(WORKER, 100.0)
+    assert not heard(ROSTER).is_watched(WORKER, 1000.0)
+    assert not heard(replace(ROSTER, epoch="newer")).is_watched(WORKER, 100.0)
 
 
 def test_a_new_reaper_voids_the_ones_before_it() -> None:
     """Also where an old roster comes after a new one, over the other of two connections."""
     known = heard(ROSTER, replace(ROSTER, epoch="b", revision=1, slots=()))
-    assert not known.hear("ipc://x", replace(ROSTER, revision=99), 101.0)
+    assert not known.update("ipc://x", replace(ROSTER, revision=99), 101.0)
     assert list(known.slots(101.0)) == []
-    assert known.hear("ipc://x", replace(ROSTER, epoch="c", revision=0), 102.0)
+    assert known.update("ipc://x", replace(ROSTER, epoch="c", revision=0), 102.0)
     for void in ("a", "b"):
-        assert not known.hear("ipc://x", replace(ROSTER, epoch=void, revision=100), 103.0)
-    assert known.hear("ipc://another", ROSTER, 103.0), "at another address it is nobody's past"
+        assert not known.update("ipc://x", replace(ROSTER, epoch=void, revision=100), 103.0)
+    assert known.update("ipc://another", ROSTER, 103.0), "at another address it is nobody's past"
 
 
 def test_a_node_that_is_given_up_is_forgotten() -> None:
@@ -104,7 +105,7 @@ def test_a_node_that_is_given_up_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize(
-    ("view", "coming", "ready_in_s"),
+    ("view", "coming", "retry_after_s"),
     [
         (replace(VIEW, state="spawning"), True, 5.0),
         (replace(VIEW, state="loading", load_done=1, load_total=4, age_s=2.0), True, 6.0),
@@ -115,20 +116,20 @@ def test_a_node_that_is_given_up_is_forgotten() -> None:
         (replace(VIEW, state="failed"), False, 5.0),
     ],
 )
-def test_outlook_of_one_slot(view: SlotView, coming: bool, ready_in_s: float) -> None:
-    found = outlook([slot(view)])
-    assert (found.coming, found.ready_in_s) == (coming, ready_in_s)
+def test_outlook_of_one_slot(view: SlotView, coming: bool, retry_after_s: float) -> None:
+    found = availability([slot(view)])
+    assert (found.coming, found.retry_after_s) == (coming, retry_after_s)
     assert found.failed is not coming
 
 
 def test_outlook_is_that_of_the_most_hopeful_slot() -> None:
     failed, waiting = replace(VIEW, state="failed"), replace(VIEW, state="backoff", retry_in_s=99.0)
-    assert outlook([slot(failed), slot(waiting)]).pause_s == 99.0
+    assert availability([slot(failed), slot(waiting)]).pause_s == 99.0
     loading = replace(VIEW, state="loading", load_done=50, load_total=100, age_s=1.0)
-    found = outlook([slot(failed), slot(waiting), slot(loading)])
+    found = availability([slot(failed), slot(waiting), slot(loading)])
     assert (found.pause_s, found.reason) == (0.0, "it is being loaded (50 %)")
 
 
 def test_outlook_where_nobody_knows() -> None:
-    for found in (outlook([]), outlook([slot(VIEW, silent=True)])):
+    for found in (availability([]), availability([slot(VIEW, silent=True)])):
         assert (found.coming, found.failed) == (False, False)

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from mayfly_server.dispatch import fleet
-from mayfly_server.dispatch.fleet import Scrapes
+from mayfly_server.dispatch.fleet import PendingScrapes
 from mayfly_server.metrics import Metrics
 
 
 async def test_any_page_of_a_node_will_do_for_all_who_wait() -> None:
-    waiting = Scrapes(Metrics())
-    asking = [asyncio.create_task(waiting.answers(asked)) for asked in (["a", "b"], ["a"])]
+    waiting = PendingScrapes(Metrics())
+    asking = [asyncio.create_task(waiting.pages(asked)) for asked in (["a", "b"], ["a"])]
     await asyncio.sleep(0)
-    waiting.answered("a", "of a")
-    waiting.answered("b", "of b")
+    waiting.received("a", "of a")
+    waiting.received("b", "of b")
     assert await asyncio.gather(*asking) == [[b"of a", b"of b"], [b"of a"]]
 
 
@@ -28,7 +28,7 @@ async def test_nothing_is_kept_for_who_waits_no_more(
     gives_up: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Be it that it gave up, or that the time was over: a node may be silent for days."""
-    monkeypatch.setattr(fleet, "PATIENCE_S", 30.0 if gives_up else 0.01)
+    monkeypatch.setattr(fleet, "SCRAPE_WAIT_S", 30.0 if gives_up else 0.01)
     loop, made = asyncio.get_running_loop(), weakref.WeakSet[Any]()
     create = loop.create_future
 
@@ -38,13 +38,13 @@ async def test_nothing_is_kept_for_who_waits_no_more(
         return future
 
     metrics = Metrics()
-    waiting = Scrapes(metrics)
+    waiting = PendingScrapes(metrics)
     monkeypatch.setattr(loop, "create_future", remembered)
-    asking = asyncio.create_task(waiting.answers(["a", "a", "b"]))
+    asking = asyncio.create_task(waiting.pages(["a", "a", "b"]))
     await asyncio.sleep(0)
     assert len(made) >= 3
     monkeypatch.undo()
-    waiting.answered("b", "of b")
+    waiting.received("b", "of b")
     if gives_up:
         asking.cancel()
         await asyncio.wait([asking])
@@ -54,4 +54,4 @@ async def test_nothing_is_kept_for_who_waits_no_more(
     del asking
     gc.collect()
     assert not made
-    waiting.answered("a", "too late")
+    waiting.received("a", "too late")

@@ -1,4 +1,4 @@
-"""Who is suspected, who is condemned: the rules alone, and in a small world of workers."""
+"""Who is suspected, who is culprit: the rules alone, and in a small world of workers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mayfly_server.dispatch.quarantine import CONDEMNED, NEAR, Record, near, unrelated
+from mayfly_server.dispatch.quarantine import CULPRIT, NEAR, Record, near, unrelated
 from mayfly_worker.engine.sequence import YOUNG_TOKENS
 
 
@@ -44,9 +44,9 @@ def test_about_there_does_not_creep() -> None:
 
 
 def test_only_a_death_under_the_flag_condemns() -> None:
-    assert not deaths(5, 5, 5, 5, 5).condemned
-    assert deaths(5, 5).after("crashed", (5,), flagged=True).condemned
-    assert not deaths(5, 5).after("wedged", (5,), flagged=True).condemned
+    assert not deaths(5, 5, 5, 5, 5).culprit
+    assert deaths(5, 5).after("crashed", (5,), flagged=True).culprit
+    assert not deaths(5, 5).after("wedged", (5,), flagged=True).culprit
 
 
 def test_every_choice_has_to_be_near() -> None:
@@ -64,10 +64,10 @@ def test_condemned_needs_three_deaths_of_a_kind_about_one_point(
     for at, wanted, kind in story:
         flagged = wanted and record.suspect((at,))  # none other is ever flagged
         before, record = record, record.after(kind, (at,), flagged=flagged)
-        if record.condemned and not before.condemned:
+        if record.culprit and not before.culprit:
             same = [p for p, _, k in story if k == kind and abs(p - record.point[0]) <= NEAR]
             assert flagged
-            assert len(same) >= CONDEMNED
+            assert len(same) >= CULPRIT
 
 
 def test_three_deaths_with_nothing_in_common_are_the_machines() -> None:
@@ -98,11 +98,11 @@ class Request:
     tokens: int = 0
     resumed: int = 0
     flagged: bool = False
-    condemned: bool = False
+    culprit: bool = False
 
     @property
     def done(self) -> bool:
-        return self.tokens >= self.length or self.condemned
+        return self.tokens >= self.length or self.culprit
 
     @property
     def harmless(self) -> bool:
@@ -159,8 +159,8 @@ class World:
             if request in struck:
                 at = (request.tokens,)
                 request.record = request.record.after("crashed", at, flagged=request.flagged)
-                request.condemned = request.record.condemned
-            if not request.condemned:
+                request.culprit = request.record.culprit
+            if not request.culprit:
                 self.submit(request)
 
 
@@ -189,11 +189,11 @@ def test_one_poison_costs_three_workers_and_nobody_else_anything(
         world.turn()
         if not waiting and all(r.done for r in (*everyone, poison)):
             break
-    assert poison.condemned
-    assert world.deaths == CONDEMNED
-    assert [r.name for r in everyone if r.condemned] == []
+    assert poison.culprit
+    assert world.deaths == CULPRIT
+    assert [r.name for r in everyone if r.culprit] == []
     assert all(r.tokens == r.length for r in everyone)
-    assert max(world.moved.values()) <= CONDEMNED
+    assert max(world.moved.values()) <= CULPRIT
 
 
 @settings(deadline=None, max_examples=100)

@@ -68,7 +68,7 @@ def test_the_condemned_is_refused_by_every_front_end_until_it_is_released(node: 
     node.worker(handing_over("shape", suspect=True, stays=True))
     with RunningFront(node.control) as one, RunningFront(node.control) as other:
         ask(one, "poison")
-        other.wait(lambda: other.front.fleet.quarantine)
+        other.wait(lambda: other.front.fleet.quarantined())
         for front in (one, other):
             for seed in (1, 2):
                 refused = ask(front, "poison", seed=seed)
@@ -78,7 +78,7 @@ def test_the_condemned_is_refused_by_every_front_end_until_it_is_released(node: 
         assert len([s for s in submits(node) if says(s, "poison")]) == 3
         node.change(quarantined=())
         for front in (one, other):
-            front.wait(lambda front=front: not front.front.fleet.quarantine)
+            front.wait(lambda front=front: not front.front.fleet.quarantined())
         assert ask(other, "poison").status_code == 500
         assert len([s for s in submits(node) if says(s, "poison")]) == 6
 
@@ -96,7 +96,7 @@ def test_what_one_key_is_refused_is_no_others(node: FakeNode) -> None:
         for secret, runs in (("a", 3), ("a", 3), ("b", 6), ("b", 6), ("a", 6)):
             assert ask_as(front, secret) == 500
             assert len(submits(node)) == runs
-            front.wait(lambda: front.front.fleet.quarantine)
+            front.wait(lambda: front.front.fleet.quarantined())
 
 
 def test_it_is_refused_in_a_stream_by_an_error_event_and_no_done(node: FakeNode) -> None:
@@ -199,11 +199,11 @@ def test_quarantine_waits_while_the_machine_itself_fails(node: FakeNode) -> None
         front.wait_workers(4)
         for number in range(3):
             node.lose(f"other-{number}", "crashed", suspects=[f"r{number}"])
-        front.wait(lambda: front.front.fleet.machine_fails())
+        front.wait(lambda: front.front.fleet.machine_is_failing())
         response = ask(front, "poison")
         assert response.json()["error"]["code"] == "workers_lost"
         assert response.json()["error"]["retryable"] is True
-        assert not front.front.fleet.quarantine
+        assert not front.front.fleet.quarantined()
 
 
 def test_one_on_trial_gets_one_request_at_a_time(node: FakeNode) -> None:

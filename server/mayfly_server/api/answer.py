@@ -32,7 +32,7 @@ from starlette.types import Message, Receive, Scope, Send
 from mayfly_protocol.requests import Generation
 from mayfly_protocol.serving import Delta, Progress, Usage
 from mayfly_server.api.dependencies import Front
-from mayfly_server.dispatch.link import Mailbox
+from mayfly_server.dispatch.mailbox import Mailbox
 from mayfly_server.dispatch.relay import Event, Relay, Waiting
 from mayfly_server.errors import RequestError
 from mayfly_server.http import sse

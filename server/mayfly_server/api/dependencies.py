@@ -30,7 +30,7 @@ class Front:
             ModelNotFound, InvalidRequest: none, or no single one.
             Unavailable: those who might serve it have not told this front end yet.
         """
-        if not await self.fleet.heard(self.settings.queue_wait_s):
+        if not await self.fleet.wait_for_roster(self.settings.queue_wait_s):
             raise Unavailable("No node has been heard of yet.", retry_after_s=1.0)
         served = self.fleet.models()
         if asked is None:

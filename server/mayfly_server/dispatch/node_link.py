@@ -1,4 +1,4 @@
-"""A front end's two connections to a node's reaper: one for what it says, one for its rosters.
+"""A front end's two connections to a node's reaper: one for control messages, one for rosters.
 
 ::
 
@@ -7,8 +7,8 @@
            +--------------+
 
 ZeroMQ connects again by itself to a node that went away, but not to one that refused its key, and
-not always out of a network that was cut in two. So a connection on which nothing has come for a
-while is made anew, which also looks up the node's name again.
+not always after a network was cut in two. So a connection that has been silent for a while is made
+anew, and the node's name is looked up again.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from mayfly_protocol.roster import ROSTER_TOPIC, Ask, FromNode, Roster, ToNode
 from mayfly_protocol.transport.addresses import NodeAddress, is_ip_address
 from mayfly_protocol.transport.sockets import configure
 from mayfly_protocol.transport.zap import Refusals
-from mayfly_server.dispatch.connector import Dial, Dialler, lookup
+from mayfly_server.dispatch.connector import Connect, Connector, resolve_host
 from mayfly_server.dispatch.link import Context
-from mayfly_server.dispatch.zmq_reader import Listener
+from mayfly_server.dispatch.zmq_reader import ZmqReader
 
 REOPEN_S = 6.0
+"""Seconds of silence after which a connection is made anew."""
 ROSTERS_QUEUED = 16
-"""Unread ones; each is the full picture."""
+"""Unread rosters that are kept; each is complete."""
 MAX_ROSTER_BYTES = 8 << 20
 
 _FAILED = (
@@ -46,59 +47,60 @@ _log = structlog.get_logger(__name__)
 
 
 class NodeLink:
-    """Begins at once; to be made on a running event loop. ``dialled`` is the node's address, with
-    that of its host in the place of a name.
+    """Connects at once; to be made on a running event loop. ``resolved`` is the node's address
+    with its host's IP address in the place of a name.
 
-    ``said`` is called with every roster and every answer; ``refusals`` counts frames that are
-    neither, and handshakes that the node, or what answers in its place, did not pass.
+    ``on_message`` is called with every roster and every answer. ``refusals`` counts frames that are
+    neither, and handshakes that the node, or whatever answers in its place, did not pass.
     """
 
     def __init__(
         self,
         context: Context,
         address: NodeAddress,
-        dialler: Dialler,
+        connector: Connector,
         *,
-        said: Callable[[FromNode], None],
+        on_message: Callable[[FromNode], None],
         refusals: Refusals,
     ) -> None:
         self.address = address
         self._context = context
-        self.dialled = address
-        self._dialler = dialler
-        self._said = said
+        self.resolved = address
+        self._connector = connector
+        self._on_message = on_message
         self._refusals = refusals
-        self._complain = LogThrottle(_log.warning)
+        self._warn = LogThrottle(_log.warning)
         self._loop = asyncio.get_running_loop()
         self._heard_at = self._loop.time()
         self._announced = False
         self._minor = 0
-        self._listeners: list[Listener] = []
+        self._readers: list[ZmqReader] = []
         self._monitored: list[zmq.Socket[Any]] = []
-        self._words: Listener | None = None
+        self._control: ZmqReader | None = None
         self._lookup: asyncio.Task[None] | None = None
         self._open()
 
     def announce(self) -> None:
-        """Asks for the roster, which is how a reaper learns that this front end serves. A node that
-        cannot be reached yet gets the question when it can."""
+        """Asks for the roster, by which a reaper learns that this front end serves. A node that
+        cannot be reached yet is asked once it can be."""
         self._announced = True
-        self.tell(Ask())
+        self.send(Ask())
 
-    def tell(self, message: ToNode) -> bool:
-        """Whether it is on its way. What a node is too old to know is not sent to it."""
-        if self._words is None or not understood(message, self._minor):
+    def send(self, message: ToNode) -> bool:
+        """Sends a message; returns whether it is on its way. A node that is too old to know the
+        message does not get it."""
+        if self._control is None or not understood(message, self._minor):
             return False
         try:
-            self._words.send(encode(message))
+            self._control.send(encode(message))
         except zmq.Again:
-            said = type(message).__name__
-            _log.warning("a node does not read", node=str(self.address), said=said)
+            name = type(message).__name__
+            _log.warning("node does not read its messages", node=str(self.address), message=name)
             return False
         return True
 
-    def tick(self, now: float) -> None:
-        """To be called about once a second."""
+    def reopen_if_silent(self, now: float) -> None:
+        """Makes a silent connection anew. To be called about once a second."""
         if now - self._heard_at > REOPEN_S:
             self._heard_at = now
             self.close()
@@ -107,53 +109,52 @@ class NodeLink:
     def close(self) -> None:
         if self._lookup is not None:
             self._lookup.cancel()
-        self._words = None
+        self._control = None
         for socket in self._monitored:
             socket.disable_monitor()
-        for listener in self._listeners:
-            listener.close()
+        for reader in self._readers:
+            reader.close()
         self._monitored.clear()
-        self._listeners.clear()
+        self._readers.clear()
 
     def _open(self) -> None:
         host = self.address.host
         if host and not is_ip_address(host):
             self._lookup = asyncio.create_task(self._look_up(host), name=f"look up {host}")
         else:
-            self._dial(self.address)
+            self._connect(self.address)
 
     async def _look_up(self, host: str) -> None:
         try:
-            found = await lookup(host)
-        except OSError as error:  # it is asked again when the node is silent for long enough
-            self._complain(f"{self.address}: its host is not found", str(error))
+            found = await resolve_host(host)
+        except OSError as error:  # the silence will have the name looked up again
+            self._warn(f"{self.address}: host name cannot be resolved", str(error))
             return
-        self._dial(self.address.at(found))
+        self._connect(self.address.at(found))
 
-    def _dial(self, dialled: NodeAddress) -> None:
-        self.dialled = dialled
+    def _connect(self, resolved: NodeAddress) -> None:
+        self.resolved = resolved
         self._heard_at = self._loop.time()
-        dialler = self._dialler
-        self._words = self._listener(zmq.DEALER, dialler.control(dialled), from_node)
-        self._listener(zmq.SUB, dialler.roster(dialled), rosters)
+        self._control = self._reader(zmq.DEALER, self._connector.control(resolved), from_node)
+        self._reader(zmq.SUB, self._connector.roster(resolved), rosters)
         if self._announced:
-            self.tell(Ask())
+            self.send(Ask())
 
-    def _listener(self, kind: int, dial: Dial, channel: Channel[Any]) -> Listener:
+    def _reader(self, kind: int, connect: Connect, channel: Channel[Any]) -> ZmqReader:
         socket = self._context.socket(kind)
         configure(socket)
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_ROSTER_BYTES)
         socket.setsockopt(zmq.RCVHWM, ROSTERS_QUEUED)
         if kind == zmq.SUB:
             socket.setsockopt(zmq.SUBSCRIBE, ROSTER_TOPIC)
-        monitor = Listener(socket.get_monitor_socket(_FAILED), self._on_failure)
-        listener = Listener(socket, lambda parts: self._take(parts, channel))
+        monitor = ZmqReader(socket.get_monitor_socket(_FAILED), self._on_failure)
+        reader = ZmqReader(socket, lambda parts: self._receive(parts, channel))
         self._monitored.append(socket)
-        self._listeners += [monitor, listener]
-        dial(socket)
-        return listener
+        self._readers += [monitor, reader]
+        connect(socket)
+        return reader
 
-    def _take(self, parts: list[bytes], channel: Channel[Any]) -> None:
+    def _receive(self, parts: list[bytes], channel: Channel[Any]) -> None:
         try:
             message = channel.decode(parts[-1])
         except BadFrame as error:
@@ -162,13 +163,13 @@ class NodeLink:
         self._heard_at = self._loop.time()
         if isinstance(message, Roster):
             self._minor = message.minor
-        self._said(message)
+        self._on_message(message)
 
     def _on_failure(self, parts: list[bytes]) -> None:
         event = parse_monitor_message(parts)["event"]
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-            detail = "it does not trust this front end's key"
+            detail = "the node does not trust this front end's key"
             self._refusals.refuse(str(self.address), "untrusted", detail)
         else:
-            detail = "what answers there is not the holder of the key in its address"
+            detail = "whatever answers there does not hold the key in its address"
             self._refusals.refuse(str(self.address), "handshake", detail)

@@ -1,13 +1,17 @@
-"""The owner of the promise that a request ends exactly once.
+"""Relays one prompt to a worker and its text to the client, so that it ends exactly once.
 
-A relay finds a worker for one prompt, hands it over, and passes on what is generated. When the
-worker is lost, gives the request back or stalls, the relay goes on with another one from the token
-where the first one ended;
-:class:`mayfly_server.dispatch.request_progress.Attempted` knows which that is.
-What waits for a worker is held: without an answer until a worker has accepted the request, with
-signs of life afterwards, and never without a bound.
+::
 
-What waits for a client that reads slowly: fewer, larger messages, and how large they are.
+    find a worker --> submit --> accepted --> deltas --> every choice has ended
+         ^                |          |           |
+         |  rejected, lost, stalled, handed over |
+         +--------------- retry <----------------+
+
+When the worker is lost, gives the request back or stalls, the relay submits the request to another
+one, which goes on after the last token that the client was given:
+:class:`mayfly_server.dispatch.request_progress.RequestProgress` knows which that is. A request that
+waits for a worker is held: without an answer until a worker has accepted it, with comments in its
+stream afterwards, and never without a bound.
 """
 
 from __future__ import annotations
@@ -15,17 +19,18 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 import structlog
 
 from mayfly_protocol.faults import KINDS
 from mayfly_protocol.requests import Generation
-from mayfly_protocol.serving import Delta, Progress, TokenLogprob, Usage
+from mayfly_protocol.serving import Delta, Progress, Usage
 from mayfly_server.dispatch.fleet import Fleet
-from mayfly_server.dispatch.link import Link, Mailbox, Message
+from mayfly_server.dispatch.link import Link
+from mayfly_server.dispatch.mailbox import Mailbox, Message, merge_deltas, size_of
 from mayfly_server.dispatch.quarantine import fingerprint
-from mayfly_server.dispatch.request_progress import Again, Attempted, Ended
+from mayfly_server.dispatch.request_progress import Ended, RequestProgress, Retry
 from mayfly_server.dispatch.rosters import Incarnation
 from mayfly_server.errors import (
     DeadlineExceeded,
@@ -33,75 +38,29 @@ from mayfly_server.errors import (
     RequestError,
     RequestFailed,
     ShuttingDown,
-    Unavailable,
     WorkersLost,
 )
-from mayfly_server.metrics import Meter, Metrics
+from mayfly_server.metrics import Metrics, PromptMetrics
 from mayfly_server.settings import FrontSettings
 
-MOST_IDS = 256
-"""In one joined delta, so that joining token by token stays cheap."""
-_MESSAGE_BYTES = 100
-_ID_BYTES = 8
-_LOGPROB_BYTES = 80
-
-
-def join(last: Message, new: Message) -> Message | None:
-    """One delta that says what two that follow each other say, where there is one.
-
-    Tool calls stay as they are, and so does text that was followed by a thought: a single delta
-    has no room for that order.
-    """
-    if not (isinstance(last, Delta) and isinstance(new, Delta)):
-        return None
-    follows = (last.rid, last.attempt, last.choice) == (new.rid, new.attempt, new.choice)
-    if not follows or last.index + len(last.ids) != new.index or last.finish is not None:
-        return None
-    if last.tool_calls or new.tool_calls or (last.text and new.reasoning):
-        return None
-    if len(last.ids) + len(new.ids) > MOST_IDS:
-        return None
-    return replace(
-        new,
-        index=last.index,
-        ids=last.ids + new.ids,
-        text=last.text + new.text,
-        reasoning=last.reasoning + new.reasoning,
-        logprobs=last.logprobs + new.logprobs,
-    )
-
-
-def weigh(message: Message) -> int:
-    """About how many bytes a message holds."""
-    if not isinstance(message, Delta):
-        return _MESSAGE_BYTES
-    text = len(message.text) + len(message.reasoning)
-    calls = sum(len(call.arguments) + _MESSAGE_BYTES for call in message.tool_calls)
-    logprobs = sum(map(_weigh_logprob, message.logprobs))
-    return text + _ID_BYTES * len(message.ids) + calls + logprobs
-
-
-def _weigh_logprob(logprob: TokenLogprob) -> int:
-    return _LOGPROB_BYTES * (1 + len(logprob.top))
-
+_RETRY_FULL_S = 1.0
+"""Seconds until a worker whose queue was full is asked again."""
 
 _log = structlog.get_logger(__name__)
-
-_RETRY_FULL_S = 1.0
-"""How soon a worker whose queue was full is asked again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Nothing new, but the request lives."""
+    """An event without news: the request is still held or running."""
 
 
 Event = Delta | Progress | Waiting
 
 
 @dataclass(slots=True)
-class _Run:
-    """An attempt that is under way."""
+class _Attempt:
+    """A request's present attempt, on one worker. ``heard_at`` is when that worker last said
+    something about it."""
 
     link: Link
     mailbox: Mailbox[Message]
@@ -109,19 +68,22 @@ class _Run:
 
 
 @dataclass(frozen=True, slots=True)
-class _Inquest:
-    """A worker died with the request, and its reaper has not said yet what of."""
+class PendingVerdict:
+    """The death of a worker that had the request, and whose cause its reaper has not given yet. It
+    is waited for until the time ``until``."""
 
     worker: Incarnation
     until: float
 
 
 class Relay:
-    """One prompt's way through the fleet. ``key`` is the conversation that it belongs to, and
-    ``tenant`` who asks: a quarantine is that tenant's own. ``overfull`` is set when more waits to
-    be read than may.
+    """Takes one prompt through the fleet. Call :meth:`start`, then iterate over :meth:`events` to
+    the end, and call :meth:`close` in any case.
 
-    :meth:`start`, then :meth:`events` to its end, and :meth:`close` in any case.
+    Args:
+        key: the conversation that the prompt belongs to, for routing.
+        tenant: the caller's key's name; what workers die of is quarantined for that tenant alone.
+        overfull: is set when more waits to be read by the client than may.
     """
 
     def __init__(
@@ -139,23 +101,25 @@ class Relay:
         self._fleet = fleet
         self._settings = settings
         self._metrics = metrics
-        self._meter = Meter(metrics.of(generation.model))
+        self._prompt_metrics = PromptMetrics(metrics.of(generation.model))
         self._generation = generation
         self._model = generation.model
         self._key = key
         self._tenant = tenant
         self._overfull = overfull
         self._loop = asyncio.get_running_loop()
-        self._attempted = Attempted(rid, generation)
-        self._run: _Run | None = None
-        self._inquest: _Inquest | None = None
-        self._digest: str | None = None
-        self._tried = ""
-        self._unfit: set[Incarnation] = set()
-        self._parted: set[Incarnation] = set()
-        """Those of them that may be alive and well behind a connection that was lost: they are
+        self._progress = RequestProgress(rid, generation)
+        self._attempt: _Attempt | None = None
+        self._pending_verdict: PendingVerdict | None = None
+        self._accepted_digest: str | None = None
+        self._last_digest = ""
+        self._excluded: set[Incarnation] = set()
+        """Workers that this request is not given to again."""
+        self._disconnected: set[Incarnation] = set()
+        """Excluded workers that may be alive and well behind a connection that was lost: they are
         asked again where there is no other."""
         self._full: dict[Incarnation, float] = {}
+        """Workers with a full queue, and the Retry-After of each in seconds."""
         now = self._loop.time()
         self._hold_until = now + settings.queue_wait_s
         self._deadline = now + (settings.request_timeout_s or math.inf)
@@ -166,18 +130,18 @@ class Relay:
 
     @property
     def digest(self) -> str:
-        """The model that generates this; known after :meth:`start`."""
-        return self._digest or ""
+        """The digest of the model that generates the text; known after :meth:`start`."""
+        return self._accepted_digest or ""
 
     @property
     def prompt_tokens(self) -> int:
-        """Known after :meth:`start`."""
-        accepted = self._attempted.accepted
+        """The prompt's length; known after :meth:`start`."""
+        accepted = self._progress.accepted
         return accepted.prompt_tokens if accepted else 0
 
     @property
     def usage(self) -> Usage:
-        """Known once :meth:`events` has ended."""
+        """The tokens used; known once :meth:`events` has ended."""
         assert self._usage is not None, "usage is known at the end"
         return self._usage
 
@@ -190,214 +154,238 @@ class Relay:
             DeadlineExceeded: it has taken longer than any request may.
             RequestFailed: it met a fault of its own.
         """
-        self._meter.arrived()
-        while self._attempted.accepted is None:
-            self._first += await self._next()
+        self._prompt_metrics.arrived()
+        while self._progress.accepted is None:
+            self._first += await self._step()
 
     async def events(self) -> AsyncIterator[list[Event]]:
-        """What is new to the client, until every choice has ended. Raises as :meth:`start`."""
+        """Yields what is new to the client until all choices have ended. Raises like
+        :meth:`start`."""
         events, self._first = self._first, []
         while True:
             if events:
                 yield events
             if self._usage is not None:
                 return
-            events = await self._next()
+            events = await self._step()
 
     def close(self) -> None:
-        """Tells the worker, if one still runs the request, that nobody waits for it."""
-        self._abandon()
-        self._meter.ended(self._usage)
+        """Ends the request; a worker that still runs it is told to stop."""
+        self._cancel_attempt()
+        self._prompt_metrics.ended(self._usage)
 
-    def _abandon(self) -> None:
-        if self._run is not None:
-            self._run.link.abandon(self._attempted.rid, self._attempted.attempt)
-            self._run = None
+    async def _step(self) -> list[Event]:
+        patience_s = self._check_limits()
+        if self._attempt is not None:
+            return await self._receive(self._attempt, patience_s)
+        if self._pending_verdict is not None:
+            return await self._await_verdict(self._pending_verdict)
+        link = self._choose_worker()
+        if link is not None:
+            return self._submit(link)
+        return await self._wait_for_worker(patience_s)
 
-    async def _next(self) -> list[Event]:
+    def _check_limits(self) -> float:
+        """Returns for how many seconds the next step may wait. Raises a failure that the client has
+        yet to read, ShuttingDown or DeadlineExceeded."""
         if self._failure is not None:
             raise self._failure
         if self._fleet.closing:
             raise ShuttingDown("The server is shutting down.", retry_after_s=_RETRY_FULL_S)
         patience_s = min(self._settings.keep_alive_s, self._deadline - self._loop.time())
         if patience_s <= 0:
-            self._abandon()
+            self._cancel_attempt()
             raise DeadlineExceeded(
                 f"The answer took longer than {self._settings.request_timeout_s:g} seconds."
             )
-        if self._run is None:
-            return await self._place(patience_s)
-        messages = await self._run.mailbox.take(patience_s)
+        return patience_s
+
+    # A worker has the request
+
+    async def _receive(self, attempt: _Attempt, patience_s: float) -> list[Event]:
+        messages = await attempt.mailbox.take(patience_s)
         if not messages:
-            return self._quiet(self._run)
-        self._run.heard_at = self._loop.time()
-        return self._receive(self._run, messages)
+            self._end_if_stalled(attempt)
+            return [Waiting()]
+        attempt.heard_at = self._loop.time()
+        return self._handle(attempt, messages)
 
-    # A worker runs it
-
-    def _receive(self, run: _Run, messages: list[Message]) -> list[Event]:
-        """A failure waits until the client has got what came before it."""
+    def _handle(self, attempt: _Attempt, messages: list[Message]) -> list[Event]:
+        """Turns a worker's messages into events. An error among them is kept until the client has
+        got what came before it."""
         events: list[Event] = []
         try:
             for message in messages:
-                match self._attempted.receive(message):
+                match self._progress.receive(message):
                     case None:
-                        self._pin(run.link)
-                    case Again() | Ended() as over:
-                        self._leave(run, over)
+                        self._note_accepted(attempt.link)
+                    case Ended() | Retry() as over:
+                        self._end_attempt(attempt, over)
                         break
                     case Delta() as delta:
-                        self._meter.generated(delta)
+                        self._prompt_metrics.generated(delta)
                         events.append(delta)
                     case Progress() as progress:
-                        self._meter.progressed()
+                        self._prompt_metrics.progressed()
                         events.append(progress)
         except RequestError as failure:
             self._failure = failure
         return events
 
-    def _quiet(self, run: _Run) -> list[Event]:
-        """Nothing came for a while. A queued request may wait as long as the worker's engine moves
-        at all."""
-        since = run.heard_at
+    def _end_if_stalled(self, attempt: _Attempt) -> None:
+        """Ends an attempt whose worker has been silent about it for too long. A request that is
+        queued there may wait as long as the worker's engine moves at all."""
+        since = attempt.heard_at
         bound = self._settings.accept_wait_s
-        if self._attempted.accepted is not None:
+        if self._progress.accepted is not None:
             bound = self._settings.stall_s
-            if not self._attempted.started:
-                since = max(since, run.link.progressed_at)
+            if not self._progress.started:
+                since = max(since, attempt.link.progressed_at)
         if self._loop.time() - since > bound:
-            self._leave(run, self._attempted.stalled())
-        return [Waiting()]
+            self._end_attempt(attempt, self._progress.stalled())
 
-    def _pin(self, link: Link) -> None:
-        """From its acceptance on, the request's text is that of one model."""
-        self._digest = self._digest or _digest(link) or None
-        self._meter.accepted(self.prompt_tokens)
-
-    def _leave(self, run: _Run, over: Again | Ended) -> None:
-        """Raises WorkersLost where that was the last worker that the request might outlive."""
-        self._abandon()
+    def _end_attempt(self, attempt: _Attempt, over: Ended | Retry) -> None:
+        self._cancel_attempt()
         if isinstance(over, Ended):
             self._usage = over.usage
+        else:
+            self._retry(attempt, over)
+
+    def _note_accepted(self, link: Link) -> None:
+        """Keeps the model's digest: from its acceptance on, a request's text is that of one
+        model."""
+        self._accepted_digest = self._accepted_digest or _digest(link) or None
+        self._prompt_metrics.accepted(self.prompt_tokens)
+
+    def _cancel_attempt(self) -> None:
+        if self._attempt is not None:
+            self._attempt.link.cancel(self._progress.rid, self._progress.attempt)
+            self._attempt = None
+
+    # An attempt is over and the request is not
+
+    def _retry(self, attempt: _Attempt, retry: Retry) -> None:
+        """Has the next step look for another worker.
+
+        Raises:
+            WorkersLost: the request has outlived as many workers as it may.
+            RequestFailed: workers die of it.
+        """
+        worker = attempt.link.incarnation
+        if self._progress.accepted is None:
+            self._prompt_metrics.retried(retry.cause)
+        if retry.worker_full:
+            self._full[worker] = retry.retry_after_s or _RETRY_FULL_S
             return
-        if self._attempted.accepted is None:
-            self._meter.retried(over.cause)
-        if over.full:
-            self._full[run.link.incarnation] = over.retry_after_s or _RETRY_FULL_S
-            return
-        if not over.stays:
-            self._unfit.add(run.link.incarnation)
-        if over.cause == "lost":
-            self._parted.add(run.link.incarnation)
-        if over.struck:
-            self._died(over.cause)
-        if over.struck is None:
+        if not retry.worker_stays:
+            self._excluded.add(worker)
+        if retry.cause == "lost":
+            self._disconnected.add(worker)
+        if retry.in_failed_pass:
+            self._count_death(retry.cause)
+        if retry.in_failed_pass is None:
             until = self._loop.time() + self._settings.verdict_wait_s
-            self._inquest = _Inquest(run.link.incarnation, until)
-        if self._attempted.losses >= self._settings.max_attempts:
+            self._pending_verdict = PendingVerdict(worker, until)
+        if self._progress.losses >= self._settings.max_attempts:
             raise WorkersLost(
-                f"The request outlived {self._attempted.losses} workers.",
+                f"The request outlived {self._progress.losses} workers.",
                 retry_after_s=_RETRY_FULL_S,
             )
-        if self._attempted.accepted is not None:
+        if self._progress.accepted is not None:
             self._hold_until = self._loop.time() + self._settings.failover_wait_s
-            self._meter.continued(over.cause)
-        self._log.info("moving on", cause=over.cause, attempt=self._attempted.attempt)
+            self._prompt_metrics.continued(retry.cause)
+        self._log.info(
+            "retrying on another worker", cause=retry.cause, attempt=self._progress.attempt
+        )
 
-    # Workers died of it
+    async def _await_verdict(self, pending: PendingVerdict) -> list[Event]:
+        """Waits for the reaper to say which requests may have killed a worker, a moment after it is
+        gone. A request that went on before would go on without a suspect's flag."""
+        now = self._loop.time()
+        loss = self._fleet.rosters.loss(pending.worker)
+        left = pending.until - now
+        if loss is None and left > 0 and self._fleet.rosters.is_watched(pending.worker, now):
+            await self._fleet.wait_for_change(left)
+            return [Waiting()]
+        self._pending_verdict = None
+        if loss is not None and self._progress.rid in (*loss.suspects, *loss.marked):
+            self._count_death(loss.kind)
+        return [Waiting()]
 
-    def _died(self, kind: str) -> None:
-        """Raises RequestFailed where that was one time too often."""
-        self._attempted.died(kind)
-        record = self._attempted.record
-        self._log.info("was there when a worker died", kind=kind, deaths=record.deaths)
-        if record.condemned and not self._fleet.machine_fails():
-            self._fleet.condemn(self._fingerprint(), kind)
+    def _count_death(self, kind: str) -> None:
+        """Counts a worker's death in a forward pass with this request. Raises RequestFailed, and
+        quarantines the request, where that was one time too often."""
+        self._progress.worker_died(kind)
+        record = self._progress.record
+        self._log.info("worker died while running this request", kind=kind, deaths=record.deaths)
+        if record.culprit and not self._fleet.machine_is_failing():
+            self._fleet.quarantine(self._fingerprint(), kind)
             self._metrics.quarantined(self._model, kind)
             raise _failure(kind)
 
-    def _refuse_condemned(self) -> None:
-        kind = self._fleet.quarantined(self._fingerprint)
+    # No worker has the request
+
+    def _choose_worker(self) -> Link | None:
+        return self._choose(self._excluded) or self._choose(self._excluded - self._disconnected)
+
+    def _choose(self, excluded: set[Incarnation]) -> Link | None:
+        refused = excluded | self._full.keys()
+        return self._fleet.choose(
+            self._model, self._key, digest=self._accepted_digest, refused=refused
+        )
+
+    def _submit(self, link: Link) -> list[Event]:
+        """Gives the request to a worker. Raises RequestFailed if it is in quarantine."""
+        self._last_digest = _digest(link)
+        kind = self._fleet.quarantine_kind(self._fingerprint)
         if kind is not None:
             self._metrics.refused(self._model, kind)
             raise _failure(kind)
+        mailbox: Mailbox[Message] = Mailbox(
+            merge=merge_deltas,
+            size=size_of,
+            limit=self._settings.max_unread_bytes,
+            on_overfull=self._overfull.set,
+        )
+        link.submit(self._progress.submit(), mailbox)
+        self._prompt_metrics.submitted()
+        self._attempt = _Attempt(link, mailbox, self._loop.time())
+        name = link.incarnation
+        self._log = self._log.bind(node=name.node, slot=name.slot, incarnation=name.number)
+        if self._settings.logs.prompts and self._progress.attempt == 1:
+            self._log.info("asked", prompt=asdict(self._generation.prompt))
+        return []
 
     def _fingerprint(self) -> str:
-        return fingerprint(self._generation, self._tried, self._tenant)
+        return fingerprint(self._generation, self._last_digest, self._tenant)
 
-    async def _await_verdict(self, inquest: _Inquest) -> None:
-        """Who may have killed a worker is known a moment after it is gone. What goes on before
-        that goes on without a flag."""
-        now = self._loop.time()
-        loss = self._fleet.rosters.loss(inquest.worker)
-        left = inquest.until - now
-        if loss is None and left > 0 and self._fleet.rosters.watched(inquest.worker, now):
-            await self._fleet.changed(left)
-            return
-        self._inquest = None
-        if loss is not None and self._attempted.rid in (*loss.suspects, *loss.marked):
-            self._died(loss.kind)
-
-    # No worker runs it
-
-    async def _place(self, patience_s: float) -> list[Event]:
-        if self._inquest is not None:
-            await self._await_verdict(self._inquest)
-            return [Waiting()]
-        link = self._choose(self._unfit) or self._choose(self._unfit - self._parted)
-        if link is not None:
-            self._submit(link)
-            return []
-        held = self._attempted.accepted is not None
+    async def _wait_for_worker(self, patience_s: float) -> list[Event]:
+        """Raises Overloaded or Unavailable where waiting is not worth it, or has been long
+        enough."""
         left = self._hold_until - self._loop.time()
-        if left <= 0 or not self._worth_holding(held, left):
+        if left <= 0 or not self._worth_waiting(left):
             raise self._no_worker()
         if self._full:
             await asyncio.sleep(min(left, patience_s, _RETRY_FULL_S))
             self._full.clear()
         else:
-            await self._fleet.changed(min(left, patience_s))
+            await self._fleet.wait_for_change(min(left, patience_s))
         return [Waiting()]
 
-    def _choose(self, unfit: set[Incarnation]) -> Link | None:
-        refused = unfit | self._full.keys()
-        return self._fleet.choose(self._model, self._key, digest=self._digest, refused=refused)
-
-    def _submit(self, link: Link) -> None:
-        self._tried = _digest(link)
-        self._refuse_condemned()
-        mailbox: Mailbox[Message] = Mailbox(
-            join=join,
-            weigh=weigh,
-            limit=self._settings.max_unread_bytes,
-            overfull=self._overfull.set,
-        )
-        link.submit(self._attempted.submit(), mailbox)
-        self._meter.submitted()
-        self._run = _Run(link, mailbox, self._loop.time())
-        name = link.incarnation
-        self._log = self._log.bind(node=name.node, slot=name.slot, incarnation=name.number)
-        if self._settings.logs.prompts and self._attempted.attempt == 1:
-            self._log.info("asked", prompt=asdict(self._generation.prompt))
-
-    def _worth_holding(self, held: bool, left: float) -> bool:
-        outlook = self._fleet.outlook(self._model)
-        if outlook.failed:
+    def _worth_waiting(self, left: float) -> bool:
+        found = self._fleet.availability(self._model)
+        if found.failed:
             return False
-        return held or (outlook.coming and outlook.pause_s <= left and not self._full)
+        accepted = self._progress.accepted is not None
+        return accepted or (found.coming and found.pause_s <= left and not self._full)
 
     def _no_worker(self) -> RequestError:
-        if self._full and self._attempted.accepted is None:
+        if self._full and self._progress.accepted is None:
             return Overloaded(
                 f"Every worker of {self._model} has a full queue.",
                 retry_after_s=min(self._full.values()),
             )
-        outlook = self._fleet.outlook(self._model)
-        return Unavailable(
-            f"No worker of {self._model} is ready: {outlook.reason}.",
-            code="model_failed" if outlook.failed else None,
-            retry_after_s=outlook.ready_in_s,
-        )
+        return self._fleet.availability(self._model).error(self._model)
 
 
 def _digest(link: Link) -> str:
@@ -406,8 +394,8 @@ def _digest(link: Link) -> str:
 
 
 def _failure(kind: str) -> RequestFailed:
-    """What the client is told of a request that workers die of, the first time and every time
-    until it is taken again."""
+    """The error for a request that workers die of: the first time, and as long as it is in
+    quarantine."""
     if kind in KINDS and KINDS[kind].scope in ("request", "batch"):
         text = f"The model failed on this request again and again ({kind})."
     else:

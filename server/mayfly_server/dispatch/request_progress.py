@@ -1,4 +1,4 @@
-"""What a client was given of a request so far, whoever generated it.
+"""The progress of a request: what its client was given so far, whichever workers generated it.
 
 ::
 
@@ -12,10 +12,10 @@
                            +--- Rejected: ----+--- Failed: an error, and no further attempt
                                 invalid
 
-A machine without clock or connection: it says what to submit, is told what arrived, and says what
-is new to the client. Each token id passes it exactly once, whatever becomes of the workers. All
-that a delta carries belongs to its ids or to its choice's end: a prompt's echo to the first of
-them.
+A state machine without clock or connection: it makes the messages to submit, takes the messages
+that arrive, and returns what is new to the client. Each token id passes it exactly once, whatever
+becomes of the workers. Everything in a delta belongs to its ids or to its choice's end: a prompt's
+echo to the first of them.
 """
 
 from __future__ import annotations
@@ -36,22 +36,29 @@ from mayfly_protocol.serving import (
     Tokenized,
     Usage,
 )
-from mayfly_server.dispatch.link import Lost, Message
+from mayfly_server.dispatch.mailbox import Lost, Message
 from mayfly_server.dispatch.quarantine import Point, Record
 from mayfly_server.errors import InvalidRequest, RequestFailed
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
-    """This attempt is over and the request is not. ``full``: the worker may take it later;
-    ``stays``: the worker goes on. ``struck`` says whether the request was in the forward pass that
-    the worker failed in: None where only the worker's reaper can know."""
+class Retry:
+    """An attempt is over and the request is not.
+
+    Attributes:
+        cause: the reason, for logs and metrics.
+        worker_full: the worker's queue is full; the worker may take the request later.
+        retry_after_s: in how many seconds, if the worker said so.
+        worker_stays: the worker goes on serving.
+        in_failed_pass: whether the request was in the forward pass that the worker failed in; None
+            where only the worker's reaper can know.
+    """
 
     cause: str
-    full: bool = False
+    worker_full: bool = False
     retry_after_s: float | None = None
-    stays: bool = False
-    struck: bool | None = False
+    worker_stays: bool = False
+    in_failed_pass: bool | None = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +70,8 @@ class Ended:
 
 @dataclass(slots=True)
 class _Choice:
+    """One choice's token ids so far."""
+
     ids: list[int] = field(default_factory=list)
     ended: bool = False
 
@@ -71,10 +80,16 @@ class _Choice:
         self.ended = delta.finish is not None
 
 
-class Attempted:
-    """``accepted`` is the first worker's acceptance; ``started`` says whether the present worker
-    has begun with the request; ``losses`` counts workers that left it in the lurch; ``record`` is
-    what it has seen of their deaths."""
+class RequestProgress:
+    """The tokens and ends of each choice, and the attempts at the request.
+
+    Attributes:
+        attempt: the number of the present attempt, from 1 on.
+        losses: how many workers failed to end the request.
+        record: the deaths of workers while they ran the request.
+        started: whether the present worker has begun with the request.
+        accepted: the first worker's acceptance.
+    """
 
     def __init__(self, rid: str, generation: Generation) -> None:
         self.rid = rid
@@ -89,10 +104,11 @@ class Attempted:
 
     @property
     def complete(self) -> bool:
+        """Whether every choice has ended."""
         return all(choice.ended for choice in self._choices)
 
     def submit(self) -> Submit:
-        """The next attempt: the whole request at first, later what is missing of it."""
+        """Begins the next attempt: with the whole request at first, later with what is missing."""
         self.attempt += 1
         self.started = False
         self._flagged = self.record.suspect(self._point)
@@ -106,13 +122,14 @@ class Attempted:
             suspect=self._flagged,
         )
 
-    def died(self, kind: str) -> None:
-        """The last attempt's worker died, or threw its batch away, in a forward pass with this
-        request in it."""
+    def worker_died(self, kind: str) -> None:
+        """Records that the last attempt's worker died, or threw its batch away, in a forward pass
+        with this request in it."""
         self.record = self.record.after(kind, self._point, flagged=self._flagged)
 
-    def receive(self, message: Message) -> Delta | Progress | Again | Ended | None:
-        """What a message about the present attempt means; None where it means nothing new.
+    def receive(self, message: Message) -> Delta | Progress | Retry | Ended | None:
+        """Takes a message about the present attempt. Returns what is new to the client or to the
+        relay; None after an acceptance.
 
         Raises:
             InvalidRequest: the worker says that this can never run, or not to its end.
@@ -132,8 +149,10 @@ class Attempted:
             case Finish():
                 return self._lost("cancelled" if message.reason == "cancelled" else "cut short")
             case Handover():
-                struck = message.suspect or message.marked
-                return self._lost(message.cause, stays=message.stays, struck=struck)
+                in_failed_pass = message.suspect or message.marked
+                return self._lost(
+                    message.cause, worker_stays=message.stays, in_failed_pass=in_failed_pass
+                )
             case Rejected():
                 return self._rejected(message)
             case Failed(kind="grammar"):
@@ -146,15 +165,14 @@ class Attempted:
             case Tokenized() | Detokenized():
                 return self._lost("out of turn")
             case Lost():
-                return self._lost("lost", struck=None if message.reached else False)
+                return self._lost("lost", in_failed_pass=None if message.reached else False)
 
-    def stalled(self) -> Again | Ended:
-        """The worker has been silent about the request for too long."""
+    def stalled(self) -> Retry | Ended:
+        """Ends the present attempt because its worker has been silent about it for too long."""
         return self._lost("stalled")
 
     def _grammar_failed(self, why: str) -> InvalidRequest:
-        """The format that the client asked for is more than can be followed, as showed only while
-        it was."""
+        """The error for an output format that turned out, during generation, to be too complex."""
         asked = self._generation.output.constraint
         return InvalidRequest(
             f"The output cannot follow this to its end: {why}.",
@@ -162,7 +180,7 @@ class Attempted:
             code="format_too_complex",
         )
 
-    def _delta(self, delta: Delta) -> Delta | Again | Ended:
+    def _delta(self, delta: Delta) -> Delta | Retry | Ended:
         if self.accepted is None or not 0 <= delta.choice < len(self._choices):
             return self._lost("out of turn")
         choice = self._choices[delta.choice]
@@ -172,31 +190,31 @@ class Attempted:
         choice.take(delta)
         return delta
 
-    def _rejected(self, rejected: Rejected) -> Again:
+    def _rejected(self, rejected: Rejected) -> Retry:
         match rejected.reason:
             case "invalid":
                 raise InvalidRequest(rejected.message, param=rejected.param, code=rejected.code)
             case "full":
-                return Again("full", full=True, retry_after_s=rejected.retry_after_s)
+                return Retry("full", worker_full=True, retry_after_s=rejected.retry_after_s)
             case "leaving":
-                return Again("leaving")
+                return Retry("leaving")
 
     def _lost(
-        self, cause: str, *, stays: bool = False, struck: bool | None = False
-    ) -> Again | Ended:
+        self, cause: str, *, worker_stays: bool = False, in_failed_pass: bool | None = False
+    ) -> Retry | Ended:
         if self.complete:
             return Ended(self._usage(Usage()))
         if cause != "drain":
             self.losses += 1
-        return Again(cause, stays=stays, struck=struck)
+        return Retry(cause, worker_stays=worker_stays, in_failed_pass=in_failed_pass)
 
     @property
     def _point(self) -> Point:
         return tuple(len(choice.ids) for choice in self._choices)
 
     def _usage(self, last: Usage) -> Usage:
-        """Tokens are counted here, where they passed; what only a worker can know is taken from
-        the last one."""
+        """Counts the tokens that passed here. What only a worker can know is taken from the last
+        worker's usage."""
         prompt = self.accepted.prompt_tokens if self.accepted else 0
         completion = sum(len(choice.ids) for choice in self._choices)
         return Usage(

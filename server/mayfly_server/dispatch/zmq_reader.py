@@ -1,8 +1,8 @@
 """A ZeroMQ socket on an asyncio event loop, without a task and without a queue in between.
 
 The file descriptor of a ZeroMQ socket is edge-triggered, and any call on the socket may consume
-the edge: after every send the socket has to be read again although the loop saw nothing. That is
-all there is to it, and a callback a message costs a sixth of what ``zmq.asyncio`` does.
+the edge: after every send the socket has to be read again although the loop saw nothing. One
+callback a message costs a sixth of what ``zmq.asyncio`` does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _BURST = 256
 """Messages handled in one go before the rest of the loop gets its turn."""
 
 
-class Listener:
+class ZmqReader:
     """Calls ``deliver(parts)`` on the loop's thread with every message that a socket receives."""
 
     def __init__(self, socket: zmq.Socket[Any], deliver: Callable[[list[bytes]], None]) -> None:
@@ -27,19 +27,20 @@ class Listener:
         self._fd = socket.FD
         self._scheduled: asyncio.Handle | None = None
         self._loop.add_reader(self._fd, self._read)
-        self._read_soon()  # what came before there was a reader left no edge
+        self._read_soon()  # messages that came before the reader left no edge
 
     def send(self, frame: bytes) -> None:
-        """Raises zmq.Again where there is no peer, or one that does not read."""
+        """Sends a frame. Raises zmq.Again where there is no peer, or it does not read."""
         self._socket.send(frame, zmq.NOBLOCK)
         self._read_soon()
 
     def drain(self) -> None:
-        """Delivers everything that was received up to now."""
+        """Delivers all messages received up to now."""
         while not self._socket.closed and self._receive():
             pass
 
     def close(self) -> None:
+        """Closes the socket, too."""
         if self._socket.closed:
             return
         if self._scheduled is not None:

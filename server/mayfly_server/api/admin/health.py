@@ -63,10 +63,10 @@ async def ready(request: Request, front: FrontDep) -> JSONResponse:
     if fleet.leaving:
         return _not_ready(request, "the server is shutting down", 1.0)
     if not fleet.ready_workers():
-        outlook = fleet.outlook()
-        return _not_ready(request, outlook.reason, outlook.ready_in_s)
+        prospects = fleet.availability()
+        return _not_ready(request, prospects.reason, prospects.retry_after_s)
     content: Ready = {"status": "ok"}
-    if stalled := fleet.standing_still():
+    if stalled := fleet.stalled_models():
         content["status"] = "stalled"
         if _may_see_reasons(request):
             content["reason"] = _stall(stalled)

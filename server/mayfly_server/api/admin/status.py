@@ -233,7 +233,7 @@ async def _events(fleet: Fleet) -> AsyncIterator[str]:
         if fleet.leaving:
             return
         await asyncio.sleep(MIN_EVENT_INTERVAL_S)
-        await fleet.changed(MAX_EVENT_INTERVAL_S, since=change)
+        await fleet.wait_for_change(MAX_EVENT_INTERVAL_S, since=change)
 
 
 def _live_status(fleet: Fleet, throughput: Throughput) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from mayfly_server.api.dependencies import FrontDep, TenantDep
 from mayfly_server.api.openapi import AnswerObject, streamed
 from mayfly_server.api.parameters import chat_key
 from mayfly_server.api.request_fields import CommonFields
-from mayfly_server.dispatch.tokenize import inquire
+from mayfly_server.dispatch.tokenize import ask_worker
 from mayfly_server.errors import InvalidRequest
 from mayfly_server.http.body import StrictRoute
 from mayfly_server.http.errors import request_id
@@ -81,7 +81,7 @@ async def count_tokens(request: CountTokensRequest, front: FrontDep) -> TokenCou
     _constraint(request, prompt)
     model = await front.chat_model(request.model)
     question = partial(Tokenize, prompt=prompt, count_only=True)
-    found = await inquire(front.fleet, front.settings, model.name, question)
+    found = await ask_worker(front.fleet, front.settings, model.name, question)
     assert isinstance(found, Tokenized)
     return {"input_tokens": found.count}
 

@@ -16,7 +16,7 @@ from mayfly_server.api.openai.chat_prompt import chat_prompt
 from mayfly_server.api.openai.chat_request import ChatRequest, Messages, TemplateKwargs, Tools
 from mayfly_server.api.openapi import AnswerObject
 from mayfly_server.api.request_fields import Strict, TokenId
-from mayfly_server.dispatch.tokenize import inquire
+from mayfly_server.dispatch.tokenize import ask_worker
 from mayfly_server.errors import InvalidRequest
 from mayfly_server.http import sse
 from mayfly_server.http.body import StrictRoute
@@ -82,7 +82,7 @@ async def tokenize(request: TokenizeRequest, front: FrontDep) -> Response:
     )
     special = request.add_special_tokens is not False
     question = partial(Tokenize, prompt=prompt, special=special)
-    found = await inquire(front.fleet, front.settings, model.name, question)
+    found = await ask_worker(front.fleet, front.settings, model.name, question)
     assert isinstance(found, Tokenized)
     context = model.card.context or None if model.card else None
     content: TokenizeResponse = {
@@ -100,7 +100,7 @@ async def detokenize(request: DetokenizeRequest, front: FrontDep) -> DetokenizeR
     """The text that tokens make, special ones included."""
     model = await front.model(request.model)
     question = partial(Detokenize, ids=tuple(request.tokens))
-    found = await inquire(front.fleet, front.settings, model.name, question)
+    found = await ask_worker(front.fleet, front.settings, model.name, question)
     assert isinstance(found, Detokenized)
     return {"prompt": found.text}
 
