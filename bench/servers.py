@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 from client import Round, load
 
-from mayfly_cli.drill.workers import Worker, workers
+from mayfly_cli.drill.workers import PoolWorker, workers_of
 
 START_S = 300.0
 RESTART_S = 0.1
@@ -170,11 +170,11 @@ class Mayfly(Server):
                    "--state-dir", self.state, *options]  # fmt: skip
         super().__init__(command, port, folder / "mayfly.log", model.name)
 
-    def workers(self) -> list[Worker]:
+    def workers(self) -> list[PoolWorker]:
         status: dict[str, Any] = json.loads(
             get(f"http://127.0.0.1:{self.port}/mayfly/status") or b'{"nodes": []}'
         )
-        return workers(status)
+        return workers_of(status)
 
     def whole(self) -> bool:
         found = self.workers()

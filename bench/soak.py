@@ -23,10 +23,10 @@ from typing import Any
 
 import httpx
 
-from mayfly_cli.commands.control import tell
-from mayfly_cli.drill.load import Load, Stream
-from mayfly_cli.drill.report import Strike, interruptions
-from mayfly_cli.drill.workers import Worker, full_capacity, strike, workers
+from mayfly_cli.commands.control import send_command
+from mayfly_cli.drill.load import CompletionStream, DrillLoad
+from mayfly_cli.drill.report import SentSignal, interruptions
+from mayfly_cli.drill.workers import PoolWorker, send_signal, wait_full_capacity, workers_of
 from mayfly_protocol.roster import Recycle
 
 TESTS = Path(__file__).parent.parent / "tests"
@@ -65,7 +65,7 @@ class Soak:
         self._count = count
         self._rng = random.Random(seed)
         self._url = f"http://127.0.0.1:{free_port()}"
-        self.strikes: list[Strike] = []
+        self.signals: list[SentSignal] = []
 
     def __enter__(self) -> Soak:
         model = tiny.build(self._folder / "tiny")
@@ -93,33 +93,34 @@ class Soak:
     def _state(self) -> Path:
         return self._folder / "state"
 
-    def load(self, seed: int) -> Load:
-        return Load(lambda: httpx.Client(base_url=self._url), asks("tiny", seed))
+    def load(self, seed: int) -> DrillLoad:
+        return DrillLoad(lambda: httpx.Client(base_url=self._url), asks("tiny", seed))
 
-    def look(self) -> list[Worker]:
-        return workers(httpx.get(f"{self._url}/mayfly/status", timeout=30).json())
+    def read_workers(self) -> list[PoolWorker]:
+        return workers_of(httpx.get(f"{self._url}/mayfly/status", timeout=30).json())
 
     def _whole(self) -> bool:
         try:
-            return sum(worker.ready for worker in self.look()) == self._count
+            return sum(worker.ready for worker in self.read_workers()) == self._count
         except (httpx.HTTPError, ValueError):
             return False
 
     def next_fault(self) -> None:
-        """Strikes a random worker in a random way; returns when every worker is READY again."""
-        target = self._rng.choice([worker for worker in self.look() if worker.ready])
+        """Sends a random signal to a random worker, or recycles it; returns when every worker is
+        READY again."""
+        target = self._rng.choice([worker for worker in self.read_workers() if worker.ready])
         how = self._rng.choice([*SIGNALS, RECYCLE])
         try:
             if how == RECYCLE:
                 at = time.monotonic()
-                tell(self._state, Recycle(target.slot.partition("/")[2]))
+                send_command(self._state, Recycle(target.slot.partition("/")[2]))
             else:
-                at = strike(target, signal.Signals[how])
+                at = send_signal(target, signal.Signals[how])
         except ProcessLookupError:
             return
-        full_at = full_capacity(self.look, target, self._count, 120.0)
+        full_at = wait_full_capacity(self.read_workers, target, self._count, 120.0)
         assert full_at is not None, f"{target.slot} did not come back after {how}"
-        self.strikes.append(Strike(how, target.slot, target.pid, at, full_at, None))
+        self.signals.append(SentSignal(how, target.slot, target.pid, at, full_at, None))
 
 
 def quantile(values: list[float], share: float) -> float:
@@ -127,8 +128,8 @@ def quantile(values: list[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))] if ordered else float("nan")
 
 
-def wrong(streams: list[Stream], right: dict[int, str]) -> list[Stream]:
-    return [s for s in streams if s.error is None and s.text != right[s.ask]]
+def wrong(streams: list[CompletionStream], right: dict[int, str]) -> list[CompletionStream]:
+    return [s for s in streams if s.error is None and s.text != right[s.request]]
 
 
 def main() -> None:
@@ -142,30 +143,32 @@ def main() -> None:
         tempfile.TemporaryDirectory(prefix="mayfly-soak-") as folder,
         Soak(Path(folder), options.workers, options.seed) as soak,
     ):
-        right = {stream.ask: stream.text for stream in soak.load(options.seed).once()}
+        right = {stream.request: stream.text for stream in soak.load(options.seed).run_once()}
         load = soak.load(options.seed)
         began = time.monotonic()
         load.start(options.concurrency, options.requests)
-        while load.going:
+        while load.running:
             soak.next_fault()
             done = len(load.streams)
-            print(f"\r{done} requests, {len(soak.strikes)} faults", end="", file=sys.stderr)
+            print(f"\r{done} requests, {len(soak.signals)} faults", end="", file=sys.stderr)
         seconds = time.monotonic() - began
         streams = load.stop()
     print(file=sys.stderr)
     failed = [stream.error for stream in streams if stream.error is not None]
     other = wrong(streams, right)
-    stood = [gap for each in soak.strikes for gap in interruptions(streams, each.at)]
-    recovery = [each.recovery_s for each in soak.strikes if each.recovery_s is not None]
-    slowest = max((s.at[-1] - s.began for s in streams if s.at), default=float("nan"))
-    kinds = Counter(each.signal for each in soak.strikes)
+    stood = [gap for each in soak.signals for gap in interruptions(streams, each.at)]
+    recovery = [each.recovery_s for each in soak.signals if each.recovery_s is not None]
+    slowest = max(
+        (s.chunk_times[-1] - s.began for s in streams if s.chunk_times), default=float("nan")
+    )
+    kinds = Counter(each.signal for each in soak.signals)
     print(
         "| requests | seconds | faults | failed | wrong "
         "| interrupted | p50 | p99 | slowest answer | all READY p50 |"
     )
     print("|---|---|---|---|---|---|---|---|---|---|")
     print(
-        f"| {len(streams)} | {seconds:.0f} | {len(soak.strikes)} | {len(failed)} | {len(other)} "
+        f"| {len(streams)} | {seconds:.0f} | {len(soak.signals)} | {len(failed)} | {len(other)} "
         f"| {len(stood)} | {quantile(stood, 0.5):.2f} s | {quantile(stood, 0.99):.2f} s "
         f"| {slowest:.2f} s | {quantile(recovery, 0.5):.1f} s |"
     )
@@ -173,7 +176,7 @@ def main() -> None:
     for error in Counter(failed).most_common(5):
         print("failed:", *error)
     for stream in other[:5]:
-        print(f"wrong: {stream.text!r} instead of {right[stream.ask]!r}")
+        print(f"wrong: {stream.text!r} instead of {right[stream.request]!r}")
     sys.exit(1 if failed or other or len(streams) < options.requests else 0)
 
 

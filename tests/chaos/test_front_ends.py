@@ -10,7 +10,7 @@ import httpx
 import openai
 import psutil
 
-from mayfly_cli.commands.control import ask
+from mayfly_cli.commands.control import read_roster
 from support.chaos_client import Asking
 from support.models.scripted import Play
 from support.server import Server, another_front_end, serving, wait_for
@@ -31,7 +31,7 @@ def front_end(server: Server) -> psutil.Process:
 
 def running(server: Server) -> int:
     """Requests that a node's workers have; asked of the node, and of no front end."""
-    return sum(slot.running + slot.waiting for slot in ask(server.state_dir).slots)
+    return sum(slot.running + slot.waiting for slot in read_roster(server.state_dir).slots)
 
 
 def continued(url: str) -> float:

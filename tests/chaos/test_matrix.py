@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mayfly_cli.commands.control import tell
+from mayfly_cli.commands.control import send_command
 from mayfly_protocol.roster import Recycle
 from mayfly_server.dispatch.link import REPORT_LAG_S
 from support.chaos_cells import CELLS, CROSS, FILLER, QUEUED, STEP_S, Blow, Cell
@@ -119,7 +119,7 @@ def strike(server: Server, cell: Cell, slot: dict[str, Any]) -> None:
         case "handover":
             os.kill(slot["pid"], signal.SIGTERM)
         case "recycle":
-            assert tell(server.state_dir, Recycle(slot["slot"])).ok
+            assert send_command(server.state_dir, Recycle(slot["slot"])).ok
         case _:
             (server.folder / f"{cell.wait}.go").touch()
 

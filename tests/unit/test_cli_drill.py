@@ -12,20 +12,22 @@ from typer.testing import CliRunner, Result
 from mayfly_cli.app import app
 from mayfly_cli.commands import drill
 from mayfly_cli.drill import workers as pool
-from mayfly_cli.drill.load import Stream
-from mayfly_cli.drill.report import Strike, interruptions, report
+from mayfly_cli.drill.load import CompletionStream
+from mayfly_cli.drill.report import SentSignal, interruptions, make_report
 from support.doubles.fake_engine import FakeNode, say
 from support.doubles.running_front import RunningFront
 
 
-def steady(ask: int = 0, *, begin: float = 0.0, stands: float = 0.0, at: int = 10) -> Stream:
+def steady(
+    request: int = 0, *, begin: float = 0.0, stands: float = 0.0, at: int = 10
+) -> CompletionStream:
     """Twenty chunks, 0.1 s apart, with one longer gap before chunk ``at``."""
     times = [begin + 0.1 * n + (stands if n >= at else 0.0) for n in range(20)]
-    return Stream(ask, begin, times, "text", 20, "length")
+    return CompletionStream(request, begin, times, "text", 20, "length")
 
 
-def struck(at: float, full_at: float | None = 5.0, continued: int | None = 1) -> Strike:
-    return Strike("SIGKILL", "node/slot-0", 123, at, full_at, continued)
+def struck(at: float, full_at: float | None = 5.0, continued: int | None = 1) -> SentSignal:
+    return SentSignal("SIGKILL", "node/slot-0", 123, at, full_at, continued)
 
 
 def test_what_stands_still_after_a_strike_was_interrupted() -> None:
@@ -34,7 +36,7 @@ def test_what_stands_still_after_a_strike_was_interrupted() -> None:
         steady(),
         steady(begin=5.0, stands=1.0),
         steady(begin=-5.0, stands=1.0),
-        Stream(0, 0.0, [0.95], "t", 1, "length"),
+        CompletionStream(0, 0.0, [0.95], "t", 1, "length"),
     ]
     assert interruptions(streams, at=0.95) == [pytest.approx(1.1)]
     assert interruptions(streams, at=0.5) == [pytest.approx(1.1)], "its last words came later"
@@ -42,7 +44,7 @@ def test_what_stands_still_after_a_strike_was_interrupted() -> None:
 
 
 def test_a_report_of_a_drill_that_went_well() -> None:
-    found = report([steady(stands=1.0), steady()], [struck(0.95)], {0: "text"})
+    found = make_report([steady(stands=1.0), steady()], [struck(0.95)], {0: "text"})
     assert found.passed
     lines = found.lines()
     assert "SIGKILL  node/slot-0 (pid 123): 1 streams interrupted, 1.10 s on average" in lines[0]
@@ -52,19 +54,19 @@ def test_a_report_of_a_drill_that_went_well() -> None:
 
 
 def test_a_lost_request_or_a_pool_that_stays_small_is_a_failure() -> None:
-    lost = Stream(0, 0.0, error="the stream has no end")
-    assert not report([lost], [struck(0.5)], {0: "text"}).passed
-    assert "failed: the stream has no end" in report([lost], [struck(0.5)], {}).lines()
-    small = report([steady()], [struck(0.5, full_at=None)], {0: "text"})
+    lost = CompletionStream(0, 0.0, error="the stream has no end")
+    assert not make_report([lost], [struck(0.5)], {0: "text"}).passed
+    assert "failed: the stream has no end" in make_report([lost], [struck(0.5)], {}).lines()
+    small = make_report([steady()], [struck(0.5, full_at=None)], {0: "text"})
     assert not small.passed
     assert "not in time" in small.lines()[0]
-    idle = report([steady()], [], {0: "text"}, unsent=2)
+    idle = make_report([steady()], [], {0: "text"}, unsent=2)
     assert not idle.passed
     assert idle.lines()[-1].startswith("not sent               2")
 
 
 def test_other_words_are_told_and_no_failure() -> None:
-    found = report([steady()], [struck(0.5, continued=None)], {0: "other text"})
+    found = make_report([steady()], [struck(0.5, continued=None)], {0: "other text"})
     assert (found.passed, found.reworded) == (True, 1)
     assert "continued" not in "\n".join(found.lines())
     assert found.lines()[-1].startswith("other wording")
@@ -93,11 +95,11 @@ STATUS = {
 
 
 def test_a_process_that_is_no_worker_is_left_alone() -> None:
-    [worker] = pool.workers(STATUS)
+    [worker] = pool.workers_of(STATUS)
     assert (worker.slot, worker.busy, worker.done) == ("mac/tiny-0", 3, (7, 70))
-    assert not worker.here
+    assert not worker.is_local
     assert pool.busiest(lambda: [worker]) is None
-    assert pool.strike_busiest(lambda: [worker], signal.SIGKILL, 0.2) is None
+    assert pool.signal_busiest(lambda: [worker], signal.SIGKILL, 0.2) is None
 
 
 def run(front: RunningFront, *arguments: str) -> Result:
@@ -109,7 +111,7 @@ def unstruck(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """No process is ever sent a signal; what would have been is collected."""
     sent: list[Any] = []
     monkeypatch.setattr(pool.os, "kill", lambda pid, number: sent.append((pid, number)))
-    monkeypatch.setattr(pool.Worker, "here", property(lambda self: True))
+    monkeypatch.setattr(pool.PoolWorker, "is_local", property(lambda self: True))
     monkeypatch.setattr(drill, "WATCH_S", 0.6)
     return sent
 
@@ -130,7 +132,7 @@ def test_it_wants_a_whole_pool_of_one_model(unstruck: list[Any]) -> None:
         node.worker(say(), state="loading")
         with RunningFront(node.control) as front:
             front.wait_workers(1)
-            assert "the pool is not whole" in run(front, "--yes").stderr
+            assert "not all workers of the pool are ready" in run(front, "--yes").stderr
             node.show(node.view("slot-1").__class__("x", "other", "ready", 9))
             front.wait(lambda: len(front.front.fleet.models()) == 2)
             assert "name one with --model: other, tiny" in run(front, "--yes").stderr
@@ -144,7 +146,7 @@ def test_a_server_that_fails_by_itself_is_not_drilled(unstruck: list[Any]) -> No
         with RunningFront(node.control) as front:
             refused = run(front, "--yes")
             assert refused.exit_code == 1
-            assert "fails before anything was struck: 2 tokens instead of 128" in refused.stderr
+            assert "fails before the first signal: 2 tokens instead of 128" in refused.stderr
     assert unstruck == []
 
 

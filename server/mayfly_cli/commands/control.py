@@ -1,14 +1,13 @@
-"""Talking to a running node. It is found by its state directory, and needs no front end.
+"""Commands to a running node, which is found by its state directory and needs no front end.
 
-``mayfly recycle``: fresh workers for those that serve.
-
-``mayfly drain``: an end that cuts nobody short.
-
-``mayfly quarantine``: the requests that are refused because workers died of them.
+- ``mayfly recycle`` replaces workers.
+- ``mayfly drain`` ends the node when its requests are finished.
+- ``mayfly quarantine`` lists and releases requests that are refused because workers died of them.
 """
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,8 +18,15 @@ from mayfly_cli.failure import fail
 if TYPE_CHECKING:
     from mayfly_protocol.roster import Done, FromNode, Roster, ToNode
 
+app = typer.Typer(
+    name="quarantine",
+    help="List and release requests that are refused because workers died of them.",
+    no_args_is_help=True,
+)
 
 ANSWER_S = 5.0
+"""Time in which a node answers."""
+POLL_S = 0.1
 
 StateDir = Annotated[
     Path | None,
@@ -35,81 +41,28 @@ StateDir = Annotated[
 
 
 def state_directory(given: Path | None) -> Path:
-    """The one that was given, or the platform's."""
+    """Returns the given state directory, or the platform's."""
     import platformdirs
 
     return (given or platformdirs.user_state_path("mayfly")).resolve()
 
 
-def tell(state_dir: Path, message: ToNode) -> Done:
-    """What the node says to a command. Ends this one where there is no node, or it refuses."""
-    from mayfly_protocol.roster import Done
-
-    answer = _exchange(state_dir, message)
-    if not isinstance(answer, Done):
-        fail(f"the server answers with {type(answer).__name__} to a command")
-    if not answer.ok:
-        fail(answer.message)
-    return answer
-
-
-def ask(state_dir: Path) -> Roster:
-    """The node's roster. Ends the command where there is no node."""
-    from mayfly_protocol.roster import Ask, Roster
-
-    answer = _exchange(state_dir, Ask())
-    if not isinstance(answer, Roster):
-        fail(f"the server answers with {type(answer).__name__} to a question")
-    return answer
-
-
-def _exchange(state_dir: Path, message: ToNode) -> FromNode:
-    import zmq
-
-    from mayfly_protocol import codec
-    from mayfly_protocol.transport.sockets import configure
-
-    if not serves(state_dir):
-        fail(f"no server runs with the state directory {state_dir}; --state-dir names another one")
-    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
-        configure(socket)
-        socket.connect(_control(state_dir))
-        socket.send(codec.encode(message))
-        if not socket.poll(int(ANSWER_S * 1000)):
-            fail(f"the server with the state directory {state_dir} does not answer")
-        return codec.from_node.decode(socket.recv())
-
-
-def serves(state_dir: Path) -> bool:
-    """Whether a node has its sockets there; one that was killed may have left them."""
-    return Path(_control(state_dir).removeprefix("ipc://")).exists()
-
-
-def _control(state_dir: Path) -> str:
-    from mayfly_reaper.paths import runtime_of
-
-    return runtime_of(state_dir).control
-
-
 def recycle(
     slot: Annotated[
-        str | None, typer.Argument(help="The slot, as `mayfly status` names it.")
+        str | None, typer.Argument(help="The slot to recycle, as `mayfly status` names it.")
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="All slots, one after the other.")] = False,
     state_dir: StateDir = None,
 ) -> None:
-    """Replace workers in good order.
+    """Replace workers without losing requests.
 
-    What they run goes on. A slot that failed or waits is tried again at once.
+    Running requests go on. A slot that failed or waits is tried again at once.
     """
     from mayfly_protocol.roster import Recycle
 
     if (slot is not None) == every:
         raise typer.BadParameter("name one slot, or say --all", param_hint="SLOT")
-    typer.echo(tell(state_directory(state_dir), Recycle(slot or "")).message)
-
-
-LOOK_S = 0.1
+    typer.echo(send_command(state_directory(state_dir), Recycle(slot or "")).message)
 
 
 def drain(
@@ -121,37 +74,28 @@ def drain(
     ] = True,
     state_dir: StateDir = None,
 ) -> None:
-    """Take no new requests, finish those that run, and end the server.
+    """Take no new requests, finish the running ones, and end the server.
 
-    A Ctrl-C here ends the waiting, not the draining.
+    Ctrl-C ends the waiting for it, not the draining.
     """
-    import time
-
     from mayfly_protocol.roster import DrainNode
 
     state = state_directory(state_dir)
-    typer.echo(tell(state, DrainNode(grace)).message)
-    while wait and serves(state):
-        time.sleep(LOOK_S)
-
-
-app = typer.Typer(
-    name="quarantine",
-    help="See and release requests that are refused because workers died of them.",
-    no_args_is_help=True,
-)
+    typer.echo(send_command(state, DrainNode(grace)).message)
+    while wait and has_node(state):
+        time.sleep(POLL_S)
 
 
 @app.command("list")
-def entries(
+def list_quarantined(
     state_dir: StateDir = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False,
 ) -> None:
-    """Show what is refused, what workers died of, and for how long it will be.
+    """List the refused requests, the fault that each caused, and for how long each is refused.
 
     A request is known by a fingerprint: a hash of its model, its prompt and its parameters.
     """
-    found = ask(state_directory(state_dir)).quarantined
+    found = read_roster(state_directory(state_dir)).quarantined
     if json:
         from dataclasses import asdict
         from json import dumps
@@ -159,7 +103,7 @@ def entries(
         typer.echo(dumps([asdict(entry) for entry in found], indent=2))
         return
     for entry in found:
-        typer.echo(f"{entry.fingerprint}  {entry.kind}  {_time(entry.left_s)} left")
+        typer.echo(f"{entry.fingerprint}  {entry.kind}  {_duration(entry.left_s)} left")
     if not found:
         typer.echo("nothing is in quarantine")
 
@@ -167,16 +111,68 @@ def entries(
 @app.command()
 def clear(
     fingerprint: Annotated[
-        str, typer.Argument(help="Its fingerprint, or how that begins; everything by default.")
+        str,
+        typer.Argument(help="A request's fingerprint, or its beginning; by default all requests."),
     ] = "",
     state_dir: StateDir = None,
 ) -> None:
-    """Take such requests again."""
+    """Release requests from quarantine, so that they are accepted again."""
     from mayfly_protocol.roster import Release
 
-    typer.echo(tell(state_directory(state_dir), Release(fingerprint)).message)
+    typer.echo(send_command(state_directory(state_dir), Release(fingerprint)).message)
 
 
-def _time(seconds: float) -> str:
+def send_command(state_dir: Path, message: ToNode) -> Done:
+    """Sends a command to the node, and returns its answer. Ends this command if there is no node,
+    or if it refuses."""
+    from mayfly_protocol.roster import Done
+
+    answer = _exchange(state_dir, message)
+    if not isinstance(answer, Done):
+        fail(f"the server answers with {type(answer).__name__} to a command")
+    if not answer.ok:
+        fail(answer.message)
+    return answer
+
+
+def read_roster(state_dir: Path) -> Roster:
+    """Asks the node for its roster. Ends the command if there is no node."""
+    from mayfly_protocol.roster import Ask, Roster
+
+    answer = _exchange(state_dir, Ask())
+    if not isinstance(answer, Roster):
+        fail(f"the server answers with {type(answer).__name__} to a question")
+    return answer
+
+
+def has_node(state_dir: Path) -> bool:
+    """Returns True if a node's sockets are there; a node that was killed may have left them."""
+    return Path(_control_address(state_dir).removeprefix("ipc://")).exists()
+
+
+def _exchange(state_dir: Path, message: ToNode) -> FromNode:
+    import zmq
+
+    from mayfly_protocol import codec
+    from mayfly_protocol.transport.sockets import configure
+
+    if not has_node(state_dir):
+        fail(f"no server runs with the state directory {state_dir}; --state-dir names another one")
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        configure(socket)
+        socket.connect(_control_address(state_dir))
+        socket.send(codec.encode(message))
+        if not socket.poll(int(ANSWER_S * 1000)):
+            fail(f"the server with the state directory {state_dir} does not answer")
+        return codec.from_node.decode(socket.recv())
+
+
+def _control_address(state_dir: Path) -> str:
+    from mayfly_reaper.paths import runtime_of
+
+    return runtime_of(state_dir).control
+
+
+def _duration(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -1,9 +1,10 @@
-"""``mayfly drill``: real signals to real workers, under load, on your own deployment."""
+"""``mayfly drill``: sends real signals to the workers of a running server, under load."""
 
 from __future__ import annotations
 
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,65 +16,71 @@ from mayfly_cli.failure import fail
 if TYPE_CHECKING:
     import httpx
 
-    from mayfly_cli.drill.load import Load
-    from mayfly_cli.drill.report import Strike
-    from mayfly_cli.drill.workers import Look, Worker
+    from mayfly_cli.drill.load import DrillLoad
+    from mayfly_cli.drill.report import SentSignal
+    from mayfly_cli.drill.workers import PoolWorker, ReadWorkers
 
 SIGNALS = ("kill", "segv", "abrt", "stop")
 PROMPTS = 8
 WATCH_S = 1.5
+"""Time in which the pool is watched for requests of others."""
 WARM_UP_S = 1.0
-"""So that streams are under way when the first signal comes."""
+"""Time before each signal, so that streams are under way when it comes."""
 
 
 def drill(
     url: Url = DEFAULT_URL,
     model: Annotated[
-        str | None, typer.Option(help="Whose workers to strike, where several models are served.")
+        str | None,
+        typer.Option(
+            help="The model whose workers get the signals; needed if several models are served."
+        ),
     ] = None,
     signals: Annotated[
-        str, typer.Option(help=f"Which signals, in this order: some of {','.join(SIGNALS)}.")
+        str,
+        typer.Option(help=f"The signals to send, in this order: some of {','.join(SIGNALS)}."),
     ] = ",".join(SIGNALS),
-    rounds: Annotated[int, typer.Option(help="How often all of them.", min=1)] = 1,
+    rounds: Annotated[int, typer.Option(help="Number of times to send all of them.", min=1)] = 1,
     clients: Annotated[int, typer.Option(help="Streams at a time.", min=1, max=256)] = 8,
     tokens: Annotated[int, typer.Option(help="Tokens of each answer.", min=2)] = 128,
     wait: Annotated[
-        float, typer.Option(help="Seconds that the pool may take to come back each time.", min=1)
+        float,
+        typer.Option(help="Seconds that the pool may take to recover from each signal.", min=1),
     ] = 300.0,
     yes: Annotated[
         bool, typer.Option("--yes", help="Do not ask, even if others use the pool.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Kill workers on purpose, and see whether any client notices.
+    """Kill workers on purpose, and check that no client notices.
 
-    It streams completions from a running server and sends real signals to its worker processes,
-    which have to run on this machine. Fails if a request was lost, or the pool did not come back.
+    Streams completions from a running server and sends real signals to its worker processes, which
+    have to run on this machine. Exit code 1 if a request was lost, or the pool did not recover.
     """
     numbers = _numbers(signals)
     with connect(url) as client:
-        look = _look(client, model)
-        count = _count(look())
-        _confirm(look, yes)
-        from mayfly_cli.drill.load import Load
-        from mayfly_cli.drill.report import report
+        read_workers = _reader(client, model)
+        count = _count(read_workers())
+        _confirm(read_workers, yes)
+        from mayfly_cli.drill.load import DrillLoad
+        from mayfly_cli.drill.report import make_report
 
-        load = Load(lambda: connect(url), _asks(look()[0].model, tokens))
-        before = load.once()
+        load = DrillLoad(lambda: connect(url), _bodies(read_workers()[0].model, tokens))
+        before = load.run_once()
         broken = next((stream.error for stream in before if stream.error), None)
         if broken is not None:
-            fail(f"the server fails before anything was struck: {broken}")
-        asked = numbers * rounds
-        strikes = _strike_all(client, look, load, asked, clients, count, wait)
-        texts = {stream.ask: stream.text for stream in before}
-        found = report(load.stop(), strikes, texts, unsent=len(asked) - len(strikes))
+            fail(f"the server fails before the first signal: {broken}")
+        planned = numbers * rounds
+        sent = _send_all(client, read_workers, load, planned, clients, count, wait)
+        texts = {stream.request: stream.text for stream in before}
+        report = make_report(load.stop(), sent, texts, unsent=len(planned) - len(sent))
     if json:
         from json import dumps
 
-        typer.echo(dumps(found.as_json(), indent=2))
+        typer.echo(dumps(report.as_json(), indent=2))
     else:
-        typer.echo("\n".join(found.lines()))
-    raise typer.Exit(0 if found.passed else 1)
+        typer.echo("\n".join(report.lines()))
+    raise typer.Exit(0 if report.passed else 1)
 
 
 def _numbers(names: str) -> list[signal.Signals]:
@@ -85,35 +92,38 @@ def _numbers(names: str) -> list[signal.Signals]:
     return [signal.Signals[f"SIG{name.upper()}"] for name in wanted]
 
 
-def _look(client: httpx.Client, model: str | None) -> Look:
-    from mayfly_cli.drill.workers import workers
+def _reader(client: httpx.Client, model: str | None) -> ReadWorkers:
+    """Returns the function that reads the pool's workers. Ends the command if there are none, or
+    if they are of several models."""
+    from mayfly_cli.drill.workers import workers_of
 
-    def look() -> list[Worker]:
-        found = workers(get_json(client, "/mayfly/status"))
+    def read() -> list[PoolWorker]:
+        found = workers_of(get_json(client, "/mayfly/status"))
         return [worker for worker in found if model in (None, worker.model)]
 
-    models = sorted({worker.model for worker in look()})
+    models = sorted({worker.model for worker in read()})
     if not models:
         fail(f"no worker of {model} is known" if model else "no worker is known")
     if len(models) > 1:
         fail(f"several models are served; name one with --model: {', '.join(models)}")
-    return look
+    return read
 
 
-def _count(found: Sequence[Worker]) -> int:
-    """How many workers the pool has when it is whole."""
+def _count(found: Sequence[PoolWorker]) -> int:
+    """Returns the number of ready workers. Ends the command if a slot has none, or if none runs on
+    this machine."""
     ready = [worker for worker in found if worker.ready]
     if len(ready) < len({worker.slot for worker in found}):
-        fail("the pool is not whole: `mayfly status` says what its workers are doing")
-    if not any(worker.here for worker in ready):
-        fail("its workers do not run on this machine, so no signal can reach them from here")
+        fail("not all workers of the pool are ready: `mayfly status` shows their states")
+    if not any(worker.is_local for worker in ready):
+        fail("the workers do not run on this machine, so no signal can reach them from here")
     return len(ready)
 
 
-def _confirm(look: Look, yes: bool) -> None:
+def _confirm(read_workers: ReadWorkers, yes: bool) -> None:
     from mayfly_cli.drill.workers import has_traffic
 
-    if yes or not has_traffic(look, WATCH_S):
+    if yes or not has_traffic(read_workers, WATCH_S):
         return
     if not sys.stdin.isatty():
         fail("others use this pool; --yes drills it all the same")
@@ -121,7 +131,7 @@ def _confirm(look: Look, yes: bool) -> None:
         raise typer.Exit(1)
 
 
-def _asks(model: str, tokens: int) -> list[dict[str, Any]]:
+def _bodies(model: str, tokens: int) -> list[dict[str, Any]]:
     return [
         {
             "model": model,
@@ -134,42 +144,41 @@ def _asks(model: str, tokens: int) -> list[dict[str, Any]]:
     ]
 
 
-def _strike_all(
+def _send_all(
     client: httpx.Client,
-    look: Look,
-    load: Load,
+    read_workers: ReadWorkers,
+    load: DrillLoad,
     numbers: Sequence[signal.Signals],
     clients: int,
     count: int,
     wait_s: float,
-) -> list[Strike]:
-    import time
+) -> list[SentSignal]:
+    """Starts the clients and sends the signals, each when the pool has recovered from the last."""
+    from mayfly_cli.drill.report import SentSignal
+    from mayfly_cli.drill.workers import resume, signal_busiest, wait_full_capacity
 
-    from mayfly_cli.drill.report import Strike
-    from mayfly_cli.drill.workers import full_capacity, strike_busiest, wake
-
-    strikes: list[Strike] = []
+    sent: list[SentSignal] = []
     load.start(clients)
     for number in numbers:
         time.sleep(WARM_UP_S)
-        continued = _continuations(client)
-        struck = strike_busiest(look, number, wait_s)
-        if struck is None:
+        before = _continuations(client)
+        found = signal_busiest(read_workers, number, wait_s)
+        if found is None:
             break
-        target, at = struck
+        target, at = found
         typer.echo(f"{number.name} to {target.slot} (pid {target.pid})", err=True)
-        full_at = full_capacity(look, target, count, wait_s)
+        full_at = wait_full_capacity(read_workers, target, count, wait_s)
         after = _continuations(client)
-        known = None if continued is None or after is None else after - continued
-        strikes.append(Strike(number.name, target.slot, target.pid, at, full_at, known))
+        continued = None if before is None or after is None else after - before
+        sent.append(SentSignal(number.name, target.slot, target.pid, at, full_at, continued))
         if full_at is None:
-            wake(target)
+            resume(target)
             break
-    return strikes
+    return sent
 
 
 def _continuations(client: httpx.Client) -> int | None:
-    """None where metrics are not for us."""
+    """Reads the server's count of continuations; None if its metrics are not readable."""
     import httpx
 
     try:

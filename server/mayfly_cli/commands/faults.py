@@ -1,51 +1,118 @@
-"""``mayfly faults``: what workers were lost to, what MLX dies of, and what it means.
-
-The records of lost workers, as ``mayfly faults`` shows them.
-"""
+"""``mayfly faults``: lists lost workers and their autopsies, and explains MLX's errors."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
+from mayfly_cli.commands.control import StateDir, state_directory
 from mayfly_cli.failure import fail
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
 
-
-from typing import TYPE_CHECKING, Annotated
-
-import typer
-
-from mayfly_cli.commands.control import StateDir, state_directory
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from mayfly_protocol.faults import Explanation
 
+app = typer.Typer(name="faults", help="List lost workers, and explain the faults that end them.")
 
 Record = dict[str, Any]
+"""An autopsy, as the reaper wrote it."""
 
 
-def kept(state_dir: Path) -> list[Record]:
-    """All records of a state directory, the oldest first. Ends the command where they can't be
-    read."""
+@app.callback(invoke_without_command=True)
+def faults(
+    context: typer.Context,
+    state_dir: StateDir = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """List the lost workers, the latest last."""
+    context.obj = state_dir
+    if context.invoked_subcommand is not None:
+        return
+    records = _read_records(state_directory(state_dir))
+    if json:
+        from json import dumps
+
+        listed = [_summary(record) for record in records]
+        typer.echo(dumps(listed, indent=2, ensure_ascii=False))
+    elif records:
+        _console().print(_table(records))
+    else:
+        typer.echo("No worker was lost.")
+
+
+@app.command()
+def show(
+    context: typer.Context,
+    name: Annotated[
+        str, typer.Argument(metavar="ID", help="The autopsy's id, or the number at its end.")
+    ],
+    state_dir: StateDir = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the autopsy as JSON, as it was written.")
+    ] = False,
+) -> None:
+    """Print the autopsy of a lost worker."""
+    directory = state_directory(state_dir or context.obj)
+    record = _find(_read_records(directory), name)
+    if json:
+        from json import dumps
+
+        typer.echo(dumps(record, indent=2, ensure_ascii=False))
+    else:
+        _console().print(_autopsy(record))
+
+
+@app.command()
+def explain(
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+) -> None:
+    """Read a log or a traceback on stdin, and explain its first fault.
+
+    Exit code 1 if no line is a known fault.
+    """
+    from mayfly_protocol.faults import explain as explain_log
+
+    if sys.stdin is None:  # as Python has it where the caller closed it
+        fail("there is no stdin to read a log from")
+    log = typer.get_text_stream("stdin", encoding="utf-8", errors="replace")
+    if log.isatty():
+        typer.echo("Paste the log, then press Ctrl-D.", err=True)
+    explanation = explain_log(log)
+    if explanation is None:
+        fail(
+            "no line of this is a fault that Mayfly knows; if the engine raises such an error, the "
+            "fault counts as `unknown`, and the worker is replaced"
+        )
+    if json:
+        from json import dumps
+
+        typer.echo(dumps(_as_json(explanation), indent=2, ensure_ascii=False))
+    else:
+        from rich.console import Console
+
+        Console(highlight=False).print(_as_text(explanation))
+
+
+def _read_records(state_dir: Path) -> list[Record]:
+    """Reads the autopsies of a state directory, the oldest first. Ends the command if they
+    cannot be read."""
     from mayfly_reaper.crash_log import read_records
 
     try:
         return list(read_records(state_dir / "autopsies.jsonl"))
     except OSError as error:
-        fail(f"cannot read the records: {error}")
+        fail(f"cannot read the autopsies: {error}")
 
 
-def find(records: Iterable[Record], name: str) -> Record:
-    """The one whose id, or the number at its end, is ``name``. Ends the command where there is
-    none."""
+def _find(records: Iterable[Record], name: str) -> Record:
+    """Returns the autopsy whose id, or the number at its end, is ``name``. Ends the command if
+    there is none."""
     found = (each for each in records if name in (each.get("id"), str(each.get("incarnation"))))
     record = next(found, None)
     if record is None:
@@ -53,22 +120,22 @@ def find(records: Iterable[Record], name: str) -> Record:
     return record
 
 
-def summary(record: Record) -> Record:
-    """What a list says of a record; the first cause is one line."""
+def _summary(record: Record) -> Record:
+    """Returns the fields of an autopsy that a list shows; the first cause is one line."""
     cause = str(record.get("first_cause", {}).get("text", ""))
     listed = {name: record.get(name) for name in ("id", "time", "slot", "kind", "scope")}
     return {**listed, "first_cause": cause.partition("\n")[0]}
 
 
-def console() -> Console:
-    """What is no terminal has no width to fit into, and nothing is to be cut short there."""
+def _console() -> Console:
+    """Makes a console: as wide as the terminal, or so wide elsewhere that nothing is cut off."""
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() else 1000, highlight=False)
 
 
-def table(records: Iterable[Record]) -> Table:
-    """One row a loss, in the order given; times are local."""
+def _table(records: Iterable[Record]) -> Table:
+    """Draws one row for each loss, in the given order; times are local."""
     from datetime import datetime
 
     from rich.table import Table
@@ -79,7 +146,7 @@ def table(records: Iterable[Record]) -> Table:
         result.add_column(header, no_wrap=True)
     result.add_column("FIRST CAUSE", overflow="fold")
     for record in records:
-        listed = summary(record)
+        listed = _summary(record)
         time = datetime.fromisoformat(str(listed.pop("time"))).astimezone()
         listed["time"] = time.strftime("%Y-%m-%d %H:%M:%S")
         columns = ("id", "time", "slot", "kind", "scope", "first_cause")
@@ -87,8 +154,8 @@ def table(records: Iterable[Record]) -> Table:
     return result
 
 
-def whole(record: Record) -> RenderableType:
-    """Everything that a record says, with what its kind means."""
+def _autopsy(record: Record) -> RenderableType:
+    """Draws a whole autopsy, with the meaning of its fault."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -124,86 +191,9 @@ def whole(record: Record) -> RenderableType:
     return Group(*parts)
 
 
-app = typer.Typer(name="faults", help="List and explain what workers die of.")
-
-
-@app.callback(invoke_without_command=True)
-def faults(
-    context: typer.Context,
-    state_dir: StateDir = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-) -> None:
-    """List the workers that were lost, the last one at the end."""
-    context.obj = state_dir
-    if context.invoked_subcommand is not None:
-        return
-    records = kept(state_directory(state_dir))
-    if json:
-        from json import dumps
-
-        listed = [summary(record) for record in records]
-        typer.echo(dumps(listed, indent=2, ensure_ascii=False))
-    elif records:
-        console().print(table(records))
-    else:
-        typer.echo("No worker was lost.")
-
-
-@app.command()
-def show(
-    context: typer.Context,
-    name: Annotated[
-        str, typer.Argument(metavar="ID", help="A record's id, or the number at its end.")
-    ],
-    state_dir: StateDir = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the record as it is.")] = False,
-) -> None:
-    """Print all that is known of one lost worker."""
-    directory = state_directory(state_dir or context.obj)
-    record = find(kept(directory), name)
-    if json:
-        from json import dumps
-
-        typer.echo(dumps(record, indent=2, ensure_ascii=False))
-    else:
-        console().print(whole(record))
-
-
-@app.command()
-def explain(
-    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
-) -> None:
-    """Read a log or a traceback on stdin, and say what its first fault means.
-
-    Ends with 1 where it recognises nothing.
-    """
-    import sys
-
-    from mayfly_protocol.faults import explain as find
-
-    if sys.stdin is None:  # as Python has it where the caller closed it
-        fail("there is no stdin to read a log from")
-    log = typer.get_text_stream("stdin", encoding="utf-8", errors="replace")
-    if log.isatty():
-        typer.echo("Paste the log, then press Ctrl-D.", err=True)
-    explanation = find(log)
-    if explanation is None:
-        fail(
-            "no line of this is a fault that Mayfly knows; out of the engine such an error counts "
-            "as `unknown`, and the worker that raised it is replaced"
-        )
-    if json:
-        from json import dumps
-
-        typer.echo(dumps(as_json(explanation), indent=2, ensure_ascii=False))
-    else:
-        from rich.console import Console
-
-        Console(highlight=False).print(as_text(explanation))
-
-
-def as_json(explanation: Explanation) -> dict[str, Any]:
-    """``line`` is counted from 1; ``later`` says by kind how often others came, and where first."""
+def _as_json(explanation: Explanation) -> dict[str, Any]:
+    """Returns an explanation for programs. ``line`` is counted from 1; ``later`` counts the later
+    faults by kind, with the line of each one's first."""
     first = explanation.first
     return {
         "kind": first.kind.name,
@@ -226,7 +216,7 @@ def as_json(explanation: Explanation) -> dict[str, Any]:
     }
 
 
-def as_text(explanation: Explanation) -> RenderableType:
+def _as_text(explanation: Explanation) -> RenderableType:
     from rich.console import Group
     from rich.padding import Padding
     from rich.table import Table

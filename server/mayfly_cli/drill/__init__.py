@@ -1,8 +1,8 @@
-"""What ``mayfly drill`` is made of.
+"""Parts of ``mayfly drill``.
 
 ::
 
-    load      clients that stream completions without a pause, and note what came when
-    workers   the processes of a pool: which there are, striking one, waiting for all to serve
-    report    from what clients saw and what was struck to numbers for people
+    load      clients that stream completions without a pause, and record when each chunk came
+    workers   the processes of a pool: lists them, sends a signal to one, waits until all serve
+    report    turns the clients' records and the sent signals into a report
 """

@@ -1,6 +1,7 @@
-"""Clients that stream completions one after the other, and note what came when.
+"""Clients that stream completions one after the other, and record when each chunk came.
 
-Text completions that ignore the end token: any model answers them, and all are equally long.
+The requests are text completions that ignore the end token: any model answers them, and all answers
+are equally long.
 """
 
 from __future__ import annotations
@@ -15,42 +16,45 @@ from typing import Any
 
 import httpx
 
-PATIENCE_S = 600.0
-"""A stream that is silent for so long counts as lost."""
+SILENCE_S = 600.0
+"""Silence after which a stream counts as lost."""
 
 
 @dataclass
-class Stream:
-    """One request. ``at`` holds the times at which a chunk with text came, by the monotonic clock;
-    ``error`` says why it did not end well."""
+class CompletionStream:
+    """The record of one request. ``request`` is the index of its body; times are by the monotonic
+    clock; ``error`` is the reason of a failure."""
 
-    ask: int
+    request: int
     began: float
-    at: list[float] = field(default_factory=list)
+    chunk_times: list[float] = field(default_factory=list)
     text: str = ""
     tokens: int = 0
     finish: str | None = None
     error: str | None = None
 
 
-class Load:
-    """``asks`` are bodies for ``POST /v1/completions``, which clients take in turn."""
+class DrillLoad:
+    """Clients that send requests to a server. ``bodies`` are for ``POST /v1/completions``; the
+    clients take them in turn."""
 
-    def __init__(self, connect: Callable[[], httpx.Client], asks: Sequence[dict[str, Any]]) -> None:
+    def __init__(
+        self, connect: Callable[[], httpx.Client], bodies: Sequence[dict[str, Any]]
+    ) -> None:
         self._connect = connect
-        self._asks = asks
+        self._bodies = bodies
         self._numbers = itertools.count()
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
-        self.streams: list[Stream] = []
+        self.streams: list[CompletionStream] = []
 
-    def once(self) -> list[Stream]:
-        """Every ask once, one after the other."""
+    def run_once(self) -> list[CompletionStream]:
+        """Sends every request once, one after the other."""
         with self._connect() as client:
-            return [_stream(client, number, ask) for number, ask in enumerate(self._asks)]
+            return [_stream(client, number, body) for number, body in enumerate(self._bodies)]
 
     def start(self, clients: int, total: int | None = None) -> None:
-        """So many clients ask until :meth:`stop`, or until they have asked ``total`` times."""
+        """Starts clients that send requests until :meth:`stop`, or until they sent ``total``."""
         for number in range(clients):
             thread = threading.Thread(
                 target=self._run, args=(total,), name=f"client {number}", daemon=True
@@ -59,11 +63,12 @@ class Load:
             self._threads.append(thread)
 
     @property
-    def going(self) -> bool:
+    def running(self) -> bool:
+        """True while a client sends requests."""
         return any(thread.is_alive() for thread in self._threads)
 
-    def stop(self) -> list[Stream]:
-        """Lets every client finish what it has; returns all that was asked since the start."""
+    def stop(self) -> list[CompletionStream]:
+        """Lets every client finish its request; returns the records since the start."""
         self._stop.set()
         for thread in self._threads:
             thread.join()
@@ -72,35 +77,35 @@ class Load:
     def _run(self, total: int | None) -> None:
         with self._connect() as client:
             while not self._stop.is_set():
-                asked = next(self._numbers)
-                if total is not None and asked >= total:
+                sent = next(self._numbers)
+                if total is not None and sent >= total:
                     return
-                number = asked % len(self._asks)
-                self.streams.append(_stream(client, number, self._asks[number]))
+                number = sent % len(self._bodies)
+                self.streams.append(_stream(client, number, self._bodies[number]))
 
 
-def _stream(client: httpx.Client, number: int, ask: dict[str, Any]) -> Stream:
-    stream = Stream(number, time.monotonic())
-    body = {**ask, "stream": True, "stream_options": {"include_usage": True}}
-    timeout = httpx.Timeout(PATIENCE_S, connect=10.0)
+def _stream(client: httpx.Client, number: int, body: dict[str, Any]) -> CompletionStream:
+    stream = CompletionStream(number, time.monotonic())
+    streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    timeout = httpx.Timeout(SILENCE_S, connect=10.0)
     try:
-        with client.stream("POST", "/v1/completions", json=body, timeout=timeout) as response:
+        with client.stream("POST", "/v1/completions", json=streamed, timeout=timeout) as response:
             if response.status_code != 200:
                 response.read()
-                stream.error = f"HTTP {response.status_code}: {_message(response.text)}"
+                stream.error = f"HTTP {response.status_code}: {_error_message(response.text)}"
                 return stream
             for line in response.iter_lines():
-                _take(stream, line)
+                _add_line(stream, line)
     except httpx.HTTPError as error:
         stream.error = f"the connection was lost: {error or type(error).__name__}"
     if stream.error is None and stream.finish is None:
         stream.error = "the stream has no end"
-    if stream.error is None and stream.tokens != ask["max_tokens"]:
-        stream.error = f"{stream.tokens} tokens instead of {ask['max_tokens']}"
+    if stream.error is None and stream.tokens != body["max_tokens"]:
+        stream.error = f"{stream.tokens} tokens instead of {body['max_tokens']}"
     return stream
 
 
-def _take(stream: Stream, line: str) -> None:
+def _add_line(stream: CompletionStream, line: str) -> None:
     if not line.startswith("data: {"):
         return
     event = json.loads(line.removeprefix("data: "))
@@ -108,14 +113,14 @@ def _take(stream: Stream, line: str) -> None:
         stream.error = str(event["error"].get("message"))
     for choice in event.get("choices", ()):
         if choice["text"]:
-            stream.at.append(time.monotonic())
+            stream.chunk_times.append(time.monotonic())
             stream.text += choice["text"]
         stream.finish = choice["finish_reason"] or stream.finish
     if event.get("usage"):
         stream.tokens = event["usage"]["completion_tokens"]
 
 
-def _message(text: str) -> str:
+def _error_message(text: str) -> str:
     try:
         return str(json.loads(text)["error"]["message"])
     except (ValueError, KeyError, TypeError):

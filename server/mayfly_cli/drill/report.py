@@ -1,4 +1,4 @@
-"""From what clients saw and what was struck to numbers for people."""
+"""The report of a drill: from the clients' records and the sent signals."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, median
 from typing import Any
 
-from mayfly_cli.drill.load import Stream
+from mayfly_cli.drill.load import CompletionStream
 
 AFTER_S = 1.0
-"""A worker may get some words out after it was struck: a stop of the stream that began so much
-later is its doing."""
+"""Time after a signal in which a gap that begins is attributed to the signal: a worker may still
+send some tokens after it."""
 LONGER = 4.0
-"""An interruption is so much longer than the stream's usual gap ..."""
+"""Shortest interruption, as a multiple of the stream's usual gap."""
 AT_LEAST_S = 0.05
-"""... and at least so long."""
+"""Shortest interruption in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
-class Strike:
-    """``at`` and ``full_at`` are by the monotonic clock; ``full_at`` is None where the pool did
-    not come back. ``continued`` counts the server's continuations, if it lets us see them."""
+class SentSignal:
+    """A signal that was sent to a worker. ``at`` and ``full_at`` are by the monotonic clock;
+    ``full_at``, when all workers were ready again, is None if they never were. ``continued`` counts
+    the server's continuations; None if its metrics are not readable."""
 
     signal: str
     slot: str
@@ -37,29 +38,28 @@ class Strike:
 
 
 @dataclass(frozen=True, slots=True)
-class Struck:
-    """What became of one strike."""
+class SignalEffect:
+    """A signal and the interruptions of streams, in seconds, that it caused."""
 
-    strike: Strike
+    sent: SentSignal
     interruptions: list[float]
-    """Seconds, of the streams that it interrupted."""
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """``reworded`` counts answers that are whole, but not those of the undisturbed run;
-    ``unsent`` the signals that found no worker to strike."""
+class DrillReport:
+    """The result of a drill. ``reworded`` counts complete answers that differ from those of the
+    undisturbed run, ``unsent`` the signals for which there was no worker."""
 
     requests: int
     failures: list[str]
     reworded: int
-    strikes: list[Struck]
+    effects: list[SignalEffect]
     unsent: int = 0
 
     @property
     def passed(self) -> bool:
-        whole = all(struck.strike.full_at is not None for struck in self.strikes)
-        return whole and not self.failures and not self.unsent
+        recovered = all(effect.sent.full_at is not None for effect in self.effects)
+        return recovered and not self.failures and not self.unsent
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -71,52 +71,54 @@ class Report:
             "unsent": self.unsent,
             "strikes": [
                 {
-                    **asdict(struck.strike),
-                    "recovery_s": struck.strike.recovery_s,
-                    "interruptions_s": struck.interruptions,
+                    **asdict(effect.sent),
+                    "recovery_s": effect.sent.recovery_s,
+                    "interruptions_s": effect.interruptions,
                 }
-                for struck in self.strikes
+                for effect in self.effects
             ],
         }
 
     def lines(self) -> list[str]:
-        """For people."""
-        lines = [_line(struck) for struck in self.strikes]
-        every = [gap for struck in self.strikes for gap in struck.interruptions]
-        continued = [s.strike.continued for s in self.strikes if s.strike.continued is not None]
-        recoveries = [s.strike.recovery_s for s in self.strikes if s.strike.recovery_s is not None]
-        known = f", {sum(continued)} continued" if len(continued) == len(self.strikes) else ""
+        """Writes the report as text."""
+        signals = [effect.sent for effect in self.effects]
+        lines = [_line(effect) for effect in self.effects]
+        every = [gap for effect in self.effects for gap in effect.interruptions]
+        continued = [sent.continued for sent in signals if sent.continued is not None]
+        recoveries = [sent.recovery_s for sent in signals if sent.recovery_s is not None]
+        known = f", {sum(continued)} continued" if len(continued) == len(signals) else ""
         lines.append(f"requests               {self.requests}, {len(self.failures)} failed{known}")
         lines.append(f"interruption           {_mean_and_worst(every)}")
         lines.append(f"time to full capacity  {_mean_and_worst(recoveries)}")
         if self.reworded:
-            lines.append(f"other wording          {self.reworded} answers, each of them whole")
+            lines.append(f"other wording          {self.reworded} answers, each of them complete")
         if self.unsent:
             lines.append(f"not sent               {self.unsent} signals")
         lines += [f"failed: {failure}" for failure in self.failures[:10]]
         return lines
 
 
-def report(
-    streams: Sequence[Stream],
-    strikes: Sequence[Strike],
+def make_report(
+    streams: Sequence[CompletionStream],
+    signals: Sequence[SentSignal],
     texts: dict[int, str],
     *,
     unsent: int = 0,
-) -> Report:
-    """``texts`` are the undisturbed answers, by the number of the ask."""
-    return Report(
+) -> DrillReport:
+    """Makes the report. ``texts`` are the undisturbed answers by the index of the request."""
+    return DrillReport(
         requests=len(streams),
         failures=[stream.error for stream in streams if stream.error is not None],
-        reworded=sum(s.error is None and s.text != texts[s.ask] for s in streams),
-        strikes=[Struck(strike, interruptions(streams, strike.at)) for strike in strikes],
+        reworded=sum(s.error is None and s.text != texts[s.request] for s in streams),
+        effects=[SignalEffect(sent, interruptions(streams, sent.at)) for sent in signals],
         unsent=unsent,
     )
 
 
-def interruptions(streams: Sequence[Stream], at: float) -> list[float]:
-    """How long each stream that a strike interrupted stood still."""
-    return [gap for stream in streams if (gap := _interruption(stream.at, at)) is not None]
+def interruptions(streams: Sequence[CompletionStream], at: float) -> list[float]:
+    """Returns the length of the gap in each stream that a signal at this time interrupted."""
+    gaps = (_interruption(stream.chunk_times, at) for stream in streams)
+    return [gap for gap in gaps if gap is not None]
 
 
 def _interruption(times: Sequence[float], at: float) -> float | None:
@@ -131,13 +133,13 @@ def _interruption(times: Sequence[float], at: float) -> float | None:
     return longest if longest > max(LONGER * usual, AT_LEAST_S) else None
 
 
-def _line(struck: Struck) -> str:
-    strike, gaps = struck.strike, struck.interruptions
-    back = f"{strike.recovery_s:.1f} s" if strike.recovery_s is not None else "not in time"
-    stood = f", {_mean_and_worst(gaps)}" if gaps else ""
+def _line(effect: SignalEffect) -> str:
+    sent, gaps = effect.sent, effect.interruptions
+    recovery = f"{sent.recovery_s:.1f} s" if sent.recovery_s is not None else "not in time"
+    lengths = f", {_mean_and_worst(gaps)}" if gaps else ""
     return (
-        f"{strike.signal:<8} {strike.slot} (pid {strike.pid}): {len(gaps)} streams interrupted"
-        f"{stood}; full capacity after {back}"
+        f"{sent.signal:<8} {sent.slot} (pid {sent.pid}): {len(gaps)} streams interrupted"
+        f"{lengths}; full capacity after {recovery}"
     )
 
 

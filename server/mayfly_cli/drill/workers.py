@@ -1,4 +1,4 @@
-"""The worker processes of a pool, as a server's status tells of them."""
+"""The worker processes of a pool, as a server's status lists them."""
 
 from __future__ import annotations
 
@@ -12,41 +12,44 @@ from typing import Any
 
 import psutil
 
-LOOK_S = 0.05
+POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class PoolWorker:
+    """A worker of the pool."""
+
     slot: str
     pid: int
     incarnation: int
     state: str
     model: str
     busy: int
-    """Requests that it has."""
+    """Requests that run or wait in it."""
     done: tuple[int, int]
-    """Choices that it finished and tokens that it generated: they grow where there is traffic."""
+    """Choices that it finished and tokens that it generated: they grow if there is traffic."""
 
     @property
     def ready(self) -> bool:
         return self.state == "ready"
 
     @property
-    def here(self) -> bool:
-        """Whether its process runs on this machine, and is a worker's."""
+    def is_local(self) -> bool:
+        """True if its process runs on this machine, and the process is a worker."""
         try:
             return any("mayfly_worker" in word for word in psutil.Process(self.pid).cmdline())
         except psutil.Error:
             return False
 
 
-Look = Callable[[], list[Worker]]
+ReadWorkers = Callable[[], list[PoolWorker]]
 """Asks the server for the workers of the pool."""
 
 
-def workers(status: dict[str, Any]) -> list[Worker]:
+def workers_of(status: dict[str, Any]) -> list[PoolWorker]:
+    """Reads the workers from a server's status."""
     return [
-        Worker(
+        PoolWorker(
             slot=f"{node['node']}/{slot['slot']}",
             pid=slot["pid"],
             incarnation=slot["incarnation"],
@@ -60,64 +63,68 @@ def workers(status: dict[str, Any]) -> list[Worker]:
     ]
 
 
-def has_traffic(look: Look, watch_s: float) -> bool:
-    """Whether anybody else uses the pool: does it have requests, or finish some meanwhile?"""
-    before = look()
+def has_traffic(read_workers: ReadWorkers, watch_s: float) -> bool:
+    """Returns True if the pool has requests now or after ``watch_s`` seconds, or finished some in
+    between."""
+    before = read_workers()
     if any(worker.busy for worker in before):
         return True
     time.sleep(watch_s)
-    after = look()
+    after = read_workers()
     return any(worker.busy for worker in after) or {w.done for w in before} != {
         w.done for w in after
     }
 
 
-def strike_busiest(
-    look: Look, number: signal.Signals, wait_s: float
-) -> tuple[Worker, float] | None:
-    """Strikes the ready worker on this machine that has most to lose; which, and when. None if
-    there is none for ``wait_s`` seconds."""
+def signal_busiest(
+    read_workers: ReadWorkers, number: signal.Signals, wait_s: float
+) -> tuple[PoolWorker, float] | None:
+    """Sends a signal to the busiest ready worker on this machine. Returns that worker and the time;
+    None if there is no such worker for ``wait_s`` seconds."""
     deadline = time.monotonic() + wait_s
     while time.monotonic() < deadline:
-        target = busiest(look)
+        target = busiest(read_workers)
         if target is not None:
             with contextlib.suppress(ProcessLookupError):
-                return target, strike(target, number)
-        time.sleep(LOOK_S)
+                return target, send_signal(target, number)
+        time.sleep(POLL_S)
     return None
 
 
-def busiest(look: Look) -> Worker | None:
-    """The ready worker on this machine that has most to lose."""
-    ready = [worker for worker in look() if worker.ready and worker.here]
+def busiest(read_workers: ReadWorkers) -> PoolWorker | None:
+    """Returns the ready worker on this machine with most requests; None if there is none."""
+    ready = [worker for worker in read_workers() if worker.ready and worker.is_local]
     return max(ready, key=lambda worker: worker.busy, default=None)
 
 
-def strike(worker: Worker, number: signal.Signals) -> float:
-    """Sends a signal to its process; returns when, by the monotonic clock.
+def send_signal(worker: PoolWorker, number: signal.Signals) -> float:
+    """Sends a signal to a worker's process; returns the time by the monotonic clock.
 
     Raises:
-        ProcessLookupError: it is gone already.
+        ProcessLookupError: the process has ended already.
     """
     at = time.monotonic()
     os.kill(worker.pid, number)
     return at
 
 
-def wake(worker: Worker) -> None:
-    """Leaves no process stopped that nobody else has ended."""
-    if worker.here:
+def resume(worker: PoolWorker) -> None:
+    """Continues a stopped process that the reaper has not ended, so that none stays stopped."""
+    if worker.is_local:
         os.kill(worker.pid, signal.SIGCONT)
 
 
-def full_capacity(look: Look, struck: Worker, count: int, wait_s: float) -> float | None:
-    """Waits until ``count`` workers are ready and the struck one is not among them; returns when,
-    or None after ``wait_s`` seconds."""
+def wait_full_capacity(
+    read_workers: ReadWorkers, signalled: PoolWorker, count: int, wait_s: float
+) -> float | None:
+    """Waits until ``count`` workers are ready and the signalled worker is replaced. Returns the
+    time; None after ``wait_s`` seconds."""
     deadline = time.monotonic() + wait_s
+    old = (signalled.slot, signalled.incarnation)
     while time.monotonic() < deadline:
-        found = look()
-        gone = all((w.slot, w.incarnation) != (struck.slot, struck.incarnation) for w in found)
-        if gone and sum(worker.ready for worker in found) >= count:
+        found = read_workers()
+        replaced = all((worker.slot, worker.incarnation) != old for worker in found)
+        if replaced and sum(worker.ready for worker in found) >= count:
             return time.monotonic()
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
     return None
