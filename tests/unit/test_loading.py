@@ -152,8 +152,8 @@ def _with_text(name: str, text: str) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
-        (_without("config.json"), "no config.json"),
-        (_with_text("config.json", "{"), "config.json is no JSON"),
+        (_without("config.json"), "config.json is missing"),
+        (_with_text("config.json", "{"), "config.json is not valid JSON"),
         (_with_text("config.json", '{"model_type": "nonsense"}'), "nonsense"),
         (_without("model.safetensors"), "no weights"),
     ],

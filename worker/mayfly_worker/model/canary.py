@@ -1,14 +1,14 @@
-"""The canary: a fixed prompt through the real engine, before anybody depends on it.
+"""Canary: fixed prompts run through the real engine and compared with stored tokens.
 
-Some faults of a GPU raise nothing: a kernel that did not run leaves zeros behind, and what follows
-is fluent nonsense with status 200. So before a worker is READY, and now and then while it is idle,
-three short rows go through the same code that serves requests: greedy and sampled, of different
-lengths and budgets, one of them later than the others, so that padding, batching, joins, leaves,
-stored prefixes and both samplers take part. Their tokens have to be those that
-were stored when this model first ran on this kind of device, and no row's logits may be constant or
-not finite (the engine raises then).
+Some faults of a GPU raise nothing: a kernel that did not run leaves zeros, and the answer is fluent
+nonsense with status 200. So before a worker is READY, and from time to time while it is idle, three
+short sequences go through the code that serves requests: greedy and sampled, of different lengths
+and budgets, one of them later than the others, so that padding, batching, joins, removals, stored
+prefixes and both samplers take part. Their tokens have to equal the tokens that were stored when
+this model first ran on this kind of device, and no row's logits may be constant or not finite (the
+engine raises then).
 
-It also compiles most kernels that the first request would have to wait for.
+The canary also compiles most kernels that the first request would have to wait for.
 """
 
 from __future__ import annotations
@@ -28,29 +28,34 @@ from mayfly_worker.prefix_cache import PrefixCache
 
 TEXT = "The mayfly lives for a day."
 TOKENS = 8
-"""Of the longest row. Without a fast BLAS a CPU takes a second for four of a small model's."""
+"""Tokens of the longest sequence. Without a fast BLAS a CPU takes a second for four tokens of a
+small model."""
 
 
 class CanaryMismatch(RuntimeError):
-    """The device computes, but not what it computed before."""
+    """The canary's tokens differ from the stored ones: the device computes something else now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """Sings for one loaded model. ``references`` are where right answers are kept."""
+    """The canary of one loaded model; ``references`` hold the expected tokens."""
 
     loaded: LoadedModel
     references: ReferenceStore
 
     @classmethod
     def of(cls, loaded: LoadedModel, folder: str) -> Canary:
-        """``folder`` is where references are; with none, every run is compared with the first one
-        of this process."""
+        """Makes a canary with references in ``folder``; without a folder, every run is compared
+        with the first one of this process."""
         return cls(loaded, ReferenceStore.of(folder, loaded.card.digest))
 
     def check(self, counters: EngineCounters | None = None) -> None:
-        """Raises CanaryMismatch if the tokens are not the stored ones; whatever the engine raises
-        comes out as it is."""
+        """Runs the canary's prompts and compares their tokens.
+
+        Raises:
+            CanaryMismatch: the tokens differ from the stored ones.
+            Exception: any error of the engine, unchanged.
+        """
         tokens = self._run(counters)
         question = ("canary", TEXT, TOKENS)
         known = self.references.known(question)

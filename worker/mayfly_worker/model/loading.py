@@ -1,13 +1,12 @@
-"""From a model folder to a model in memory, in steps that can be watched.
+"""Loading of a model folder into memory, with progress.
 
 ::
 
-    weight files -> page cache -> lazy model -> layer by layer into memory -> card
+    weight files -> page cache -> lazy model -> layer by layer into memory -> model card
 
-The weight files are in the page cache before MLX sees them
-(:mod:`mayfly_worker.model.page_cache`). Then
-parameters are evaluated layer by layer: no single command is large, and progress can be told in
-bytes. All of it runs on the engine thread.
+The weight files are in the page cache before MLX opens them
+(:mod:`mayfly_worker.model.page_cache`). Then parameters are evaluated layer by layer, so that no
+single command is large and progress is known in bytes. All of it runs on the engine thread.
 """
 
 from __future__ import annotations
@@ -33,18 +32,20 @@ from mayfly_worker.model.page_cache import WeightReader, weight_files
 from mayfly_worker.model.probe import Probe, probe
 from mayfly_worker.model.reference_store import ReferenceStore
 
-Report = Callable[[LoadPhase, int, int], None]
-"""Phase, bytes done, bytes in all."""
+ReportProgress = Callable[[LoadPhase, int, int], None]
+"""Callback for progress: phase, bytes done, bytes in all."""
 
 _SAMPLE = 1 << 20
 
 
 class ModelLoadError(Exception):
-    """The folder, as it is configured, can never be served: no retry helps."""
+    """A model folder that cannot be served as it is configured; no retry helps."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
+    """A model in memory with its tokenizer, card and probe results."""
+
     model: Any
     tokenizer: Any
     card: ModelCard
@@ -53,24 +54,24 @@ class LoadedModel:
 
     @property
     def bucketed(self) -> bool:
-        """Whether prefill is padded to a few lengths: where MLX runs on CUDA."""
+        """True if prefill is padded to a few lengths, which is of use where MLX runs on CUDA."""
         return bool(mx.cuda.is_available())
 
 
 def load(
-    settings: WorkerSettings, report: Report, warming: WeightReader | None = None
+    settings: WorkerSettings, report: ReportProgress, reader: WeightReader | None = None
 ) -> LoadedModel:
-    """Loads what the settings name, whose weight files ``warming`` may have begun to read.
+    """Loads the settings' model; ``reader`` may have begun to read its weight files.
 
     Raises:
-        ModelLoadError: the folder is incomplete, wants to run code of its own without leave, or an
-            option does not fit the model.
+        ModelLoadError: the folder is incomplete, wants to run code of its own without permission,
+            or an option does not fit the model.
     """
     folder = Path(settings.model_path)
     _check(folder, settings)
     _check_limit(folder, settings.memory_limit)
-    warming = warming or WeightReader(weight_files(folder))
-    warming.follow(partial(report, "warming"))
+    reader = reader or WeightReader(weight_files(folder))
+    reader.follow(partial(report, "warming"))
     report("loading", 0, 0)
     model, tokenizer, config = assemble(settings)
     weight_bytes = materialize(model, report)
@@ -93,7 +94,7 @@ def load(
 
 
 def assemble(settings: WorkerSettings) -> tuple[Any, Any, dict[str, Any]]:
-    """A model whose weights are still on the disk, its tokenizer and its configuration.
+    """Returns a model whose weights are still on the disk, its tokenizer and its configuration.
 
     Raises:
         ModelLoadError: as :func:`load`.
@@ -106,7 +107,7 @@ def assemble(settings: WorkerSettings) -> tuple[Any, Any, dict[str, Any]]:
         if settings.adapter:
             model = load_adapters(model, settings.adapter)
             model.eval()
-        # The tokenizer would ask on stdin whether to run remote code if it were not told.
+        # Without this setting the tokenizer would ask on stdin for leave to run remote code.
         tokenizer = load_tokenizer(
             folder,
             {"trust_remote_code": trust},
@@ -130,11 +131,13 @@ def _check(folder: Path, settings: WorkerSettings) -> None:
     try:
         config: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
     except FileNotFoundError:
-        raise ModelLoadError(f"{folder.name} is no model folder: it has no config.json") from None
+        raise ModelLoadError(
+            f"{folder.name} is not a model folder: config.json is missing"
+        ) from None
     except ValueError as error:
-        raise ModelLoadError(f"{folder.name}: config.json is no JSON: {error}") from error
+        raise ModelLoadError(f"{folder.name}: config.json is not valid JSON: {error}") from error
     if not weight_files(folder):
-        raise ModelLoadError(f"{folder.name} holds no weights (model*.safetensors)")
+        raise ModelLoadError(f"{folder.name} has no weights (model*.safetensors)")
     if settings.trust_remote_code:
         return
     tokenizer_config = folder / "tokenizer_config.json"
@@ -142,13 +145,13 @@ def _check(folder: Path, settings: WorkerSettings) -> None:
         json.loads(tokenizer_config.read_text("utf-8")) if tokenizer_config.exists() else {}
     )
     if config.get("model_file"):
-        brings = "a model"
+        code = "a model"
     elif tokenizer.get("auto_map"):
-        brings = "a tokenizer"
+        code = "a tokenizer"
     else:
         return
     raise ModelLoadError(
-        f"{folder.name} brings {brings} that is Python code of its own. It is not run unless you "
+        f"{folder.name} contains {code} that is Python code of its own. It is not run unless you "
         "trust it: start with --trust-remote-code"
     )
 
@@ -187,8 +190,8 @@ def _probed(
         ) from error
 
 
-def materialize(model: Any, report: Report) -> int:
-    """Evaluates a lazy model's parameters, a layer at a time; returns their bytes."""
+def materialize(model: Any, report: ReportProgress) -> int:
+    """Evaluates a lazy model's parameters layer by layer and returns their bytes."""
     parameters: list[tuple[str, mx.array]] = list(tree_flatten(model.parameters()))  # type: ignore[arg-type]
     total = sum(p.nbytes for _, p in parameters)
     done = 0
@@ -201,7 +204,7 @@ def materialize(model: Any, report: Report) -> int:
 
 
 def _layers(parameters: list[tuple[str, mx.array]]) -> Iterator[list[mx.array]]:
-    """Parameters grouped by the layer that their names say they are in."""
+    """Yields the parameters of each layer together, by the layers in their names."""
     groups: dict[str, list[mx.array]] = {}
     for name, parameter in parameters:
         match = re.match(r"(.*?\blayers\.\d+)\.", name)
@@ -210,8 +213,8 @@ def _layers(parameters: list[tuple[str, mx.array]]) -> Iterator[list[mx.array]]:
 
 
 def context_length(config: dict[str, Any], tokenizer: Any) -> int:
-    """Tokens that the model was made for: what its configuration says, else the tokenizer's limit
-    where that is one, else 0 (unlimited)."""
+    """Returns the context length in tokens from the model's configuration, else the tokenizer's
+    limit if it has one, else 0 (unlimited)."""
     for holder in (config, config.get("text_config") or {}):
         for name in ("max_position_embeddings", "n_positions", "max_seq_len", "model_max_length"):
             if isinstance(value := holder.get(name), int) and value > 0:
@@ -221,9 +224,9 @@ def context_length(config: dict[str, Any], tokenizer: Any) -> int:
 
 
 def digest(folder: Path, settings: WorkerSettings) -> str:
-    """Identifies everything that decides what the model says, as hexadecimal digits.
+    """Hashes everything that decides the model's output; returns hexadecimal digits.
 
-    Small files count whole. A weight file counts by its size, its header (names, shapes, types and
+    Small files are hashed whole, a weight file by its size, its header (names, shapes, types and
     places of all tensors) and samples of its content: hashing hundreds of gigabytes at every start
     would take longer than loading them, and two models with the same header differ everywhere.
     """

@@ -1,11 +1,11 @@
-"""How the memory of a machine is shared out to one worker.
+"""Memory plan of one worker.
 
 ::
 
-    what the device recommends (most of what there is), this worker's share of it
+    this worker's share of the memory that the device recommends (most of it)
       - weights
-      - a tenth for what a forward pass needs
-      = KV caches: running rows, and a quarter as much again kept as prefixes
+      - a tenth for the needs of a forward pass
+      = KV caches: running sequences, and a quarter as much again for the prefix cache
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _LEAST = 64 << 20
 
 
 def device_bytes() -> int:
-    """Bytes of memory that all workers of this machine may use together: what Metal recommends,
-    nine tenths of a CUDA device, three quarters of a machine without either."""
+    """Returns the bytes that all workers of this machine may use together: Metal's recommendation,
+    nine tenths of a CUDA device, three quarters of the memory of a machine without either."""
     info = mx.device_info()
     recommended = info.get("max_recommended_working_set_size")
     if isinstance(recommended, int) and recommended > 0:
@@ -39,7 +39,7 @@ def device_bytes() -> int:
 
 
 def free_bytes() -> int:
-    """Bytes that nobody uses now. On Metal that is not known; what is recommended stands for it."""
+    """Returns the free bytes; on Metal, where they are not known, the recommended ones."""
     free = admission.free_memory()
     if free is not None:
         return free
@@ -47,12 +47,12 @@ def free_bytes() -> int:
 
 
 def limit_bytes(settings: WorkerSettings, *, held: int = 0) -> int:
-    """What a worker may use in all, of which it has ``held`` already."""
+    """Returns the bytes that a worker may use in all; it has ``held`` of them already."""
     return settings.memory_limit or min(_share(settings), free_bytes() + held)
 
 
 def kv_bytes(settings: WorkerSettings, limit: int, weight_bytes: int) -> int:
-    """What the caches of running rows may use; 0 or less where the weights do not fit."""
+    """Returns the bytes for caches of running sequences; 0 or less if the weights do not fit."""
     return settings.kv_budget or int((limit - weight_bytes) * (1 - _HEADROOM) / 1.25)
 
 
@@ -61,7 +61,7 @@ def _share(settings: WorkerSettings) -> int:
 
 
 def plan(settings: WorkerSettings, loaded: LoadedModel) -> Budget:
-    """The admission budget of a loaded model, and MLX's own limits set to match it."""
+    """Returns the admission budget of a loaded model, and sets MLX's own limits to match it."""
     weights = loaded.card.weight_bytes
     limit = limit_bytes(settings, held=weights)
     if settings.memory_limit:
@@ -79,8 +79,11 @@ def plan(settings: WorkerSettings, loaded: LoadedModel) -> Budget:
 
 
 def within(card: ModelCard, budget: Budget) -> ModelCard:
-    """The card with the context that memory can hold for one row, where that is less than what the
-    model was made for: an answer that ends there has filled the context that clients were told."""
+    """Returns the card with its context reduced to the length that memory can hold for one
+    sequence.
+
+    An answer that ends there has filled the context that clients see.
+    """
     if budget.bytes_per_token <= 0:
         return card
     room = max(1, budget.longest_alone())

@@ -1,8 +1,8 @@
-"""Reading weight files into the system's page cache, beside everything else.
+"""Reading of weight files into the system's page cache, on a thread of its own.
 
-A weight file that is read from disk while a GPU command waits for it is a watchdog timeout, so the
-files are read once before MLX sees them. That takes a disk; a worker's imports, a second and more,
-take a core: they happen at the same time. So this module is imported before MLX, and without it.
+A GPU command that waits for a weight file to be read from disk can exceed the GPU watchdog's limit,
+so the files are read once before MLX opens them. Reading needs the disk, a worker's imports need a
+core for a second or more: both happen at the same time. So this module does not import MLX.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 Watcher = Callable[[int, int], None]
-"""Bytes done, bytes in all."""
+"""Callback for progress: bytes done, bytes in all."""
 
 _READ = 8 << 20
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that mlx-lm reads weights from."""
+    """Returns the files of ``folder`` from which mlx-lm reads weights."""
     return sorted(folder.glob("model*.safetensors"))
 
 
 class WeightReader:
-    """Reads files from beginning to end on a thread of its own, from now on."""
+    """Reads files from beginning to end on a thread that starts at once."""
 
     def __init__(self, files: list[Path]) -> None:
         self._files = files
@@ -31,24 +31,28 @@ class WeightReader:
         self._done = self._total = 0
         self._begun = self._over = False
         self._error: OSError | None = None
-        threading.Thread(target=self._read, name="warming", daemon=True).start()
+        threading.Thread(target=self._read, name="weight-reader", daemon=True).start()
 
     def follow(self, watcher: Watcher) -> None:
-        """Tells how far it has come until all is read. Raises OSError if a file cannot be."""
+        """Calls ``watcher`` with the progress until all files are read.
+
+        Raises:
+            OSError: a file cannot be read.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._begun or self._over)
         watcher(0, self._total)
-        told, over = 0, False
+        done, over = 0, False
         while not over:
-            told, over = self._after(told)
-            watcher(told, self._total)
+            done, over = self._wait_beyond(done)
+            watcher(done, self._total)
         if self._error is not None:
             raise self._error
 
-    def _after(self, told: int) -> tuple[int, bool]:
-        """How many bytes are read, once there are more; and whether that is all."""
+    def _wait_beyond(self, done: int) -> tuple[int, bool]:
+        """Waits until more than ``done`` bytes are read; returns the bytes, and True at the end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._over or self._done > told)
+            self._changed.wait_for(lambda: self._over or self._done > done)
             return self._done, self._over
 
     def _read(self) -> None:
@@ -61,7 +65,7 @@ class WeightReader:
             for path in self._files:
                 with path.open("rb", buffering=0) as file:
                     while n := file.readinto(buffer):
-                        self._moved(n)
+                        self._advance(n)
         except OSError as error:
             self._error = error
         finally:
@@ -69,7 +73,7 @@ class WeightReader:
                 self._over = True
                 self._changed.notify()
 
-    def _moved(self, read: int) -> None:
+    def _advance(self, read: int) -> None:
         with self._changed:
             self._done += read
             self._changed.notify()

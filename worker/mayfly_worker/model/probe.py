@@ -1,4 +1,7 @@
-"""What is found out about a model by running it, before it serves."""
+"""Probe of a model before it serves: logits width, KV cost, batching and padding.
+
+A few tokens are run through the model, because its code does not say these things.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,8 @@ where a model honours the mask, and by several standard deviations where it does
 
 @dataclass(frozen=True, slots=True)
 class KVCost:
-    """What a row's cache takes: bytes a token where layers grow, and bytes a row where they do
-    not (state-space layers) or only up to a window, which is counted whole."""
+    """Bytes of a sequence's cache: per token in layers that grow, and per row in layers that do not
+    (state-space layers) or only up to a window, which is counted whole."""
 
     per_token: int
     per_row: int
@@ -33,9 +36,12 @@ class KVCost:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """``width`` is the length of a row of logits, which may exceed the tokenizer's vocabulary.
-    ``batchable``: rows may decode together. ``padding_safe``: prompts of different lengths may be
-    prefilled together (some state-space models ignore the padding mask)."""
+    """Results of a probe.
+
+    ``width`` is the length of a row of logits, which may exceed the tokenizer's vocabulary.
+    ``batchable``: sequences may decode together. ``padding_safe``: prompts of different lengths may
+    be prefilled together (some state-space models ignore the padding mask).
+    """
 
     width: int
     cost: KVCost
@@ -44,8 +50,7 @@ class Probe:
 
 
 def probe(model: Any, new_cache: caches.Factory, references: ReferenceStore) -> Probe:
-    """Runs a few tokens through the model, unless the references say what would come of it. Shapes
-    are known without."""
+    """Runs a few tokens through the model, except where the references have the result."""
     cache = new_cache()
     logits = model(mx.array([_SHORT]), cache=cache)
     batchable = can_batch(cache)
@@ -58,13 +63,15 @@ def probe(model: Any, new_cache: caches.Factory, references: ReferenceStore) -> 
 
 
 def can_batch(cache: caches.Cache) -> bool:
-    """Whether rows with such caches may decode together."""
+    """True if sequences with such caches may decode together."""
     return all(hasattr(layer, "merge") for layer in cache)
 
 
 def kv_cost(model: Any, new_cache: caches.Factory) -> KVCost:
-    """What :func:`probe` measures, of a model that is not loaded: the forward pass is put together
-    but not computed, which is enough to know every array's shape and type."""
+    """Returns the KV cost of a model whose weights are not loaded.
+
+    The forward pass is built but not computed, which is enough to know each array's shape and type.
+    """
     cache = new_cache()
     model(mx.array([_SHORT]), cache=cache)
     return _cost(cache)
@@ -94,8 +101,10 @@ def _flat(state: Any) -> Iterator[mx.array]:
 
 
 def _padding_safe(model: Any, new_cache: caches.Factory, references: ReferenceStore) -> bool:
-    """Whether prompts of different lengths may be prefilled together. Only a yes is kept: a no may
-    be the word of a device that was not well."""
+    """True if prompts of different lengths may be prefilled together.
+
+    Only a positive result is stored: a negative one may come from a faulty device.
+    """
     question = ("padding", _LONG, _SHORT, _TOLERANCE)
     if references.known(question):
         return True
@@ -106,7 +115,8 @@ def _padding_safe(model: Any, new_cache: caches.Factory, references: ReferenceSt
 
 
 def _ends_as_alone(model: Any, new_cache: caches.Factory) -> bool:
-    """Whether two prompts of different lengths, prefilled together, end as each does alone."""
+    """True if two prompts of different lengths, prefilled together, give the logits of each
+    alone."""
     together = _next_logits(model, new_cache, [_LONG, _SHORT])
     alone = mx.concatenate([_next_logits(model, new_cache, [p]) for p in (_LONG, _SHORT)])
     worst = mx.max(mx.abs(together - alone))
@@ -114,7 +124,7 @@ def _ends_as_alone(model: Any, new_cache: caches.Factory) -> bool:
 
 
 def _next_logits(model: Any, new_cache: caches.Factory, prompts: list[list[int]]) -> mx.array:
-    """Logits after each prompt, shape [prompts, width]."""
+    """Returns the logits after each prompt, shape [prompts, width]."""
     rows = [
         SequenceState(i, tokens, SequenceSampling.greedy(), 1) for i, tokens in enumerate(prompts)
     ]

@@ -1,7 +1,7 @@
-"""Reuse of the KV state of earlier prompts that share a prefix with a new one.
+"""Prefix cache: reuse of the KV state of earlier prompts that share a prefix with a new one.
 
-``radix`` matches token sequences and knows nothing of models, ``layers`` knows what each
-of mlx-lm's per-layer caches may be asked for, ``store`` is the cache built of the two.
+``radix`` matches token sequences and knows nothing of models, ``layers`` copies and trims mlx-lm's
+per-layer caches, ``store`` is the prefix cache built of the two.
 """
 
 from mayfly_worker.prefix_cache.store import EntryKind, PrefixCache, PrefixCacheStats, PrefixHit

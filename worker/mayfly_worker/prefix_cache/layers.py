@@ -1,15 +1,15 @@
-"""What the prefix cache must know of mlx-lm's per-layer caches (mlx_lm/models/cache.py).
+"""Copying and trimming of mlx-lm's per-layer caches (mlx_lm/models/cache.py).
 
     class                          can be trimmed            content
     KVCache, ConcatenateKVCache,   always                    keys[:offset]
       QuantizedKVCache
     ChunkedKVCache                 while it dropped nothing  keys[:offset - start_position]
     RotatingKVCache                until it wrapped          the last max_size keys, and ``keep``
-    CacheList                      if all its parts can      that of its parts
+    CacheList                      if all its parts can      content of its parts
     None                           has no state              none
     ArraysCache and any other      never                     all its arrays
 
-A trimmed cache must be what a prefill of the shorter prompt would have left. mlx-lm's
+A trimmed cache must equal the result of a prefill of the shorter prompt. mlx-lm's
 ``is_trimmable`` does not promise that for a ChunkedKVCache which has dropped its front, nor
 for a ConcatenateKVCache, which appends after the keys that ``trim`` was to remove.
 """
@@ -36,12 +36,12 @@ _POSITIONAL = (KVCache, ConcatenateKVCache, QuantizedKVCache, ChunkedKVCache, Ro
 
 
 def trimmable(caches: Sequence[LayerCache]) -> bool:
-    """Whether ``copied`` can give a shorter prefix than the one these hold."""
+    """True if ``copied`` can return a shorter prefix than the caches hold."""
     return all(_can_be_trimmed(layer) for layer in leaves(caches))
 
 
 def arrays(caches: Sequence[LayerCache]) -> list[mx.array]:
-    """Every array that the caches hold."""
+    """Returns every array that the caches hold."""
     return [
         leaf
         for layer in leaves(caches)
@@ -51,9 +51,9 @@ def arrays(caches: Sequence[LayerCache]) -> list[mx.array]:
 
 
 def detached(caches: Sequence[LayerCache]) -> list[LayerCache]:
-    """A copy that shares no buffer with the batch it came from and holds content only.
+    """Copies caches so that they share no buffer with their batch and hold content only.
 
-    It is lazy: until its ``arrays`` are evaluated it keeps the originals alive.
+    The copy is lazy: until its ``arrays`` are evaluated it keeps the originals alive.
     """
     own = copy.deepcopy(list(caches))
     for layer in leaves(own):
@@ -64,10 +64,10 @@ def detached(caches: Sequence[LayerCache]) -> list[LayerCache]:
 
 
 def copied(caches: Sequence[LayerCache], length: int) -> list[LayerCache]:
-    """A copy for one request that holds the first ``length`` tokens.
+    """Copies caches for one request, trimmed to the first ``length`` tokens.
 
-    MLX copies the buffers when one of the two writes. Where ``length`` is less than what
-    the caches hold they must be ``trimmable``.
+    MLX copies the buffers when one of the two writes. If ``length`` is less than the caches hold,
+    they must be ``trimmable``.
     """
     own = copy.deepcopy(list(caches))
     for layer in leaves(own):
@@ -78,7 +78,7 @@ def copied(caches: Sequence[LayerCache], length: int) -> list[LayerCache]:
 
 
 def check_length(caches: Sequence[LayerCache], length: int) -> None:
-    """Raise ValueError unless the caches hold ``length`` tokens, as far as they can tell."""
+    """Raises ValueError if a layer that knows its length holds another number of tokens."""
     for index, cache in enumerate(caches):
         for layer in leaves([cache]):
             if isinstance(layer, _POSITIONAL) and not layer.empty() and layer.offset != length:
@@ -89,7 +89,7 @@ def check_length(caches: Sequence[LayerCache], length: int) -> None:
 
 
 def leaves(caches: Iterable[LayerCache]) -> Iterator[LayerCache]:
-    """The caches that hold arrays: those of a layer that has several, one by one."""
+    """Yields the caches that hold arrays; the parts of a CacheList one by one."""
     for layer in caches:
         if isinstance(layer, CacheList):
             yield from leaves(layer.caches)
@@ -104,7 +104,7 @@ def _can_be_trimmed(layer: LayerCache) -> bool:
 
 
 def _drop_slack(layer: LayerCache) -> None:
-    """Cut off what a cache keeps beyond its content: room to grow, and what was trimmed."""
+    """Cuts off the part of a cache beyond its content: room to grow, and trimmed tokens."""
     if not isinstance(layer, _POSITIONAL) or layer.empty():
         return
     if isinstance(layer, RotatingKVCache):

@@ -31,7 +31,7 @@ Tokens: TypeAlias = NDArray[np.int32]
 
 
 def as_tokens(ids: Sequence[int] | Tokens) -> Tokens:
-    """The token ids as one int32 array, without a copy where they are one already."""
+    """Converts token ids to an int32 array, without a copy if they are one already."""
     return np.asarray(ids, dtype=np.int32)
 
 
@@ -54,7 +54,7 @@ class Node(Generic[V]):
 
 @dataclass(frozen=True, slots=True)
 class Match(Generic[V]):
-    """How a query meets the stored sequences.
+    """Result of matching a query against the stored sequences.
 
     ``common`` is the greatest number of leading tokens that the query shares with any
     stored sequence, ``nearest`` one that shares as many (None if none shares any), and
@@ -67,7 +67,7 @@ class Match(Generic[V]):
 
 
 class RadixTree(Generic[V]):
-    """Values by token sequence. No sequence is empty and no value is None."""
+    """Map from token sequences to values. No sequence is empty and no value is None."""
 
     def __init__(self) -> None:
         self._root: Node[V] = Node(as_tokens([]), None, 0)
@@ -77,7 +77,7 @@ class RadixTree(Generic[V]):
         return self._size
 
     def match(self, query: Tokens) -> Match[V]:
-        """Find what is stored along ``query``."""
+        """Finds the stored sequences that share a prefix with ``query``."""
         path = self._path(query)
         if not path:
             return Match(0, None, [])
@@ -90,9 +90,10 @@ class RadixTree(Generic[V]):
         return Match(common, nearest, prefixes)
 
     def insert(self, tokens: Tokens, value: V) -> Node[V]:
-        """Store ``value`` under ``tokens``, in place of one that is already there.
+        """Stores ``value`` under ``tokens``, replacing a value that is already there.
 
-        Raises ValueError if ``tokens`` is empty.
+        Raises:
+            ValueError: ``tokens`` is empty.
         """
         if len(tokens) == 0:
             raise ValueError("an empty token sequence cannot be stored")
@@ -111,9 +112,10 @@ class RadixTree(Generic[V]):
         return node
 
     def remove(self, node: Node[V]) -> None:
-        """Forget the sequence that ``node`` stands for.
+        """Removes the stored sequence whose handle is ``node``.
 
-        Raises KeyError if no sequence is stored there any more.
+        Raises:
+            KeyError: no sequence is stored there any more.
         """
         if node.value is None:
             raise KeyError("this sequence is not stored")
@@ -126,9 +128,9 @@ class RadixTree(Generic[V]):
             self._fuse(node)
 
     def _path(self, tokens: Tokens) -> list[tuple[Node[V], int]]:
-        """The nodes that ``tokens`` leads into, each with how much of its edge it shares.
+        """Returns the nodes along ``tokens``, each with the number of tokens shared with its edge.
 
-        All but the last share their whole edge.
+        All nodes except the last share their whole edge.
         """
         path: list[tuple[Node[V], int]] = []
         node = self._root
@@ -144,7 +146,7 @@ class RadixTree(Generic[V]):
         return path
 
     def _split(self, lower: Node[V], at: int) -> Node[V]:
-        """Put a node ``at`` tokens into the edge of ``lower``, which stays the handle it was."""
+        """Inserts a node ``at`` tokens into the edge of ``lower``, which remains a valid handle."""
         above = lower.parent
         assert above is not None
         upper: Node[V] = Node(lower.edge[:at].copy(), above, above.length + at)
@@ -155,7 +157,7 @@ class RadixTree(Generic[V]):
         return upper
 
     def _fuse(self, node: Node[V]) -> None:
-        """Let the only child of a node without a value take its place."""
+        """Replaces a node without a value by its only child."""
         above = node.parent
         if above is None:
             return

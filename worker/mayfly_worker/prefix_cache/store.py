@@ -1,16 +1,15 @@
 """The prefix cache: KV states by the token sequence that led to them, bounded in bytes.
 
-Two kinds of entry differ in where they hit:
+Two kinds of entry differ in the lengths at which they hit:
 
-    trimmable   at any length: the entry that shares the longest prefix with the query is
-                trimmed to it. A longer sequence stands in for all its own prefixes, so
-                only the longest of each branch is kept.
-    fixed       at its own end alone (a sliding window that has wrapped, or a recurrent
+    trimmable   any length: the entry that shares the longest prefix with the query is
+                trimmed to it. A longer sequence serves all its own prefixes, so only the
+                longest sequence of each branch is kept.
+    fixed       its own length alone (a sliding window that has wrapped, or a recurrent
                 state, cannot go back), so each boundary that is stored is kept.
 
-Hence a prompt is found again by its repetition only if its entry is trimmable or ends
-before its last token, which must be left to prefill: of a model with fixed entries, store
-prompt[:-1].
+Hence a repeated prompt is found again only if its entry is trimmable or ends before its
+last token, which must be left to prefill: of a model with fixed entries, store prompt[:-1].
 
 The least recently used entry goes first, whatever its kind. Not thread-safe; an MLX
 cache belongs to the thread that made it anyway.
@@ -30,16 +29,16 @@ from mayfly_worker.prefix_cache.layers import LayerCache
 from mayfly_worker.prefix_cache.radix import Node, RadixTree, Tokens, as_tokens
 
 EntryKind: TypeAlias = Literal["system", "prompt", "answer"]
-"""The boundary at which an entry was stored: the end of the system prompt, of the prompt
-or of the answer."""
+"""Boundary at which an entry was stored: the end of the system prompt, of the prompt or of the
+answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
-    """The state after the first ``length`` tokens of a query.
+    """KV state after the first ``length`` tokens of a query.
 
-    ``caches`` has one cache a layer for one sequence, and is the caller's to change. ``kind``
-    says where the entry was stored.
+    ``caches`` has one cache for each layer, for one sequence, and the caller may change them.
+    ``kind`` is the boundary at which the entry was stored.
     """
 
     length: int
@@ -49,7 +48,7 @@ class PrefixHit:
 
 @dataclass(slots=True)
 class PrefixCacheStats:
-    """Counts since the start. ``refused`` entries were larger than the whole cache."""
+    """Counts of a prefix cache since its start. ``refused`` entries exceeded its whole size."""
 
     hits: int = 0
     misses: int = 0
@@ -67,7 +66,7 @@ class _Entry:
 
 
 class PrefixCache:
-    """Holds at most ``max_bytes`` of KV state and ignores prefixes under ``min_length`` tokens.
+    """Prefix cache of at most ``max_bytes`` that ignores prefixes under ``min_length`` tokens.
 
     ``nbytes`` is the sum of the stored arrays' sizes.
     """
@@ -89,9 +88,9 @@ class PrefixCache:
         return len(self._by_use)
 
     def lookup(self, tokens: Sequence[int] | Tokens, at_most: int) -> PrefixHit | None:
-        """Find the longest stored prefix of the first ``at_most`` of ``tokens``.
+        """Finds the longest stored prefix of the first ``at_most`` of ``tokens``.
 
-        ``at_most`` is to be len(tokens) - 1, because one token must be left to prefill.
+        ``at_most`` is usually len(tokens) - 1, because one token must be left to prefill.
         """
         query = as_tokens(tokens[: max(at_most, 0)])
         similar = self._trimmable.match(query)
@@ -114,13 +113,14 @@ class PrefixCache:
         caches: Sequence[LayerCache],
         kind: EntryKind = "prompt",
     ) -> None:
-        """Store the state that ``caches``, one a layer, hold after exactly ``tokens``.
+        """Stores the state that ``caches``, one for each layer, hold after exactly ``tokens``.
 
-        They are copied, and the copies are evaluated asynchronously, so that neither the
-        batch they came from nor its graph is kept alive. What is stored already, or is too
-        short, or larger than the whole cache, is not stored.
+        They are copied, and the copies are evaluated asynchronously, so that neither their batch
+        nor its graph is kept alive. A state that is stored already, too short, or larger than the
+        whole prefix cache is not stored.
 
-        Raises ValueError if a layer holds another number of tokens, or none holds any.
+        Raises:
+            ValueError: a layer holds another number of tokens, or no layer holds any.
         """
         sequence = as_tokens(tokens)
         if len(sequence) < self.min_length:
@@ -152,13 +152,13 @@ class PrefixCache:
         self.nbytes += nbytes
 
     def evict_to(self, nbytes: int) -> None:
-        """Drop the least recently used entries until at most ``nbytes`` are held."""
+        """Drops the least recently used entries until at most ``nbytes`` are held."""
         while self._by_use and self.nbytes > nbytes:
             self._forget(next(iter(self._by_use)))
             self.stats.evictions += 1
 
     def clear(self) -> None:
-        """Drop every entry; ``stats`` go on counting."""
+        """Drops every entry; ``stats`` keep their counts."""
         for node in list(self._by_use):
             self._forget(node)
 
