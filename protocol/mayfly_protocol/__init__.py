@@ -1,4 +1,4 @@
-"""What Mayfly's processes say to each other.
+"""Messages between Mayfly's processes.
 
 Three conversations cross a process border, and each has its module of message types:
 
@@ -10,25 +10,26 @@ front end and worker  DEALER -> ROUTER            :mod:`mayfly_protocol.serving`
 reaper to all         XPUB -> SUB                 :mod:`mayfly_protocol.roster`
 ====================  ==========================  ==============================
 
-What a client asks of a model (:mod:`mayfly_protocol.requests`) is part of ``Submit``.
+:mod:`mayfly_protocol.requests` holds the parts of ``Submit`` that a client asks for,
+:mod:`mayfly_protocol.counters` the counters in ``Beat`` and ``SlotView``.
 :mod:`mayfly_protocol.codec` turns messages into frames and back;
-:mod:`mayfly_protocol.transport.sockets` makes the sockets with the options that were found to
-matter.
+:mod:`mayfly_protocol.transport.sockets` sets the sockets' options.
 """
 
 PROTOCOL_VERSION = 1
-"""The major version, carried by every frame: a peer of another one is refused. It changes when a
-message changes its meaning."""
+"""The major version, in every frame: a peer of another one is refused. It changes when a message
+changes its meaning."""
 
 PROTOCOL_MINOR = 1
-"""Grows with what is added. Peers of one major version understand each other, whichever is older:
+"""The minor version, which grows with every addition. Peers of one major version understand each
+other, whichever is older:
 
-* fields are only ever appended, with defaults that mean what was meant before there was the field;
-  who does not know a field ignores it;
-* a new message goes to nobody who has not said that he knows it. A node says so in its rosters
-  (``Roster.minor``), and front ends, which begin every exchange, obey
-  (:func:`mayfly_protocol.codec.understood`). Neither a worker nor a reaper sends a new message
-  unless one that is as new has asked for it, and none is ever a new way to end a request.
+* fields are only ever appended, with defaults that mean what was meant before the field existed; a
+  peer that does not know a field ignores it;
+* a new message is sent only to a peer that has announced that it knows it. A node announces its
+  minor version in its rosters (``Roster.minor``), and front ends, which begin every exchange, send
+  it nothing newer (:func:`mayfly_protocol.codec.understood`). A worker or a reaper sends a new
+  message only in answer to a peer that is as new, and no new message ends a request.
 
 So nodes and front ends are upgraded one by one, in any order, while they serve.
 """

@@ -1,16 +1,17 @@
-"""What a worker's forward pass is about, left where it can be read when the worker is dead.
+"""The breadcrumb: a record of a worker's forward pass that outlives the worker.
 
-Before each forward pass the engine writes into a small mapped file. The kernel keeps what was
-written whatever becomes of the process, so this says which requests were in the pass that died.
+Before each forward pass the engine writes the pass's requests into a small mapped file. The kernel
+keeps the file whatever becomes of the process, so the requests of its last pass can be read when it
+is dead.
 
 ::
 
     half 0   | sequence, length, CRC-32 | JSON ...        |
     half 1   | sequence, length, CRC-32 | JSON ...        |     each HALF bytes
 
-The halves are written in turn and the valid one with the higher sequence counts. One that a kill
-left half-written does not have the checksum that it says, and the one before it is the truth:
-the pass that it announces had not begun.
+The halves are written in turn, and the valid one with the higher sequence counts. A half that a
+kill left incomplete has a wrong checksum; then the other half counts, since the pass that the
+incomplete one announces had not begun.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from pathlib import Path
 
 HALF = 8192
 _HEADER = struct.Struct("<QII")
-ROOM = HALF - _HEADER.size
-"""Bytes of JSON."""
+JSON_BYTES = HALF - _HEADER.size
+"""Bytes of JSON that fit into a half."""
 
 
 @dataclass(frozen=True, slots=True)
 class Breadcrumb:
-    """``phase`` and ``step`` as in the worker's beats. ``young`` are those of the ``requests``
-    that had drawn only a few tokens on this worker, in a decode step."""
+    """One forward pass. ``phase`` and ``step`` are as in the worker's beats; ``young`` are those of
+    the ``requests`` in a decode step for which this worker had sampled only a few tokens."""
 
     phase: str
     step: int
@@ -42,8 +43,8 @@ class Breadcrumb:
 
     @property
     def suspects(self) -> tuple[str, ...]:
-        """Who may have killed the worker, if this was its last pass: a prefill's own requests; of
-        a decode step those that were new in it."""
+        """Requests that may have ended the worker, if this was its last pass: all of a prefill, the
+        young ones of a decode step."""
         match self.phase:
             case "prefill":
                 return self.requests
@@ -54,18 +55,18 @@ class Breadcrumb:
 
     @property
     def marked(self) -> tuple[str, ...]:
-        """Who else was there when it died: of a decode step those that had been for long."""
+        """Requests of a decode step that were not young."""
         if self.phase != "decode":
             return ()
         return tuple(rid for rid in self.requests if rid not in self.young)
 
 
 class BreadcrumbWriter:
-    """Makes the file anew. For one thread.
+    """Writer of a new breadcrumb file, for one thread.
 
     Raises:
-        OSError: there is no room for it. All of it is allocated here: a page of a mapped file
-            that turns out to have no place on the disk would be a SIGBUS.
+        OSError: the disk has no room for the file. All of it is allocated here, since a page of a
+            mapped file that has no place on the disk would be a SIGBUS.
     """
 
     def __init__(self, path: Path) -> None:
@@ -81,9 +82,9 @@ class BreadcrumbWriter:
     def write(
         self, phase: str, step: int, requests: Sequence[str] = (), young: Sequence[str] = ()
     ) -> None:
-        """Announces a pass. Where there is no room for all requests, old ones are left out."""
+        """Announces a pass. If not all requests fit, others than young ones are left out."""
         self._sequence += 1
-        text = _fitting(phase, step, requests, young)
+        text = _json_that_fits(phase, step, requests, young)
         start = self._sequence % 2 * HALF
         record = _HEADER.pack(self._sequence, len(text), _checksum(self._sequence, text)) + text
         self._map[start : start + len(record)] = record
@@ -93,9 +94,9 @@ class BreadcrumbWriter:
 
 
 def read(path: Path) -> Breadcrumb | None:
-    """What was announced last; None if nothing was, or if there is no such file.
+    """Reads the pass that was announced last; None if there is none, or no such file.
 
-    The process that wrote it may be alive, stopped or gone.
+    The process that wrote the file may be alive, stopped or gone.
     """
     try:
         content = path.read_bytes()
@@ -106,13 +107,13 @@ def read(path: Path) -> Breadcrumb | None:
     return _parsed(texts[-1][1]) if texts else None
 
 
-def _fitting(phase: str, step: int, requests: Sequence[str], young: Sequence[str]) -> bytes:
+def _json_that_fits(phase: str, step: int, requests: Sequence[str], young: Sequence[str]) -> bytes:
     fresh = set(young)
     named = [*young, *(rid for rid in requests if rid not in fresh)]
     while True:
         record = {"phase": phase, "step": step, "young": min(len(young), len(named))}
         text = json.dumps({**record, "requests": named}, separators=(",", ":")).encode()
-        if len(text) <= ROOM:
+        if len(text) <= JSON_BYTES:
             return text
         named = named[: len(named) * 3 // 4]
 
@@ -132,6 +133,6 @@ def _valid(half: bytes) -> tuple[int, bytes] | None:
 
 
 def _parsed(text: bytes) -> Breadcrumb:
-    told = json.loads(text)
-    requests = tuple(told["requests"])
-    return Breadcrumb(told["phase"], told["step"], requests, requests[: told["young"]])
+    record = json.loads(text)
+    requests = tuple(record["requests"])
+    return Breadcrumb(record["phase"], record["step"], requests, requests[: record["young"]])

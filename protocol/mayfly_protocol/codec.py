@@ -1,9 +1,9 @@
-"""Frames: ``msgpack([version, name, fields])``, one message a frame.
+"""Encoding of messages as frames: ``msgpack([version, name, fields])``, one message a frame.
 
 A channel accepts the messages of one direction of one conversation and nothing else. Unknown
-fields are ignored (a newer peer of the same version may send them), unknown names and wrong types
-are a :class:`BadFrame`. Nothing in a frame is ever executed or looked up by name beyond the
-channel's own table.
+fields are ignored (a newer peer of the same version may send them); unknown names and wrong types
+raise :class:`BadFrame`. Nothing in a frame is executed, or looked up by name beyond the channel's
+own table.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ M = TypeVar("M")
 
 
 class BadFrame(ValueError):
-    """A frame that is not a message of this channel; the text says what was wrong with it.
-    ``reason`` is the like in a word, for counters."""
+    """A frame that is no message of its channel. The text says why; ``reason`` is the short form
+    for counters."""
 
     reason: Literal["nonsense", "version"] = "nonsense"
 
@@ -42,41 +42,42 @@ def _as_map(value: Any) -> dict[str, Any]:
 
 
 def encode(message: object) -> bytes:
-    """One frame. Raises TypeError for what MessagePack has no type for. Half a surrogate pair, as
-    Python makes of a file's name that is no UTF-8, becomes an escape."""
+    """Encodes a message as a frame. Raises TypeError for a value that MessagePack has no type for.
+    Half a surrogate pair, which Python makes of a file name that is not UTF-8, becomes an
+    escape."""
     body = [PROTOCOL_VERSION, type(message).__name__, _as_map(message)]
     packed: bytes = msgpack.packb(body, default=_as_map, unicode_errors="backslashreplace")
     return packed
 
 
 SINCE: dict[type, int] = {AskMetrics: 1, MetricsText: 1}
-"""The minor version that brought a message, where that was not the first."""
+"""Minor versions in which messages were added; all others are as old as the major version."""
 
 
 def understood(message: object, minor: int) -> bool:
-    """Whether a peer of a minor version knows this message."""
+    """Returns True if a peer of a minor version knows this message."""
     return SINCE.get(type(message), 0) <= minor
 
 
 class Channel(Generic[M]):
-    """Decodes the frames of one direction of a conversation."""
+    """Decoder of the frames of one direction of a conversation."""
 
     def __init__(self, *messages: type) -> None:
         self._adapters: dict[str, TypeAdapter[M]] = {m.__name__: TypeAdapter(m) for m in messages}
 
     def decode(self, frame: bytes | memoryview) -> M:
-        """The message in a frame.
+        """Decodes a frame.
 
         Raises:
-            OtherVersion: another major version of the protocol.
-            BadFrame: not MessagePack, a message that does not belong on this channel, or fields
-                that do not fit it.
+            OtherVersion: the frame is of another major version of the protocol.
+            BadFrame: the frame is not MessagePack, its message does not belong on this channel, or
+                its fields do not fit the message.
         """
         try:
             body = msgpack.unpackb(frame, strict_map_key=False)
         except Exception as error:
-            # msgpack raises ValueError, its own exceptions, and UnicodeDecodeError, by what is
-            # wrong with the bytes: all of them mean the same here.
+            # msgpack raises ValueError, exceptions of its own or UnicodeDecodeError; all of them
+            # mean that the bytes are no MessagePack.
             raise BadFrame(f"not a MessagePack frame: {type(error).__name__}") from error
         if not isinstance(body, list) or len(body) != 3:
             raise BadFrame("a frame is [version, name, fields]")

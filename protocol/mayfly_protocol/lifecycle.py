@@ -28,7 +28,7 @@ Scope = Literal["request", "batch", "recycle", "worker", "machine", "model"]
 
 
 class Exit(IntEnum):
-    """How a worker's process ends when it has a say in it."""
+    """Exit codes of a worker that ends by itself."""
 
     BYE = 0
     CONFIGURATION = 3
@@ -40,8 +40,8 @@ class Exit(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The first message of an incarnation. Every message names slot and incarnation by its
-    connection's routing id, so that only ``Hello`` has to say them."""
+    """The first message of an incarnation, and the only one with slot and incarnation in it: the
+    connection's routing id names both for every message."""
 
     slot: str
     incarnation: int
@@ -60,10 +60,11 @@ class Loading:
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """What a front end has to know of a loaded model.
+    """Properties of a loaded model that front ends need.
 
-    ``digest`` is equal exactly where weights, tokenizer, template, adapter and KV precision are:
-    a continuation goes only to a worker with the same one.
+    ``digest`` is equal exactly if weights, tokenizer, template, adapter and KV precision are
+    equal: a continuation goes only to a worker with the same digest. ``rows`` is the number of
+    sequences that the worker decodes together at most.
     """
 
     digest: str
@@ -80,8 +81,9 @@ class ModelCard:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Serving at ``endpoint``: a path, or ``tcp://*:PORT`` of whatever host the node has for those
-    who ask. ``public_key`` is the incarnation's CURVE key in hex, empty where it has none."""
+    """The model is loaded, and the worker listens at ``endpoint``: an ``ipc`` path, or
+    ``tcp://*:PORT``, whose host is the one at which a peer reaches the node. ``public_key`` is the
+    incarnation's CURVE key in hex, empty if it has none."""
 
     endpoint: str
     card: ModelCard
@@ -102,7 +104,7 @@ class Beat(WorkerCounters):
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """An exception as it was: ``text`` is its message, ``traceback`` the formatted whole."""
+    """An exception: ``text`` is its message, ``traceback`` all of it as Python formats it."""
 
     type: str
     text: str
@@ -111,8 +113,8 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """The engine met a fault. ``first`` is the truth; what came ``later`` only followed from it.
-    ``requests`` are those in flight, ``suspects`` those in the forward pass that failed."""
+    """A fault of the engine. ``first`` is its cause; exceptions that came ``later`` followed from
+    it. ``requests`` are those in flight, ``suspects`` those in the forward pass that failed."""
 
     kind: str
     scope: Scope
@@ -132,7 +134,8 @@ class Bye:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Admit nothing more; hand over what still runs after ``grace_s`` seconds; then leave."""
+    """Order to admit no more requests, to hand over those that still run after ``grace_s`` seconds,
+    and to exit."""
 
     grace_s: float
 

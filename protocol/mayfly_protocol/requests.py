@@ -1,7 +1,7 @@
-"""What a client asks of a model, as it travels from a front end to a worker.
+"""A client's request to a model, as it travels from a front end to a worker.
 
-Everything here is already validated by the front end as far as that is possible without the
-tokenizer; the worker validates the rest (token ids, context length, grammars) before it accepts.
+The front end has validated all that can be validated without the tokenizer; the worker validates
+the rest (token ids, context length, grammars) before it accepts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ChatPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """Raw text, tokenized with the tokenizer's own special tokens (BOS) added."""
+    """Raw text, tokenized with the tokenizer's own special tokens (BOS)."""
 
     text: str
     kind: Literal["text"] = "text"
@@ -58,12 +58,12 @@ Prompt = Annotated[ChatPrompt | TextPrompt | TokenPrompt, Field(discriminator="k
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is drawn.
+    """Sampling parameters.
 
-    ``seed`` is always set: the front end draws one where the client gave none, so that a
-    continuation elsewhere draws the same tokens. ``temperature`` 0 is greedy. ``top_k`` 0,
-    ``top_p`` 1 and ``min_p`` 0 are off. Penalties look at the output only, never at the prompt.
-    ``logit_bias`` pairs a token id with what is added to its logit.
+    ``seed`` is always set: the front end draws one if the client gave none, so that a continuation
+    on another worker samples the same tokens. ``temperature`` 0 is greedy. ``top_k`` 0,
+    ``top_p`` 1 and ``min_p`` 0 are off. Penalties depend on the output only, never on the prompt.
+    ``logit_bias`` pairs a token id with a number that is added to its logit.
     """
 
     seed: int
@@ -79,7 +79,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """When a choice ends. ``max_tokens`` None means what the context leaves."""
+    """Conditions that end a choice. ``max_tokens`` None stands for the rest of the context."""
 
     max_tokens: int | None = None
     min_tokens: int = 0
@@ -105,12 +105,12 @@ class Constraint:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What comes back beside the text.
+    """Form of the answer.
 
-    ``logprobs`` is None where they were not asked for, otherwise the number of alternatives a
+    ``logprobs`` is None if they were not asked for, otherwise the number of alternatives for each
     token (0: only the chosen one). ``echo`` sends the prompt back as the beginning of the text, and
-    does not go together with ``logprobs``. ``split`` turns on the parsing of reasoning blocks and
-    tool calls out of the text (chat); without it text comes as it is (completions).
+    cannot be combined with ``logprobs``. ``split`` takes reasoning blocks and tool calls out of
+    the text (chat); without it the text is sent as it is (completions).
     """
 
     logprobs: int | None = None
@@ -121,8 +121,8 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One prompt and everything asked of it: the part of ``Submit`` that never changes between
-    the attempts at a request."""
+    """One prompt with all its parameters: the part of ``Submit`` that is equal in all attempts at a
+    request."""
 
     model: str
     prompt: Prompt

@@ -1,6 +1,6 @@
-"""What a reaper publishes about its node, and what it is asked.
+"""Messages that a reaper publishes about its node, and commands that it takes.
 
-A roster is always the full picture: a subscriber that came late or missed some is right again
+A roster always holds the whole node: a subscriber that came late, or missed some, is up to date
 with the next one, at most a second later.
 """
 
@@ -22,15 +22,16 @@ SlotState = Literal[
 
 @dataclass(slots=True)
 class SlotView(PublishedCounters):
-    """One slot as it is now. ``detail`` is for people: why it failed, what it waits for.
+    """A slot with one of its workers. ``detail`` is for people: the reason of a failure, or of the
+    wait.
 
-    ``load_done`` and ``load_total`` are bytes while it loads; ``retry_in_s`` is when a slot in
-    back-off will be tried again, ``age_s`` how long this incarnation has lived. ``trial`` is set
-    for a worker whose predecessors failed one after the other, until it has held for a while: it
+    ``load_done`` and ``load_total`` are bytes while the model loads; ``retry_in_s`` is the time
+    until a slot in back-off is tried again, ``age_s`` the age of this incarnation. ``trial`` is set
+    for a worker whose predecessors failed one after the other, until it has worked for a while: it
     is given one request at a time.
 
-    While a worn worker is replaced, its slot has two views with different incarnations: one that
-    serves beside one that loads, or one that serves beside one that drains.
+    While a worker is recycled, its slot has two views with different incarnations: one that serves
+    beside one that loads, or one that serves beside one that drains.
     """
 
     slot: str
@@ -53,9 +54,9 @@ class SlotView(PublishedCounters):
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A worker that was lost within the last minute: one that ended without being asked to, or is
-    being ended. ``suspects`` are requests that may have done it; ``marked`` were in its last
-    forward pass too, but had been for long."""
+    """A worker lost within the last minute: it ended without being asked to, or is being ended.
+    ``suspects`` are requests that may have caused it; ``marked`` ones were in its last forward pass
+    without being new there."""
 
     slot: str
     incarnation: int
@@ -69,9 +70,9 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Autopsy:
-    """What is on record of a worker that was lost, in short: written when its process is gone, some
-    moments after the ``Loss``. ``phase``, ``inferences`` and ``running`` are by its last beat;
-    ``done`` says for people what followed."""
+    """Summary of the record of a lost worker, written when its process is gone, some moments after
+    the ``Loss``. ``phase``, ``inferences`` and ``running`` are from its last beat; ``done`` tells
+    people what the reaper did about it."""
 
     id: str
     slot: str
@@ -91,9 +92,9 @@ class Autopsy:
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """A request that workers die of, known by a hash of all that decides what it computes
-    (``fingerprint``), and refused everywhere for another ``left_s`` seconds. ``kind`` is what they
-    died of."""
+    """A request that ends workers, refused by every front end for another ``left_s`` seconds.
+    ``fingerprint`` is a hash of everything that decides its computation; ``kind`` is the kind of
+    the workers' faults."""
 
     fingerprint: str
     kind: str
@@ -102,11 +103,14 @@ class Quarantined:
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """A node. ``epoch`` changes when its reaper is a new process, ``revision`` with every change;
-    incarnations are unique within an epoch. ``autopsies`` are the last ones, the oldest first,
-    those of reapers before this one included. ``refused`` counts, by
-    reason, what peers were refused at any of its sockets; it only grows within an epoch.
-    ``minor`` is the minor version of the protocol that its reaper speaks."""
+    """A node with all its slots.
+
+    ``epoch`` changes with every new process of the reaper, ``revision`` with every change;
+    incarnations are unique within an epoch. ``autopsies`` are the latest, the oldest first, those
+    of earlier reapers included. ``refused`` counts the peers refused at any of the node's sockets,
+    by reason; it only grows within an epoch. ``minor`` is the reaper's minor version of the
+    protocol.
+    """
 
     node: str
     epoch: str
@@ -122,22 +126,22 @@ class Roster:
 
 @dataclass(frozen=True, slots=True)
 class Recycle:
-    """Replace a slot's worker in good order (all of them where ``slot`` is empty)."""
+    """Command to replace a slot's worker in good order; every slot's if ``slot`` is empty."""
 
     slot: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class DrainNode:
-    """Take no new requests, let what runs go on for at most ``grace_s`` seconds, then end the
-    whole node."""
+    """Command to take no new requests, to let running ones go on for at most ``grace_s`` seconds,
+    and then to end the whole node."""
 
     grace_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Quarantine:
-    """Have every front end refuse a request for ``ttl_s`` seconds."""
+    """Command to have every front end refuse a request for ``ttl_s`` seconds."""
 
     fingerprint: str
     kind: str
@@ -146,31 +150,32 @@ class Quarantine:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Refuse no longer what begins with ``fingerprint``: everything where that is empty."""
+    """Command to end the quarantine of all fingerprints that begin with ``fingerprint``; of all if
+    it is empty."""
 
     fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Asks for a ``Roster`` now."""
+    """Request for a ``Roster`` now."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskMetrics:
-    """Asks for the node's metrics now."""
+    """Request for the node's metrics now."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsText:
-    """They, in Prometheus's text format."""
+    """The node's metrics in Prometheus's text format."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The answer to a command: what was done, for people."""
+    """Answer to a command; ``message`` tells people what was done."""
 
     ok: bool
     message: str = ""

@@ -16,7 +16,8 @@
 
 A star marks a terminal message: exactly one of them ends each (rid, attempt). ``Cancel`` is
 answered by ``Finish(reason="cancelled")``. A front end that sends nothing, not even a ``Ping``,
-for :data:`mayfly_protocol.settings.PEER_TIMEOUT_S` is gone, and its requests are cancelled.
+for :data:`mayfly_protocol.settings.PEER_TIMEOUT_S` counts as gone, and its requests
+are cancelled.
 """
 
 from __future__ import annotations
@@ -31,13 +32,12 @@ PING_INTERVAL_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """Run a request, or go on with one that another worker lost.
+    """Order to run a request, or to continue one that another worker lost.
 
-    ``resume`` holds, for each choice, the token ids that the client was already given: the worker
-    replays them without emitting and goes on after them. Empty on a first attempt. A choice that
-    had already ended is named in ``finished`` and is not run again. ``suspect`` flags a request
-    that may be what workers die of: a worker runs one such at a time, until it has drawn a few
-    tokens.
+    ``resume`` holds, for each choice, the token ids that the client already has: the worker replays
+    them without sending them and goes on after them. It is empty on a first attempt. Choices in
+    ``finished`` have ended and are not run again. ``suspect`` marks a request that may have ended
+    workers: a worker runs one of these at a time, until it has sampled a few tokens.
     """
 
     rid: str
@@ -50,7 +50,7 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """The client is gone, or the request's deadline has passed."""
+    """Order to end a request: its client is gone, or its deadline has passed."""
 
     rid: str
     attempt: int
@@ -58,8 +58,8 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Tokenize:
-    """Which tokens is a prompt made of? Nothing is run. ``special`` says whether raw text gets the
-    tokenizer's own special tokens; ``count_only`` asks for their number alone."""
+    """Question for the tokens of a prompt; nothing is run. ``special`` adds the tokenizer's own
+    special tokens to raw text; ``count_only`` asks for the number of tokens alone."""
 
     rid: str
     attempt: int
@@ -70,7 +70,7 @@ class Tokenize:
 
 @dataclass(frozen=True, slots=True)
 class Detokenize:
-    """Which text do token ids make?"""
+    """Question for the text of token ids."""
 
     rid: str
     attempt: int
@@ -79,19 +79,21 @@ class Detokenize:
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """Tells the worker that this front end lives, and asks whether the worker's I/O thread does."""
+    """Sign of life of a front end, which asks for one of the worker's I/O thread (``Pong``)."""
 
     token: int
 
 
 @dataclass(frozen=True, slots=True)
 class Pong:
+    """Answer to the ``Ping`` with the same token."""
+
     token: int
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The prompt was rendered and fits; ``prompt_tokens`` is its length."""
+    """The request's prompt was rendered and fits; ``prompt_tokens`` is its length."""
 
     rid: str
     attempt: int
@@ -100,9 +102,9 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """Not run. ``invalid``: the request can never run (a 400 with ``message``, ``param`` and
-    ``code``); ``full``: try later (``retry_after_s``); ``leaving``: this worker admits nothing
-    any more, another one may."""
+    """The request is not run. ``invalid``: it can never run (a 400 with ``message``, ``param`` and
+    ``code``); ``full``: try later (``retry_after_s``); ``leaving``: this worker admits nothing any
+    more, another one may."""
 
     rid: str
     attempt: int
@@ -115,7 +117,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Tokenized:
-    """``ids`` is empty where only their number was asked for."""
+    """The tokens of a prompt; ``ids`` is empty if only their number was asked for."""
 
     rid: str
     attempt: int
@@ -125,6 +127,8 @@ class Tokenized:
 
 @dataclass(frozen=True, slots=True)
 class Detokenized:
+    """The text of token ids."""
+
     rid: str
     attempt: int
     text: str
@@ -132,7 +136,7 @@ class Detokenized:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Prompt tokens prefilled so far, of all that need it (cached ones count as done)."""
+    """Prompt tokens prefilled so far, of ``total``; cached ones count as prefilled."""
 
     rid: str
     attempt: int
@@ -142,6 +146,8 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class TopLogprob:
+    """An alternative to a token; the fields are as in ``TokenLogprob``."""
+
     id: int
     text: str
     raw: bytes
@@ -150,9 +156,9 @@ class TopLogprob:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token and its alternatives. ``text`` may hold U+FFFD where ``raw``, the token's bytes,
-    are no whole character. ``logprob`` is the natural logarithm of the model's own probability,
-    before temperature, filters and penalties; None for a prompt's first token."""
+    """A token and its alternatives. ``text`` holds U+FFFD for bytes of ``raw``, the token's bytes,
+    that are no whole character. ``logprob`` is the natural logarithm of the model's own
+    probability, before temperature, filters and penalties; None for a prompt's first token."""
 
     id: int
     text: str
@@ -163,7 +169,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """A piece of a tool call: ``id`` and ``name`` on the first piece of each ``index`` only."""
+    """A piece of a tool call; ``id`` and ``name`` come with the first piece of each ``index``."""
 
     index: int
     arguments: str
@@ -173,12 +179,12 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What one choice gained in a step.
+    """Output that one choice gained in a step.
 
-    ``index`` is the position of the first of ``ids`` in the choice's output: a gap or a repeat
-    means that this worker is lost to the request. Text may lag behind ids (half a character, a
-    possible stop string, an open tool call). ``finish`` ends the choice, and ``stop`` is the stop
-    string that did it, if one did.
+    ``index`` is the position of the first of ``ids`` in the choice's output: after a gap or a
+    repetition the front end takes this worker for lost. Text may lag behind ids (half a character,
+    a possible stop string, an open tool call). ``finish`` ends the choice, and ``stop`` is the stop
+    string that ended it, if one did.
     """
 
     rid: str
@@ -196,13 +202,15 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """All that one step produced for one front end."""
+    """Output of one step for one front end."""
 
     deltas: tuple[Delta, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
+    """Tokens of a request."""
+
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
@@ -211,7 +219,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Every choice has ended (``done``), or the request was cancelled."""
+    """The request has ended: every choice has (``done``), or it was cancelled."""
 
     rid: str
     attempt: int
@@ -221,8 +229,8 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """This request met a fault of its own; the worker goes on and another attempt would fail
-    likewise. ``kind`` names the fault."""
+    """The request failed by a fault of its own; the worker goes on, and another attempt would fail,
+    too. ``kind`` names the fault."""
 
     rid: str
     attempt: int
@@ -232,9 +240,10 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """The worker gives the request back unfinished: continue it elsewhere, or here where the
-    worker ``stays``. ``cause`` is ``drain`` or the kind of the fault. ``suspect`` says that the
-    request was in the forward pass that failed and new in it, ``marked`` that it was in it too."""
+    """The worker gives the request back unfinished, to be continued on another worker, or on this
+    one if it ``stays``. ``cause`` is ``drain`` or the kind of the fault. ``suspect`` says that the
+    request was new in the forward pass that failed, ``marked`` that it was in it without being
+    new."""
 
     rid: str
     attempt: int

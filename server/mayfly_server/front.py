@@ -88,7 +88,7 @@ def serve(
 
 def _affordable(settings: FrontSettings) -> FrontSettings:
     """With no more connections than the system lets this process have."""
-    wanted, files = settings.connections, limits.raise_limit()
+    wanted, files = settings.connections, limits.raise_open_file_limit()
     affordable = wanted.within(files)
     if affordable != wanted:
         structlog.get_logger(_NAME).warning(

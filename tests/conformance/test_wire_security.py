@@ -16,7 +16,7 @@ from mayfly_protocol.lifecycle import Hello
 from mayfly_protocol.roster import Ask, DrainNode, Recycle
 from mayfly_protocol.serving import Ping
 from mayfly_protocol.transport.keys import KeyPair, new_pair, trusted_file
-from mayfly_protocol.transport.sockets import configure, dial_curve
+from mayfly_protocol.transport.sockets import configure, connect_curve
 from support.server import wait_for
 from support.wire import Site, say
 
@@ -131,7 +131,7 @@ def test_a_friend_over_the_network_is_no_operator_and_no_worker(site: Site) -> N
     configure(impostor)
     slot = site.roster()["slots"][0]
     impostor.setsockopt(zmq.ROUTING_ID, f"{slot['slot']}#{slot['incarnation']}".encode())
-    dial_curve(impostor, site.friend, site.node.pair.public)
+    connect_curve(impostor, site.friend, site.node.pair.public)
     with impostor:
         impostor.connect(f"tcp://127.0.0.1:{site.node.port}")
         for said in (Recycle(), DrainNode(0.0), Hello("x", 1, 1)):

@@ -29,7 +29,7 @@ from mayfly_protocol.transport.keys import (
     trusted_file,
     write_trusted,
 )
-from mayfly_protocol.transport.sockets import configure, dial_curve
+from mayfly_protocol.transport.sockets import configure, connect_curve
 from support.server import alive, free_port, free_ports, wait_for
 
 DEADLINE_S = 60.0
@@ -330,7 +330,7 @@ class Site:
         peer = self.context.socket(kind)
         configure(peer)
         if own is not None:
-            dial_curve(peer, own, server)
+            connect_curve(peer, own, server)
         if kind == zmq.SUB:
             peer.subscribe(b"")
         peer.connect(f"tcp://127.0.0.1:{port}")

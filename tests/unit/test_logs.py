@@ -14,7 +14,7 @@ import structlog
 from structlog.contextvars import bound_contextvars
 
 from mayfly_protocol.common import logs
-from mayfly_protocol.common.logs import OURS, without_words
+from mayfly_protocol.common.logs import OURS, format_without_messages
 from mayfly_protocol.settings import LogSettings
 from mayfly_server.app import _log_unhandled
 from mayfly_server.http.middleware import RequestId
@@ -160,7 +160,7 @@ def test_who_wants_prompts_gets_the_words(log: Log) -> None:
 def test_exceptions_that_cause_each_other_end() -> None:
     one, two = ValueError(SECRET), KeyError(SECRET)
     one.__cause__, two.__context__ = two, one
-    told = without_words(one)
+    told = format_without_messages(one)
     assert told.index("KeyError") < told.index("ValueError")
     assert SECRET not in told
 
@@ -169,7 +169,7 @@ def test_a_suppressed_context_is_not_told() -> None:
     one = ValueError()
     one.__context__ = KeyError()
     one.__suppress_context__ = True
-    assert "KeyError" not in without_words(one)
+    assert "KeyError" not in format_without_messages(one)
 
 
 async def test_what_asyncio_finds_is_told_without_words(log: Log) -> None:

@@ -28,7 +28,7 @@ def limited(how: str, files: int, *arguments: str) -> list[str]:
 def test_the_limit_is_raised_as_far_as_it_may_be(how: str, raised: bool) -> None:
     script = (
         "import resource; from mayfly_protocol.common import limits; "
-        "print(limits.raise_limit(), *resource.getrlimit(resource.RLIMIT_NOFILE))"
+        "print(limits.raise_open_file_limit(), *resource.getrlimit(resource.RLIMIT_NOFILE))"
     )
     ran = subprocess.run(limited(how, FILES, "-c", script), check=True, stdout=subprocess.PIPE)
     found, soft, hard = map(int, ran.stdout.split())

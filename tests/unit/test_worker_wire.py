@@ -45,7 +45,7 @@ def test_a_flood_is_taken_in_by_rounds(
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         sockets.configure(dealer)
         if guarded:
-            sockets.dial_curve(dealer, front, wire.public_key)
+            sockets.connect_curve(dealer, front, wire.public_key)
         dealer.connect(wire.listen().replace("*", "127.0.0.1"))
         for number in range(FLOOD):
             dealer.send(codec.encode(Ping(number)), zmq.NOBLOCK)

@@ -13,7 +13,7 @@ import zmq
 
 from mayfly_protocol.common.throttle import QUIET_S, LogThrottle
 from mayfly_protocol.transport.keys import KeyPair, TrustList, new_pair, trusted_file, write_trusted
-from mayfly_protocol.transport.sockets import configure, dial_curve, over_tcp
+from mayfly_protocol.transport.sockets import configure, configure_tcp, connect_curve
 from mayfly_protocol.transport.zap import (
     Refusals,
     ZapAuthenticator,
@@ -43,7 +43,7 @@ class House:
         )
         self._router = self._context.socket(zmq.ROUTER)
         configure(self._router)
-        over_tcp(self._router, "127.0.0.1")
+        configure_tcp(self._router, "127.0.0.1")
         self._router.setsockopt(zmq.HANDSHAKE_IVL, int(handshake_s * 1000))
         self.authenticator.guard(self._router, "house", self.pair)
         self.port = self._router.bind_to_random_port("tcp://127.0.0.1")
@@ -71,7 +71,7 @@ class House:
         guest = self._context.socket(zmq.DEALER)
         configure(guest)
         if own is not None:
-            dial_curve(guest, own, server or self.pair.public)
+            connect_curve(guest, own, server or self.pair.public)
         guest.connect(f"tcp://127.0.0.1:{self.port}")
         say(guest, b"hello")
         self._guests.append(guest)

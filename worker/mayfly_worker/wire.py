@@ -159,7 +159,7 @@ class Wire:
             host, ports = host_and_range(self._listen.removeprefix("tcp://"))
             if self._zap is None and not is_loopback(host):
                 raise CannotListen(f"others can reach {host}, and this worker has no key")
-            sockets.over_tcp(self.router, host)
+            sockets.configure_tcp(self.router, host)
             return f"tcp://*:{bind_one(self.router, host, ports.beginning_with(self._number))}"
         except zmq.ZMQError as error:
             raise CannotListen(f"cannot listen on {self._listen}: {error.strerror}") from error

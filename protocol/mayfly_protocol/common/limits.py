@@ -1,4 +1,4 @@
-"""How many files a process may have open. Every connection is one."""
+"""The limit of open files of a process; every connection is one."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import resource
 import sys
 
 MOST = 65536
-MOST_MACOS = 10240  # what its kernel grants at most to a process that asks for "unlimited"
+MOST_MACOS = 10240  # the most that its kernel grants to a process without a limit
 
 
-def raise_limit() -> int:
-    """Lets this process, and those that it will start, have as many open files as the system
-    grants (shells often begin at 1024, macOS at 256). Returns how many those are."""
+def raise_open_file_limit() -> int:
+    """Raises the limit of open files as far as the system allows, for this process and those that
+    it starts (shells often begin at 1024, macOS at 256). Returns the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return sys.maxsize

@@ -1,13 +1,12 @@
-"""What every process writes of what happens to it: one line an event, on stderr.
+"""Logs of every process: one line an event, on stderr.
 
-Lines are for people, or JSON objects for programs (``--log-format json``). A line about a request
-has its id (``request_id``, as the client knows it, or ``rid``, as workers do), one about a worker
-its ``slot`` and ``incarnation``. Libraries' own lines come through here too, from WARNING on.
+Lines are text for people, or JSON objects for programs (``--log-format json``). A line about a
+request has its id (``request_id``, as the client knows it, or ``rid``, as workers do), one about a
+worker its ``slot`` and ``incarnation``. Lines of libraries are logged from WARNING on.
 
-No line holds what somebody asked or was answered, unless ``--log-prompts`` wants it so. An
-exception's own words may quote what it could not handle, so one that was met on behalf of a
-request, or by a library for whatever reason, is logged without them: its type and where it was
-raised are nobody's secret.
+No line holds prompts or answers, unless ``--log-prompts`` allows it. An exception's message may
+quote the input that it could not handle, so an exception on behalf of a request, or in a library,
+is logged without its message: only with its type and the place where it was raised.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from structlog.types import EventDict, Processor
 from mayfly_protocol.settings import LogSettings
 
 OURS = ("mayfly_protocol", "mayfly_worker", "mayfly_reaper", "mayfly_server", "mayfly_cli")
-_OF_A_REQUEST = ("request_id", "rid")
+_REQUEST_FIELDS = ("request_id", "rid")
 
 
 def configure(settings: LogSettings, stream: TextIO | None = None, **always: object) -> None:
-    """From now on this process logs as the settings say, to stderr or to another ``stream``.
-    ``always`` stands in every line."""
+    """Sets up this process's log, to stderr or another ``stream``. The fields ``always`` stand in
+    every line."""
     to = stream or sys.stderr
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -37,8 +36,8 @@ def configure(settings: LogSettings, stream: TextIO | None = None, **always: obj
         structlog.stdlib.add_logger_name,
         structlog.stdlib.ExtraAdder(),
         structlog.processors.TimeStamper(fmt="iso", utc=True),
-        _adding(always),
-        _with_exceptions(words=settings.prompts),
+        _add_fields(always),
+        _format_exceptions(messages=settings.prompts),
     ]
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
@@ -63,8 +62,8 @@ def configure(settings: LogSettings, stream: TextIO | None = None, **always: obj
         logging.getLogger(name).setLevel(settings.level.upper())
 
 
-def without_words(error: BaseException) -> str:
-    """A traceback in which no exception says anything but its type."""
+def format_without_messages(error: BaseException) -> str:
+    """Formats a traceback with the types of its exceptions, and without their messages."""
     return "".join(
         line
         for each, link in _chain(error)
@@ -78,8 +77,8 @@ def without_words(error: BaseException) -> str:
 
 
 def _chain(error: BaseException) -> Iterator[tuple[BaseException, str]]:
-    """The exceptions behind one, the first first, each with what Python says between it and the
-    next."""
+    """Yields an exception and those behind it, the earliest first, each with the text that Python
+    prints between it and the next."""
     chain: list[tuple[BaseException, str]] = [(error, "")]
     seen = {id(error)}
     while True:
@@ -96,34 +95,34 @@ def _chain(error: BaseException) -> Iterator[tuple[BaseException, str]]:
         chain.append((before, link))
 
 
-def _adding(always: dict[str, object]) -> Processor:
+def _add_fields(always: dict[str, object]) -> Processor:
     def add(logger: object, method: str, event: EventDict) -> EventDict:
         return {**always, **event}
 
     return add
 
 
-def _with_exceptions(*, words: bool) -> Processor:
-    """Turns ``exc_info`` into text."""
+def _format_exceptions(*, messages: bool) -> Processor:
+    """Makes the processor that turns ``exc_info`` into text, with or without messages."""
 
     def explain(logger: object, method: str, event: EventDict) -> EventDict:
-        error = _error(event.pop("exc_info", None))
+        error = _exception_of(event.pop("exc_info", None))
         if error is None:
             return event
         ours = str(event.get("logger", "")).startswith(OURS)
-        if words or (ours and not any(name in event for name in _OF_A_REQUEST)):
+        if messages or (ours and not any(name in event for name in _REQUEST_FIELDS)):
             event["exception"] = "".join(traceback.format_exception(error)).rstrip()
         else:
-            event["exception"] = without_words(error)
+            event["exception"] = format_without_messages(error)
         return event
 
     return explain
 
 
-def _error(told: object) -> BaseException | None:
-    """What ``exc_info`` means: an exception, what ``sys.exc_info`` gives, or True."""
-    if isinstance(told, tuple):
-        told = told[1]
-    if isinstance(told, BaseException):
-        return told
-    return sys.exc_info()[1] if told else None
+def _exception_of(exc_info: object) -> BaseException | None:
+    """Returns the exception of ``exc_info``: an exception, a tuple of ``sys.exc_info`` or True."""
+    if isinstance(exc_info, tuple):
+        exc_info = exc_info[1]
+    if isinstance(exc_info, BaseException):
+        return exc_info
+    return sys.exc_info()[1] if exc_info else None

@@ -1,6 +1,6 @@
 """Faults of CUDA.
 
-MLX words them all alike: ``<the call as it stands in its source> failed: <what CUDA says>``.
+MLX's messages all have one form: ``<the call as in its source> failed: <CUDA's message>``.
 The call can be long; it is bounded here so that a search stays linear in the text's length, and
 ends at the first ``failed``, since a line may hold several such errors.
 """
@@ -12,7 +12,7 @@ import re
 from mayfly_protocol.faults.kinds import Kind
 
 _FAILED = r"\((?>.{0,300}?failed)"
-"""A call's arguments and the word behind them. Atomic: it never reaches for a later one."""
+"""Matches a call's arguments up to the first ``failed``. Atomic: it never tries a later one."""
 
 CUDA = (
     Kind(

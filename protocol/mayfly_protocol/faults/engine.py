@@ -1,6 +1,6 @@
-"""Faults that any build of MLX can meet: loading, shapes, threads, and numbers that mean nothing.
+"""Faults that any build of MLX can have: in loading, shapes, threads, and in its numbers.
 
-Where Mayfly itself finds the fault (logits, canary), the signature is that of its own message.
+For faults that Mayfly itself detects (logits, canary), the signature matches Mayfly's own message.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""How each kind of fault is worded by MLX and the systems below it, as people meet it in a log.
+"""Texts of each kind of fault, as MLX and the systems below it write them to a log.
 
-For those who look an error up. What a text means is decided by the table's signatures alone.
+They are for readers of the manual; only the signatures of the table classify a text.
 """
 
 from __future__ import annotations
@@ -221,4 +221,4 @@ EXAMPLES: dict[str, list[str]] = {
         "Timeout (0:00:22.500000)!\nThread 0x00007f2 (most recent call first):",
     ],
 }
-"""Texts by a kind's name; the most usual one first. Kinds that no text tells are left out."""
+"""Texts by the name of a kind, the most common first; kinds not known by a text have none."""

@@ -1,7 +1,7 @@
-"""How a worker's process ends, and how it stops without ending.
+"""Kinds of the end of a worker's process, and of processes that stop without ending.
 
-The exit status tells these apart, or the reaper's clocks do. Their signatures are what they leave
-in a log for somebody who has nothing else: no verdict on a known exit status is drawn from them.
+The exit status tells them apart, or the reaper's clocks do. Their signatures are for people who
+have nothing but a log: an exit whose status is known is never classified by them.
 """
 
 from __future__ import annotations
@@ -132,4 +132,5 @@ LEAVINGS = (
         blame="none",
     ),
 )
-"""Ends that are no faults of the engine's: the worker or the system said so by a code."""
+"""Ends that are no faults of the engine: an exit code of the worker, or an error of the system,
+names each."""

@@ -1,13 +1,13 @@
-"""Where a node is reached.
+"""Addresses of nodes and workers.
 
 ::
 
     ipc:///tmp/mayfly-501/1a2b3c4d/node.ipc    on the same machine
-    tcp://127.0.0.1:7700                       likewise, without keys
+    tcp://127.0.0.1:7700                       on the same machine, without keys
     tcp://KEY@mac-2.local:7700                 anywhere; KEY is the node's public one, in hex
 
-Rosters come from the port after the control port. A worker's roster entry says no more of where it
-serves than its port: whoever dialled the node reaches its workers at the same host.
+Rosters come from the port after the control port. A roster gives only the port of a worker: a front
+end reaches the workers at the host at which it reaches the node.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ LOCALHOST = "127.0.0.1"
 
 
 class AddressError(ValueError):
-    """Text that is no address; says what one looks like."""
+    """Text that is no address; the message says what one looks like."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeAddress:
-    """``control`` and ``roster`` are what ZeroMQ connects to. ``host`` is empty on ipc; ``key`` is
-    the node's public key in hex, empty where there is none."""
+    """Address of a node. ``control`` and ``roster`` are ZeroMQ endpoints. ``host`` is empty on ipc;
+    ``key`` is the node's public key in hex, empty if it has none."""
 
     control: str
     roster: str
@@ -34,11 +34,11 @@ class NodeAddress:
     key: str = ""
 
     def __str__(self) -> str:
-        """Without the key, for logs and labels."""
+        """The control endpoint without the key, for logs and labels."""
         return self.control
 
     def at(self, host: str) -> NodeAddress:
-        """The same node and ports at another host, of TCP ones."""
+        """Returns a TCP address with its host replaced."""
         control, roster = (
             f"tcp://{host}:{place.rpartition(':')[2]}" for place in (self.control, self.roster)
         )
@@ -46,10 +46,10 @@ class NodeAddress:
 
 
 def node_address(text: str) -> NodeAddress:
-    """Reads an address of the kinds above.
+    """Parses a node's address, of one of the kinds above.
 
     Raises:
-        AddressError: it is of none of them, or could be reached by others and has no key.
+        AddressError: the text is of none of these kinds, or names another machine without a key.
     """
     if text.startswith("ipc://") and "/" in text[len("ipc://") :]:
         # Settings dataclasses import this module, and the command line imports them at each start.
@@ -101,12 +101,12 @@ def host_and_range(text: str) -> tuple[str, PortRange]:
 
 
 def is_key(text: str) -> bool:
-    """Whether this is a public key as it is written: 64 lowercase hex digits."""
+    """Returns True for the text of a public key: 64 lowercase hex digits."""
     return len(text) == KEY_DIGITS and not set(text) - set("0123456789abcdef")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach this address. A name is no address."""
+    """Returns True for an IP address that only this machine can reach; False for a host name."""
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     try:
         found = ipaddress.ip_address(bare.partition("%")[0])
@@ -126,15 +126,15 @@ def is_ip_address(host: str) -> bool:
 
 
 def bracketed(host: str) -> str:
-    """A host as it stands in an address: IPv6 addresses in brackets."""
+    """Puts an IPv6 address in brackets, as it stands in an address with a port."""
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
 def worker_endpoint(node: NodeAddress, said: str) -> str:
-    """Where to dial a worker, by what its node's roster says.
+    """Returns the endpoint to connect to for a worker whose node's roster ``said`` an endpoint.
 
     Raises:
-        AddressError: an endpoint that cannot be one of that node's workers.
+        AddressError: no worker of that node can have this endpoint.
     """
     kind, _, place = said.partition("://")
     if not node.host and kind == "ipc" and place:
@@ -147,7 +147,7 @@ def worker_endpoint(node: NodeAddress, said: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PortRange:
-    """Ports from ``first`` to ``last``, both included."""
+    """A range of ports, with ``first`` and ``last``."""
 
     first: int
     last: int
@@ -160,13 +160,13 @@ class PortRange:
         return self.last - self.first + 1
 
     def beginning_with(self, number: int) -> list[int]:
-        """All of them, each ``number`` with another one first, so that a port rests before it is
-        used again."""
+        """Lists all ports, beginning with another one for each ``number``, so that a port is not
+        used again at once."""
         return [self.first + (number + step) % self.count for step in range(self.count)]
 
 
 def port_range(text: str) -> PortRange:
-    """Reads ``7710-7799``, or a single port. Raises AddressError."""
+    """Parses ``7710-7799``, or a single port. Raises AddressError."""
     first, dash, last = text.partition("-")
     last = last if dash else first
     if not all(part.isdecimal() and part.isascii() for part in (first, last)):

@@ -1,12 +1,12 @@
-"""Who a process is on the wire, and whom it trusts.
+"""CURVE keys of nodes and front ends, and the list of trusted keys.
 
 Every node and every front end has a CURVE key pair, in its state directory::
 
-    <state directory>/wire/secret     32 bytes in hex, for this user's eyes alone (mode 0600)
-                           trusted    those who may connect, one a line: public key, name
+    <state directory>/wire/secret     32 bytes in hex, readable by this user alone (mode 0600)
+                           trusted    peers that may connect, one a line: public key, name
 
-Keys are written in hex, which any shell and any file takes as it is. A worker's pair is made by its
-own process and is never written down.
+Keys are written in hex, which needs no quoting in any shell or file. A worker's pair is made by its
+own process and never written to disk.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
 
 
 class IdentityError(Exception):
-    """Keys that cannot be used; the text is for the operator and never holds a secret."""
+    """Unusable keys; the message is for the operator and never holds a secret."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """``public`` is in hex. The secret half is 32 bytes, and is not shown."""
+    """A CURVE key pair. ``public`` is in hex; ``secret`` is 32 bytes, and not shown by repr."""
 
     public: str
     secret: bytes = field(repr=False)
@@ -55,10 +55,10 @@ def trusted_file(state_dir: Path) -> Path:
 
 
 def read_pair(state_dir: Path) -> KeyPair | None:
-    """This machine's pair; None where none was made.
+    """Reads this machine's key pair; None if there is none.
 
     Raises:
-        IdentityError: others can read the file, or it holds no key.
+        IdentityError: other users can read the file, or it holds no key.
     """
     path = secret_file(state_dir)
     try:
@@ -82,10 +82,10 @@ def read_pair(state_dir: Path) -> KeyPair | None:
 
 
 def make_pair(state_dir: Path) -> KeyPair:
-    """Makes this machine's pair and keeps it.
+    """Makes this machine's key pair and writes it to its file.
 
     Raises:
-        IdentityError: there is one already, or it cannot be written.
+        IdentityError: there is a pair already, or the file cannot be written.
     """
     path = secret_file(state_dir)
     pair = new_pair()
@@ -102,10 +102,11 @@ def make_pair(state_dir: Path) -> KeyPair:
 
 
 def parse_trusted(text: str) -> dict[str, str]:
-    """The names of the trusted, by their public keys. Lines may be empty or begin with ``#``.
+    """Parses a list of trusted keys into names by public key. Lines may be empty or begin with
+    ``#``.
 
     Raises:
-        IdentityError: says which line is wrong, and how.
+        IdentityError: a line is wrong; the message says which, and why.
     """
     found: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), start=1):
@@ -124,10 +125,10 @@ def parse_trusted(text: str) -> dict[str, str]:
 
 
 def read_trusted(path: Path) -> dict[str, str]:
-    """The same of a file; nobody where there is none.
+    """Reads the trusted-keys file into names by public key; empty if there is no file.
 
     Raises:
-        IdentityError: it cannot be used, or is quite empty, as a file is that an editor is about
+        IdentityError: the file cannot be used, or has no bytes, as a file that an editor is about
             to write.
     """
     try:
@@ -145,11 +146,11 @@ def read_trusted(path: Path) -> dict[str, str]:
         raise IdentityError(f"{path} cannot be read: {error}") from error
 
 
-def with_trusted(trusted: Mapping[str, str], name: str, key: str) -> dict[str, str]:
-    """Those, and one more; a key that is among them gets the new name.
+def add_trusted(trusted: Mapping[str, str], name: str, key: str) -> dict[str, str]:
+    """Returns the trusted keys with one more; a key that is already there gets the new name.
 
     Raises:
-        IdentityError: the name or the key is none, or the name belongs to another key.
+        IdentityError: the name or the key is malformed, or the name belongs to another key.
     """
     if not is_key(key):
         raise IdentityError(
@@ -168,7 +169,7 @@ def with_trusted(trusted: Mapping[str, str], name: str, key: str) -> dict[str, s
 
 
 def write_trusted(path: Path, trusted: Mapping[str, str]) -> None:
-    """Puts another list in the file's place, at once or not at all. Raises IdentityError."""
+    """Replaces the trusted-keys file, at once or not at all. Raises IdentityError."""
     text = _HEAD + "".join(f"{key} {name}\n" for key, name in trusted.items())
     parse_trusted(text)
     fresh = path.with_name(f"{path.name}.{os.getpid()}")
@@ -183,10 +184,10 @@ def write_trusted(path: Path, trusted: Mapping[str, str]) -> None:
 
 
 class TrustList:
-    """The file of those who may connect, read again when it has changed.
+    """The trusted-keys file in memory, read again when it has changed.
 
-    One that cannot be used changes nothing: who was trusted stays so (at the start, nobody), and
-    ``problem`` says why. A file that is gone trusts nobody.
+    A file that cannot be used changes nothing: trusted keys stay trusted (at the start there are
+    none), and ``problem`` says why. A file that is gone trusts nobody.
     """
 
     def __init__(self, path: Path) -> None:
@@ -203,7 +204,7 @@ class TrustList:
         return len(self._names)
 
     def name(self, key: str) -> str:
-        """Whose key this is; a piece of the key where nobody's."""
+        """Returns the name of a key; the beginning of the key if it is not trusted."""
         return self._names.get(key) or f"{key[:8]}..."
 
     def reload(self) -> frozenset[str]:

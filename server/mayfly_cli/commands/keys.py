@@ -122,9 +122,9 @@ def trust(
 
     A node that runs takes note of it at once.
     """
-    from mayfly_protocol.transport.keys import with_trusted
+    from mayfly_protocol.transport.keys import add_trusted
 
-    _change(state_dir, lambda trusted: with_trusted(trusted, name, key.strip()))
+    _change(state_dir, lambda trusted: add_trusted(trusted, name, key.strip()))
     typer.echo(f"{name} may connect")
 
 

@@ -24,7 +24,7 @@ from mayfly_protocol.transport.addresses import (
     worker_endpoint,
 )
 from mayfly_protocol.transport.keys import KeyPair
-from mayfly_protocol.transport.sockets import dial_curve, over_tcp
+from mayfly_protocol.transport.sockets import configure_tcp, connect_curve
 
 
 async def resolve_host(host: str) -> str:
@@ -88,9 +88,9 @@ class Connector:
 
         def connect(socket: zmq.Socket[Any]) -> None:
             if host:
-                over_tcp(socket, host)
+                configure_tcp(socket, host)
             if key and own is not None:
-                dial_curve(socket, own, key)
+                connect_curve(socket, own, key)
             socket.connect(endpoint)
 
         return connect

@@ -72,4 +72,4 @@ def set_limits() -> None:
     a worker would be as large as its model, and as many open files as the system grants."""
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
-    limits.raise_limit()
+    limits.raise_open_file_limit()

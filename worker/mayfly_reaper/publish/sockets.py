@@ -53,7 +53,7 @@ from mayfly_protocol.roster import (
 from mayfly_protocol.transport import keys
 from mayfly_protocol.transport.addresses import bracketed, is_loopback
 from mayfly_protocol.transport.keys import IdentityError, KeyPair, TrustList
-from mayfly_protocol.transport.sockets import configure, over_tcp
+from mayfly_protocol.transport.sockets import configure, configure_tcp
 from mayfly_protocol.transport.zap import Refusals, ZapAuthenticator, peer_address
 from mayfly_reaper.paths import Runtime, StartError
 from mayfly_reaper.settings import Network, NodeSettings
@@ -177,7 +177,7 @@ class Gateway:
         control.setsockopt(zmq.RCVHWM, WORDS_QUEUED)
         for each in (control, roster):
             each.setsockopt(zmq.MAXMSGSIZE, MAX_WORD_BYTES)
-            over_tcp(each, network.host)
+            configure_tcp(each, network.host)
         self._trusted = TrustList(keys.trusted_file(state_dir))
         self._problem = ""
         self._zap: ZapAuthenticator | None = None
