@@ -160,7 +160,7 @@ def test_a_request_is_known_by_its_clients_id(server: Server) -> None:
 
 
 BROKEN = """
-from mayfly_worker.service import prepare
+from mayfly_worker import prepare
 
 def broken(prompt, *others):
     raise KeyError(f"cannot tokenize {prompt}")

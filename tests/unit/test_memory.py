@@ -18,7 +18,7 @@ from mayfly_worker.model.loading import LoadedModel, load
 from mayfly_worker.model.memory import within
 from mayfly_worker.prepare import Preparer
 from mayfly_worker.request_errors import InvalidInput
-from mayfly_worker.request_state import Session
+from mayfly_worker.request_state import RequestState
 from support.engine import Bench
 from support.worker import generation
 
@@ -59,11 +59,11 @@ def test_R27_an_answer_that_memory_ends_has_filled_the_context(
     prompt = TokenPrompt((5,) * (ROOM - LEFT))
     submit = Submit("r", 1, generation(prompt, max_tokens=max_tokens, n=n, ignore_eos=True))
     prepared = Preparer(fitted, budget, itertools.count()).prepare(submit)
-    starts = Session(b"", submit, "key").accept(prepared)
+    starts = RequestState(b"", submit, "key").accept(prepared)
     bench = Bench(loaded.model, loaded.probe.width, kv_bytes=budget.kv_bytes)
     for start in starts:
         bench.engine.commands.put(start)
-    drawn: dict[int, list[SampledToken]] = {choice.row.id: [] for choice in prepared.choices}
+    drawn: dict[int, list[SampledToken]] = {choice.sequence.id: [] for choice in prepared.choices}
     while not all(tokens and tokens[-1].end for tokens in drawn.values()):
         assert bench.engine.turn()
         assert bench.engine.running <= 1
@@ -81,7 +81,7 @@ def test_choices_that_fit_together_share_their_prefill(loaded: LoadedModel, budg
         wanted = generation(TokenPrompt((5, 6)), max_tokens=8, n=n)
         submit = Submit("r", 1, wanted, **options)
         prepared = Preparer(loaded, budget, itertools.count()).prepare(submit)
-        return [len(start.rows) for start in Session(b"", submit, "key").accept(prepared)]
+        return [len(start.rows) for start in RequestState(b"", submit, "key").accept(prepared)]
 
     assert starts(3) == [3]
     fit = ROOM // (2 * (2 + 8))  # twice, for the copy that a join makes
@@ -108,9 +108,11 @@ def test_more_choices_than_rows_come_one_after_the_other(loaded: LoadedModel) ->
         submit = Submit("r", 1, sampled)
         prepared = Preparer(loaded, budget, itertools.count()).prepare(submit)
         bench = Bench(loaded.model, loaded.probe.width, max_rows=max_rows)
-        for start in Session(b"", submit, "key").accept(prepared):
+        for start in RequestState(b"", submit, "key").accept(prepared):
             bench.engine.commands.put(start)
-        drawn: dict[int, list[SampledToken]] = {choice.row.id: [] for choice in prepared.choices}
+        drawn: dict[int, list[SampledToken]] = {
+            choice.sequence.id: [] for choice in prepared.choices
+        }
         most = 0
         while not all(tokens and tokens[-1].end for tokens in drawn.values()):
             assert bench.engine.turn()

@@ -21,9 +21,9 @@ CHAT = ChatPrompt(({"role": "user", "content": "a b c d e f g h"},))
 
 
 def test_answers_within_the_bound_fit_into_a_frame() -> None:
-    ids = (2**31 - 1,) * (prepare.MOST_BYTES // 5)
+    ids = (2**31 - 1,) * (prepare.MAX_ANSWER_BYTES // 5)
     assert len(encode(Tokenized("r" * 64, 1, len(ids), ids))) < MAX_FRAME_BYTES
-    text = "x" * prepare.MOST_BYTES
+    text = "x" * prepare.MAX_ANSWER_BYTES
     assert len(encode(Detokenized("r" * 64, 1, text))) < MAX_FRAME_BYTES
 
 
@@ -38,14 +38,14 @@ def test_answers_within_the_bound_fit_into_a_frame() -> None:
 def test_longer_ones_are_refused(
     monkeypatch: pytest.MonkeyPatch, inquiry: Tokenize | Detokenize, param: str
 ) -> None:
-    prepare.reply(inquiry, LOADED)
-    monkeypatch.setattr(prepare, "MOST_BYTES", 20)
+    prepare.answer_inquiry(inquiry, LOADED)
+    monkeypatch.setattr(prepare, "MAX_ANSWER_BYTES", 20)
     with pytest.raises(InvalidInput) as refused:
-        prepare.reply(inquiry, LOADED)
+        prepare.answer_inquiry(inquiry, LOADED)
     assert refused.value.param == param
 
 
 def test_to_count_tokens_any_number_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare, "MOST_BYTES", 20)
-    found = prepare.reply(Tokenize("r", 1, CHAT, count_only=True), LOADED)
+    monkeypatch.setattr(prepare, "MAX_ANSWER_BYTES", 20)
+    found = prepare.answer_inquiry(Tokenize("r", 1, CHAT, count_only=True), LOADED)
     assert isinstance(found, Tokenized) and found.count > 4

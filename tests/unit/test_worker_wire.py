@@ -52,9 +52,9 @@ def test_a_flood_is_taken_in_by_rounds(
         rounds: list[list[ToWorker]] = []
         deadline = time.monotonic() + 30
         while sum(map(len, rounds)) < FLOOD and time.monotonic() < deadline:
-            wire.attend()
+            wire.authenticate()
             wire.router.poll(50)
-            rounds.append([message for _, message in wire.from_front_ends()])
-        wire.farewell(0)
+            rounds.append([message for _, message in wire.receive_from_front_ends()])
+        wire.close(0)
     assert [*itertools.chain(*rounds)] == [Ping(number) for number in range(FLOOD)]
     assert max(map(len, rounds)) == A_ROUND

@@ -1,14 +1,16 @@
-"""Loading, running and rebuilding the engine, on the one thread that touches MLX.
+"""The engine thread: loads the model, runs the engine and rebuilds it, all on one thread.
 
 ::
 
-    load --> [ canary --> build --> run ] --> leave
-               ^                     |
-               +-- batch scope: everything in flight was given back
+    load --> canary --> build --> run the engine
+                          ^             |
+                          |             +-- fault of request or batch scope: hand everything over
+                          +-------------+
+                                        +-- any other fault: the thread ends
 
-A generator that raised is not used again, whatever it raised. After a fault of batch scope the
-loaded model is still good and a new engine is built on it; after any other the thread ends without
-another call into MLX, and the process with it.
+Only this thread touches MLX. An engine that raised is not used again. After a fault of request or
+batch scope the loaded model is still good and a new engine is built on it; after any other the
+thread ends without another call into MLX, and the process with it.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from mayfly_protocol.breadcrumb import BreadcrumbWriter
@@ -26,7 +29,7 @@ from mayfly_worker.engine.admission import Budget
 from mayfly_worker.engine.chunks import ChunkSizer
 from mayfly_worker.engine.engine_counters import EngineCounters
 from mayfly_worker.engine.scheduler import Engine
-from mayfly_worker.engine.sequence import Event, Shutdown
+from mayfly_worker.engine.sequence import Event
 from mayfly_worker.engine.sub_batches import pass_cost_tokens
 from mayfly_worker.model.canary import Canary
 from mayfly_worker.model.loading import LoadedModel, ModelLoadError, load
@@ -37,14 +40,16 @@ from mayfly_worker.prefix_cache import PrefixCache
 
 @dataclass(frozen=True, slots=True)
 class LoadProgress:
+    """``done`` of ``total`` bytes of a phase of loading are done."""
+
     phase: LoadPhase
     done: int
     total: int
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedNow:
-    """The model is there; ``engine`` takes commands from now on."""
+class ModelLoaded:
+    """The model is loaded; ``engine`` takes commands from now on."""
 
     loaded: LoadedModel
     budget: Budget
@@ -61,37 +66,36 @@ class LoadFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class Faulted:
-    """The engine raised. ``rebuilt`` is the new one after a fault of batch scope, otherwise the
-    process is to leave. ``suspects`` are the requests that may have caused it, ``marked`` the
-    others of the forward pass that it came out of."""
+class EngineFault:
+    """The engine raised. ``rebuilt`` is the new engine if the process can go on, otherwise it is to
+    leave. ``suspects`` are the requests that may have caused the fault, ``marked`` the others of
+    the forward pass that it came out of."""
 
     error: BaseException
     verdict: Classification
-    suspects: tuple[str, ...]
-    marked: tuple[str, ...]
-    rebuilt: Engine | None
+    suspects: tuple[str, ...] = ()
+    marked: tuple[str, ...] = ()
+    rebuilt: Engine | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Left:
-    """The engine did as it was told and ended."""
-
-
-Report = LoadProgress | LoadedNow | LoadFailed | Faulted | Left | list[Event]
+EngineReport = LoadProgress | ModelLoaded | LoadFailed | EngineFault | list[Event]
 
 
 class EngineThread:
-    """``post`` takes reports to the main thread; it is called from the engine thread alone."""
+    """Runs the engine on a thread of its own. ``post`` takes reports to the main thread; only the
+    engine thread calls it. ``weight_reader`` may have begun to read the weight files."""
 
     def __init__(
-        self, settings: WorkerSettings, warming: WeightReader, post: Callable[[Report], None]
+        self,
+        settings: WorkerSettings,
+        weight_reader: WeightReader,
+        post: Callable[[EngineReport], None],
     ) -> None:
         self._settings = settings
-        self._warming = warming
+        self._weight_reader = weight_reader
         self._post = post
-        self._engine: Engine | None = None
-        self._counters = EngineCounters()  # of every engine in turn: what they count must not fall
+        # Shared by all engines, one after the other: counters must not fall.
+        self._counters = EngineCounters()
         self._breadcrumbs = (
             BreadcrumbWriter(Path(settings.breadcrumb)) if settings.breadcrumb else None
         )
@@ -99,11 +103,6 @@ class EngineThread:
 
     def start(self) -> None:
         self._thread.start()
-
-    def leave(self) -> None:
-        """Asks the thread to end after the turn that it is in."""
-        if self._engine is not None:
-            self._engine.commands.put(Shutdown())
 
     def _main(self) -> None:
         try:
@@ -118,15 +117,24 @@ class EngineThread:
             verdict = classify_exception(error)
             self._post(LoadFailed(error, verdict.kind, verdict.scope))
             return
-        self._engine = self._build(loaded, budget, canary)
-        self._post(LoadedNow(loaded, budget, self._engine))
-        while self._serve(loaded, budget, canary):
-            pass
+        build = partial(self._build_engine, loaded, budget, canary)
+        first = build()
+        self._post(ModelLoaded(loaded, budget, first))
+        engine: Engine | None = first
+        while engine is not None:
+            engine = self._run(engine, build, canary)
 
-    def _serve(self, loaded: LoadedModel, budget: Budget, canary: Canary) -> bool:
-        """Runs the engine until it ends; whether there is a new one to run."""
-        engine = self._engine
-        assert engine is not None
+    def _load(self) -> tuple[LoadedModel, Budget]:
+        def report(phase: LoadPhase, done: int, total: int) -> None:
+            self._post(LoadProgress(phase, done, total))
+
+        loaded = load(self._settings, report, self._weight_reader)
+        budget = plan(self._settings, loaded)
+        return replace(loaded, card=within(loaded.card, budget)), budget
+
+    def _run(self, engine: Engine, build: Callable[[], Engine], canary: Canary) -> Engine | None:
+        """Runs an engine until it raises. Returns a new one to run, None if the thread is to
+        end."""
         try:
             engine.run()
         except Exception as error:
@@ -134,34 +142,23 @@ class EngineThread:
             suspects, marked = (
                 engine.suspects_of(error) if verdict.blame == "suspects" else ((), ())
             )
-            rebuild = verdict.scope in ("request", "batch")
-            self._engine = self._build(loaded, budget, canary) if rebuild else None
-            self._post(Faulted(error, verdict, suspects, marked, self._engine))
-            return rebuild and self._sound(canary)
-        self._post(Left())
-        return False
+            rebuilt = build() if verdict.scope in ("request", "batch") else None
+            self._post(EngineFault(error, verdict, suspects, marked, rebuilt))
+            return rebuilt if rebuilt is not None and self._passes(canary) else None
+        return None
 
-    def _sound(self, canary: Canary) -> bool:
-        """Whether the model still computes what it did, after a fault that it seemed to survive."""
-        assert self._engine is not None
+    def _passes(self, canary: Canary) -> bool:
+        """Checks that the model still computes what it did, after a fault that it seemed to
+        survive."""
         try:
-            canary.check(self._engine.counters)
+            canary.check(self._counters)
         except Exception as error:
-            self._post(Faulted(error, classify_exception(error), (), (), None))
+            self._post(EngineFault(error, classify_exception(error)))
             return False
         return True
 
-    def _load(self) -> tuple[LoadedModel, Budget]:
-        def report(phase: LoadPhase, done: int, total: int) -> None:
-            self._post(LoadProgress(phase, done, total))
-
-        loaded = load(self._settings, report, self._warming)
-        budget = plan(self._settings, loaded)
-        return replace(loaded, card=within(loaded.card, budget)), budget
-
-    def _build(self, loaded: LoadedModel, budget: Budget, canary: Canary) -> Engine:
+    def _build_engine(self, loaded: LoadedModel, budget: Budget, canary: Canary) -> Engine:
         settings = self._settings
-        counters = self._counters
         return Engine(
             loaded.model,
             loaded.probe.width,
@@ -175,8 +172,8 @@ class EngineThread:
             pass_cost_tokens=pass_cost_tokens(
                 loaded.card.weight_bytes, loaded.probe.cost.per_token
             ),
-            counters=counters,
-            when_idle=lambda: canary.check(counters),
+            counters=self._counters,
+            when_idle=partial(canary.check, self._counters),
             idle_s=settings.canary_interval_s,
             breadcrumbs=self._breadcrumbs,
         )

@@ -1,17 +1,22 @@
-"""A submitted request, turned into rows that the engine can run.
+"""Prepares requests for the engine, and answers inquiries about tokens.
 
-Rendering a template, tokenizing a long prompt and compiling a grammar take from microseconds to a
-second; they run in a small thread pool, so that the tokens of others keep flowing meanwhile.
+A submitted request becomes sequences that the engine can run: its template is rendered, its prompt
+tokenized, its grammar compiled. That takes from microseconds to a second, so it runs in a small
+thread pool, and the tokens of other requests keep flowing meanwhile.
 
-Questions about a loaded model that need no run: which tokens a prompt is made of, and which text
-tokens make.
+Inquiries need the loaded model's tokenizer but no run: the tokens of a prompt, or the text of
+tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
+
+import structlog
 
 from mayfly_protocol.requests import (
     ChatPrompt,
@@ -31,68 +36,37 @@ from mayfly_worker.request_errors import InvalidInput
 from mayfly_worker.text.choice import ChoiceText, TextPiece
 from mayfly_worker.text.prompts import RenderedPrompt, check_ids, param_of, render, token_budget
 
-MOST_BYTES = MAX_FRAME_BYTES // 2
-"""Of one answer. A frame that is too long would cut the connection, for every other request."""
+THREADS = 2
+MAX_ANSWER_BYTES = MAX_FRAME_BYTES // 2
+"""Of an inquiry's answer. A frame that is too long would cut the connection, for every other
+request."""
 _ID_BYTES = 5
-"""That a token id takes on the wire, at most."""
-
-
-def reply(inquiry: Inquiry, loaded: LoadedModel) -> Tokenized | Detokenized:
-    """The answer. Safe to call from several threads.
-
-    Raises:
-        InvalidInput: an empty prompt, an id that does not exist, a conversation that the model's
-            template refuses, or what has an answer of more than :data:`MOST_BYTES`.
-    """
-    match inquiry:
-        case Tokenize():
-            ids = _ids(inquiry, loaded)
-            shown = () if inquiry.count_only else tuple(ids)
-            if _ID_BYTES * len(shown) > MOST_BYTES:
-                param = param_of(inquiry.prompt)
-                raise InvalidInput(f"{len(ids)} tokens are too many for one answer", param)
-            return Tokenized(inquiry.rid, inquiry.attempt, len(ids), shown)
-        case Detokenize(rid, attempt, ids=given):
-            check_ids(given, loaded.probe.width, "tokens")
-            text: str = loaded.tokenizer.decode(list(given), skip_special_tokens=False)
-            if len(text.encode()) > MOST_BYTES:
-                raise InvalidInput("they make too long a text for one answer", "tokens")
-            return Detokenized(rid, attempt, text)
-
-
-def _ids(inquiry: Tokenize, loaded: LoadedModel) -> list[int]:
-    prompt = inquiry.prompt
-    if isinstance(prompt, TextPrompt):
-        if not prompt.text:
-            raise InvalidInput("the prompt is empty: it has no tokens", "prompt")
-        if not inquiry.special:
-            found: list[int] = loaded.tokenizer.encode(prompt.text, add_special_tokens=False)
-            return found
-    return render(prompt, loaded.tokenizer, loaded.probe.width).ids
-
-
+"""Most bytes that a token id takes on the wire."""
 UNLIMITED = 1 << 30
-"""Stands for the context of a model that names none."""
+"""Context of a model that names none."""
+
+_log = structlog.get_logger()
 
 
 @dataclass(slots=True)
 class Choice:
-    """One choice of a prepared request: its row and the text that its tokens make. ``ended``
-    where a continued choice turns out to have been complete already: why, with what had been held
-    back of its text."""
+    """One choice of a prepared request: its sequence and the text that its tokens make. ``ended``
+    is set where a continued choice turns out to be complete: its last piece, with the finish and
+    the text that was held back."""
 
     index: int
-    row: SequenceState
+    sequence: SequenceState
     text: ChoiceText
     ended: TextPiece | None = None
 
 
 @dataclass(slots=True)
-class Prepared:
-    """``together`` is how many choices start at once, from one prefill: those that there are rows
-    and memory for. Each of the others follows when there is room for it. ``echo`` is the prompt's
-    text, which comes before a choice's first token where it was asked for. ``reasoning`` counts
-    the tokens of the thoughts of choices that had ended elsewhere and are not run again."""
+class PreparedRequest:
+    """A request that the engine can run. ``together`` is the number of choices that start at once,
+    from one prefill, since the budget has room for them; each of the others follows when there is
+    room for it. ``echo`` is the prompt's text, to precede a choice's first token where the client
+    asked for it. ``reasoning`` counts the reasoning tokens of choices that ended on another worker
+    and are not run again."""
 
     submit: Submit
     prompt_tokens: int
@@ -106,15 +80,16 @@ class Prepared:
 class Preparer:
     """Checks and prepares requests for one loaded model. Safe to use from several threads."""
 
-    def __init__(self, loaded: LoadedModel, budget: Budget, row_ids: Iterator[int]) -> None:
+    def __init__(self, loaded: LoadedModel, budget: Budget, sequence_ids: Iterator[int]) -> None:
         self._loaded = loaded
         self._budget = budget
-        self._row_ids = row_ids
+        self._sequence_ids = sequence_ids
         self._grammars = GrammarCompiler(loaded.tokenizer, loaded.probe.width)
         self._eos = frozenset(loaded.tokenizer.eos_token_ids)
 
-    def prepare(self, submit: Submit) -> Prepared:
-        """Raises InvalidInput for what this model cannot do, naming the parameter."""
+    def prepare(self, submit: Submit) -> PreparedRequest:
+        """Makes a request ready to run. Raises InvalidInput, naming the parameter, for anything
+        that this model cannot do."""
         generation = submit.generation
         width = self._loaded.probe.width
         check_ids([i for i, _ in generation.sampling.logit_bias], width, "logit_bias")
@@ -132,21 +107,23 @@ class Preparer:
             for index in range(generation.n)
             if index not in submit.finished
         ]
-        return Prepared(
+        return PreparedRequest(
             submit,
             len(rendered.ids),
             (rendered.system_tokens,) if rendered.system_tokens else (),
             choices,
-            together=self._together([choice.row for choice in choices]),
+            together=self._together([choice.sequence for choice in choices]),
             echo=self._echo(generation.prompt) if generation.output.echo else "",
-            reasoning=self._reasoning(submit, rendered) if generation.output.split else 0,
+            reasoning=self._earlier_reasoning_tokens(submit, rendered)
+            if generation.output.split
+            else 0,
         )
 
-    def _reasoning(self, submit: Submit, rendered: RenderedPrompt) -> int:
+    def _earlier_reasoning_tokens(self, submit: Submit, rendered: RenderedPrompt) -> int:
         total = 0
         for index in submit.finished:
             text = self._text(submit, index, rendered)
-            text.replay(_before(submit, index))
+            text.replay(_resumed_ids(submit, index))
             total += text.reasoning_tokens
         return total
 
@@ -155,12 +132,12 @@ class Preparer:
             submit.generation, self._loaded.tokenizer, rendered, rid=submit.rid, choice=index
         )
 
-    def _together(self, rows: Sequence[SequenceState]) -> int:
-        """How many of the choices fit beside each other; each always fits alone. Those that go on
-        from where they were have nothing in common."""
-        if any(row.generated for row in rows):
+    def _together(self, sequences: Sequence[SequenceState]) -> int:
+        """The number of choices that fit beside each other; each always fits alone. Continued
+        choices have no common prefill, so that they start one by one."""
+        if any(sequence.generated for sequence in sequences):
             return 1
-        return max(1, self._budget.rows_at(max((row.expected for row in rows), default=0)))
+        return max(1, self._budget.rows_at(max((s.expected for s in sequences), default=0)))
 
     def _echo(self, prompt: Prompt) -> str:
         match prompt:
@@ -190,7 +167,7 @@ class Preparer:
     ) -> Choice:
         generation = submit.generation
         ending = generation.ending
-        before = _before(submit, index)
+        before = _resumed_ids(submit, index)
         stop_ids = frozenset(ending.stop_token_ids)
         if not ending.ignore_eos:
             stop_ids |= self._eos
@@ -198,19 +175,19 @@ class Preparer:
         ended: TextPiece | None = None
         if (reason := text.replay(before)) is not None:
             ended = TextPiece(finish=reason)
-        elif len(before) >= max_tokens:  # its first worker's context was larger
+        elif len(before) >= max_tokens:  # the context of its last worker was larger
             ended = text.end("length")
         matcher: Any = None
         if grammar is not None:
             matcher = grammar.matcher()
             matcher.replay(before)
-        row = SequenceState(
-            id=next(self._row_ids),
+        sequence = SequenceState(
+            id=next(self._sequence_ids),
             tokens=[*rendered.ids, *before],
             sampling=SequenceSampling(
                 generation.sampling,
                 index,
-                # A finished grammar allows the end alone; to ban that would leave nothing.
+                # A finished grammar allows end tokens alone; to ban them would leave nothing.
                 banned=() if grammar else tuple(sorted(stop_ids)),
                 banned_until=ending.min_tokens,
             ),
@@ -220,9 +197,104 @@ class Preparer:
             logprobs=generation.output.logprobs,
             matcher=matcher,
         )
-        return Choice(index, row, text, ended)
+        return Choice(index, sequence, text, ended)
 
 
-def _before(submit: Submit, choice: int) -> list[int]:
-    """What a choice had generated elsewhere."""
+@dataclass(frozen=True, slots=True)
+class PreparationDone:
+    """The outcome of a request's preparation. ``key`` is the request's in the request table."""
+
+    key: str
+    outcome: PreparedRequest | Exception
+
+
+@dataclass(frozen=True, slots=True)
+class InquiryDone:
+    """The outcome of an inquiry. ``peer`` is the routing id of the front end that asked."""
+
+    peer: bytes
+    inquiry: Inquiry
+    outcome: Tokenized | Detokenized | Exception
+
+
+class PreparationPool:
+    """Threads that prepare requests and answer inquiries. ``post`` takes the outcomes and is called
+    from these threads. An exception other than InvalidInput is logged."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        budget: Budget,
+        post: Callable[[PreparationDone | InquiryDone], None],
+    ) -> None:
+        self._loaded = loaded
+        self._preparer = Preparer(loaded, budget, itertools.count())
+        self._post = post
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="prepare")
+
+    def prepare(self, key: str, submit: Submit) -> None:
+        """Posts a PreparationDone later."""
+        self._threads.submit(self._prepare, key, submit)
+
+    def answer(self, peer: bytes, inquiry: Inquiry) -> None:
+        """Posts an InquiryDone later."""
+        self._threads.submit(self._answer, peer, inquiry)
+
+    def _prepare(self, key: str, submit: Submit) -> None:
+        outcome: PreparedRequest | Exception
+        try:
+            outcome = self._preparer.prepare(submit)
+        except Exception as error:
+            if not isinstance(error, InvalidInput):
+                _log.exception("a request could not be prepared", rid=submit.rid)
+            outcome = error
+        self._post(PreparationDone(key, outcome))
+
+    def _answer(self, peer: bytes, inquiry: Inquiry) -> None:
+        outcome: Tokenized | Detokenized | Exception
+        try:
+            outcome = answer_inquiry(inquiry, self._loaded)
+        except Exception as error:
+            if not isinstance(error, InvalidInput):
+                _log.exception("an inquiry could not be answered", rid=inquiry.rid)
+            outcome = error
+        self._post(InquiryDone(peer, inquiry, outcome))
+
+
+def _resumed_ids(submit: Submit, choice: int) -> list[int]:
+    """The ids that other workers generated of a choice."""
     return list(submit.resume[choice]) if choice < len(submit.resume) else []
+
+
+def answer_inquiry(inquiry: Inquiry, loaded: LoadedModel) -> Tokenized | Detokenized:
+    """Answers an inquiry. Safe to call from several threads.
+
+    Raises:
+        InvalidInput: an empty prompt, an id that does not exist, a conversation that the model's
+            template refuses, or an answer of more than :data:`MAX_ANSWER_BYTES`.
+    """
+    match inquiry:
+        case Tokenize():
+            ids = _ids(inquiry, loaded)
+            shown = () if inquiry.count_only else tuple(ids)
+            if _ID_BYTES * len(shown) > MAX_ANSWER_BYTES:
+                param = param_of(inquiry.prompt)
+                raise InvalidInput(f"{len(ids)} tokens are too many for one answer", param)
+            return Tokenized(inquiry.rid, inquiry.attempt, len(ids), shown)
+        case Detokenize(rid, attempt, ids=given):
+            check_ids(given, loaded.probe.width, "tokens")
+            text: str = loaded.tokenizer.decode(list(given), skip_special_tokens=False)
+            if len(text.encode()) > MAX_ANSWER_BYTES:
+                raise InvalidInput("they make too long a text for one answer", "tokens")
+            return Detokenized(rid, attempt, text)
+
+
+def _ids(inquiry: Tokenize, loaded: LoadedModel) -> list[int]:
+    prompt = inquiry.prompt
+    if isinstance(prompt, TextPrompt):
+        if not prompt.text:
+            raise InvalidInput("the prompt is empty: it has no tokens", "prompt")
+        if not inquiry.special:
+            found: list[int] = loaded.tokenizer.encode(prompt.text, add_special_tokens=False)
+            return found
+    return render(prompt, loaded.tokenizer, loaded.probe.width).ids

@@ -1,4 +1,4 @@
-"""One request's life on this worker, without sockets or threads.
+"""The state of one request on this worker, without sockets or threads.
 
 ::
 
@@ -6,7 +6,7 @@
         |            |          |
         +--Rejected--+          +-- Finish, Failed or Handover
 
-Exactly one terminal message leaves a session; the :class:`Session` says which, the desk sends it.
+Exactly one terminal message ends each request; the request table sends it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from mayfly_protocol.serving import Delta, Progress, Submit, TokenLogprob, TopLogprob, Usage
 from mayfly_worker.engine.sequence import YOUNG_TOKENS, Logprobs, SampledToken, Start
-from mayfly_worker.prepare import Choice, Prepared
+from mayfly_worker.prepare import Choice, PreparedRequest
 
 PROGRESS_INTERVAL_S = 1.0
 
@@ -26,41 +26,42 @@ TokenText = Callable[[int], tuple[str, bytes]]
 
 
 @dataclass(slots=True)
-class Session:
-    """What the worker knows of one attempt at one request of one front end."""
+class RequestState:
+    """One attempt at one request of one front end. ``peer`` is the front end's routing id, ``key``
+    identifies the attempt on this worker."""
 
     peer: bytes
     submit: Submit
     key: str
-    prepared: Prepared | None = None
+    prepared: PreparedRequest | None = None
     started: bool = False
     cached: int = 0
-    _choices: dict[int, Choice] = field(default_factory=dict)  # by row, those still running
+    _choices: dict[int, Choice] = field(default_factory=dict)  # running, by sequence id
     _completion: dict[int, int] = field(default_factory=dict)  # tokens by choice
     _reasoning: dict[int, int] = field(default_factory=dict)
     _progress_at: float = 0.0
 
-    def accept(self, prepared: Prepared) -> list[Start]:
-        """Takes what preparation made of the request; returns what the engine is to run."""
+    def accept(self, prepared: PreparedRequest) -> list[Start]:
+        """Takes the prepared request; returns the commands that start it."""
         self.prepared = prepared
-        self._choices = {c.row.id: c for c in prepared.choices if c.ended is None}
+        self._choices = {c.sequence.id: c for c in prepared.choices if c.ended is None}
         self._reasoning = {
             c.index: c.text.reasoning_tokens for c in prepared.choices if c.ended is not None
         }
         for index, ids in enumerate(self.submit.resume):
             self._completion[index] = len(ids)
-        rows = [c.row for c in self._choices.values()]
-        first, others = rows[: prepared.together], rows[prepared.together :]
-        groups = [first, *([row] for row in others)]
+        sequences = [c.sequence for c in self._choices.values()]
+        first, others = sequences[: prepared.together], sequences[prepared.together :]
+        groups = [first, *([sequence] for sequence in others)]
         return [
             Start(self.key, group, prepared.boundaries, self.submit.rid)
             for group in groups
             if group
         ]
 
-    def complete_already(self) -> list[Delta]:
-        """The ends of choices that had got all their tokens elsewhere, but not their end, with
-        what had been held back of their text."""
+    def deltas_of_complete_choices(self) -> list[Delta]:
+        """The last deltas of choices that had all their tokens, but not their end, from another
+        worker: their finish, with the text that was held back."""
         assert self.prepared is not None
         return [
             Delta(
@@ -79,52 +80,54 @@ class Session:
         ]
 
     def _echo(self, choice: int) -> str:
-        """The prompt's text, before a choice's first token: a continuation has sent it before."""
+        """The prompt's text, to precede a choice's first token. In a continuation it was sent
+        before."""
         assert self.prepared is not None
         return "" if self._completion.get(choice) else self.prepared.echo
 
     @property
     def harmless(self) -> bool:
-        """Whether it has drawn so many tokens here that it is not what the worker before died
-        of. A choice that has ended no longer counts."""
+        """True once every running choice has generated so many tokens here that the request cannot
+        be what the last worker died of."""
         return self.prepared is not None and all(
-            self._completion.get(choice.index, 0) - _resumed(self.submit, choice.index)
+            self._completion.get(choice.index, 0) - _resumed_tokens(self.submit, choice.index)
             >= YOUNG_TOKENS
             for choice in self._choices.values()
         )
 
     def start(self, cached: int) -> None:
-        """The engine begins with a row, ``cached`` of whose tokens were in the prefix cache.
+        """Notes that the engine starts a sequence, ``cached`` of whose tokens were in the prefix
+        cache.
 
-        The first row's prompt is what counts: choices that start one by one find what it left.
+        Only the first sequence's count is kept: choices that start later find its prompt cached.
         """
         if not self.started and self.prepared is not None:
             self.cached = min(cached, self.prepared.prompt_tokens)
         self.started = True
 
     @property
-    def rows(self) -> list[int]:
-        """Rows that have not ended."""
+    def sequence_ids(self) -> list[int]:
+        """The engine's ids of sequences that have not ended."""
         return list(self._choices)
 
     @property
-    def over(self) -> bool:
-        """Whether every choice has ended."""
+    def finished(self) -> bool:
+        """True once every choice has ended."""
         return self.prepared is not None and not self._choices
 
-    def prefilled(self, done: int, total: int) -> Progress | None:
-        """Progress for the front end, at most once a second."""
+    def progress(self, done: int, total: int) -> Progress | None:
+        """The prefill's progress as a message, None within a second of the last one."""
         now = time.monotonic()
         if now - self._progress_at < PROGRESS_INTERVAL_S:
             return None
         self._progress_at = now
         return Progress(self.submit.rid, self.submit.attempt, done, total)
 
-    def drawn(self, token: SampledToken, text_of: TokenText) -> tuple[Delta | None, bool]:
-        """A row's next token, as its client will see it; and whether the engine has to be told
-        that the row is complete (a stop string, or enough tool calls).
+    def add_token(self, token: SampledToken, text_of: TokenText) -> tuple[Delta | None, bool]:
+        """Takes a sequence's next token. Returns the delta for the client, and True if the text
+        ended the sequence (a stop string, or enough tool calls), so that the engine has to stop it.
 
-        Tokens that the engine had drawn beyond the end of the text are dropped.
+        Tokens that the engine had sampled beyond the end of the text give no delta.
         """
         choice = self._choices.get(token.row)
         if choice is None:
@@ -156,6 +159,7 @@ class Session:
         return delta, finish is not None and token.end is None
 
     def usage(self) -> Usage:
+        """Tokens of the whole request, those from other workers included."""
         elsewhere = self.prepared.reasoning if self.prepared else 0
         return Usage(
             prompt_tokens=self.prepared.prompt_tokens if self.prepared else 0,
@@ -165,8 +169,8 @@ class Session:
         )
 
 
-def _resumed(submit: Submit, choice: int) -> int:
-    """How many of a choice's tokens were drawn elsewhere."""
+def _resumed_tokens(submit: Submit, choice: int) -> int:
+    """The number of a choice's tokens that other workers generated."""
     return len(submit.resume[choice]) if choice < len(submit.resume) else 0
 
 

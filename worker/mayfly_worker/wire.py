@@ -1,18 +1,17 @@
 """The two sockets of a worker: a ROUTER for front ends and a DEALER to the reaper.
 
-A frame that is no message of its channel changes nothing; it is counted and logged, and who sent
-it is named. On TCP an authenticator says who may connect, and whose key has been revoked since.
-
-What is still owed to each front end.
+A frame that is no message of its channel changes nothing; it is counted and logged with its sender.
+On TCP, ZAP decides who may connect, and messages of a key that has been revoked since are dropped.
 
 A ROUTER that may not block refuses a message in two ways: EHOSTUNREACH, the peer is gone; EAGAIN,
-it does not read. In the second case messages wait here, in order, up to a bound in bytes; then the
-peer is given up. The engine never waits for a slow reader.
+it does not read. In the second case messages wait in the outbox, in order, up to a bound in bytes;
+then the peer is given up. The engine never waits for a slow reader.
 """
 
 from __future__ import annotations
 
 import errno
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,17 +24,33 @@ import zmq
 from mayfly_protocol import codec
 from mayfly_protocol.lifecycle import ToReaper, ToSlot
 from mayfly_protocol.serving import ToFrontEnd, ToWorker
-from mayfly_protocol.settings import WorkerSettings
+from mayfly_protocol.settings import PEER_TIMEOUT_S, WorkerSettings
 from mayfly_protocol.transport import sockets
 from mayfly_protocol.transport.addresses import host_and_range, is_loopback
 from mayfly_protocol.transport.keys import TrustList, new_pair
 from mayfly_protocol.transport.zap import Refusals, ZapAuthenticator, peer_address, user
 
 MAX_PENDING_BYTES = 32 << 20
+"""Bytes that may wait for one front end."""
+FRAMES_A_ROUND = 1000
+"""Frames that are read in one round, so that no flood of messages keeps the worker from its
+beats."""
+
+_log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class _Peer:
+    """A front end. Times are monotonic seconds; ``key`` and ``address`` are empty on ipc."""
+
+    heard_at: float
+    key: str = ""
+    address: str = ""
 
 
 class Outbox:
-    """Sends to the peers of one ROUTER. ``lost`` collects the peers that were given up."""
+    """Messages on their way to the peers of one ROUTER. ``lost`` collects the peers that were given
+    up."""
 
     def __init__(self, router: zmq.Socket[Any], max_bytes: int = MAX_PENDING_BYTES) -> None:
         self._router = router
@@ -49,7 +64,7 @@ class Outbox:
         return not self._pending
 
     def send(self, peer: bytes, frame: bytes) -> None:
-        """Sends now, or keeps the frame behind those that wait already."""
+        """Sends a frame now, or keeps it behind those that wait already."""
         if peer in self.lost:
             return
         if peer not in self._pending and self._try(peer, frame):
@@ -62,7 +77,7 @@ class Outbox:
             self.give_up(peer)
 
     def flush(self) -> None:
-        """Tries again what waits."""
+        """Tries again to send the frames that wait."""
         for peer, frames in list(self._pending.items()):
             while frames and self._try(peer, frames[0]):
                 self._bytes[peer] -= len(frames.popleft())
@@ -70,12 +85,12 @@ class Outbox:
                 self.forget(peer)
 
     def forget(self, peer: bytes) -> None:
-        """Drops what waits for a peer."""
+        """Drops the frames that wait for a peer."""
         self._pending.pop(peer, None)
         self._bytes.pop(peer, None)
 
     def give_up(self, peer: bytes) -> None:
-        """Sends this peer nothing any more."""
+        """Drops a peer's frames, now and from now on."""
         self.forget(peer)
         self.lost.add(peer)
 
@@ -92,29 +107,13 @@ class Outbox:
         return True
 
 
-FRAMES_A_ROUND = 1000
-"""So that no flood of words keeps the worker from its beats."""
-
-log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class _Peer:
-    """Who sent a message; both are empty where that is nobody's business, on ipc."""
-
-    key: str = ""
-    address: str = ""
-
-
-_NOBODY = _Peer()
-
-
-class CannotListen(Exception):
-    """There is no place where front ends could reach this worker."""
+class ListenError(Exception):
+    """The worker cannot listen for front ends at any of its addresses."""
 
 
 class Wire:
-    """Made before the model is loaded; front ends can reach it only after :meth:`listen`."""
+    """A worker's sockets, made before the model is loaded. Front ends can connect only after
+    :meth:`listen`."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._context: zmq.Context[Any] = zmq.Context()
@@ -126,11 +125,11 @@ class Wire:
         self.router = self._context.socket(zmq.ROUTER)
         sockets.configure(self.router)
         self.outbox = Outbox(self.router)
-        self.refusals = Refusals(log.warning)
+        self.refusals = Refusals(_log.warning)
         self.public_key = ""
         self._zap: ZapAuthenticator | None = None
         self._peers: dict[bytes, _Peer] = {}
-        """Those that have been heard on TCP, by their routing ids."""
+        """Front ends that have sent something, by their routing ids."""
         if settings.trusted:
             pair = new_pair()
             self.public_key = pair.public
@@ -138,19 +137,20 @@ class Wire:
             self._zap = ZapAuthenticator(self._context, trusted, self.refusals)
             self._zap.guard(self.router, "worker", pair)
         self._listen = settings.listen
-        self._number = settings.incarnation
+        self._incarnation = settings.incarnation
 
     @property
-    def polled(self) -> list[zmq.Socket[Any]]:
-        """Sockets that :meth:`attend` has to be called for."""
-        return self._zap.sockets if self._zap is not None else []
+    def all_sockets(self) -> list[zmq.Socket[Any]]:
+        """Sockets to poll: ``reaper``, ``router``, and those that :meth:`authenticate` reads."""
+        guards = self._zap.sockets if self._zap is not None else []
+        return [self.reaper, self.router, *guards]
 
     def listen(self) -> str:
-        """Lets front ends in; returns the endpoint, as the roster is to have it.
+        """Lets front ends in; returns the endpoint in the form of the roster.
 
         Raises:
-            CannotListen: it cannot be bound, or none of its ports can; or others could reach it
-                and it has no key.
+            ListenError: the address, or each port of its range, cannot be bound; or other machines
+                could reach it and the worker has no key.
         """
         try:
             if not self._listen.startswith("tcp://"):
@@ -158,97 +158,111 @@ class Wire:
                 return self.router.getsockopt_string(zmq.LAST_ENDPOINT)
             host, ports = host_and_range(self._listen.removeprefix("tcp://"))
             if self._zap is None and not is_loopback(host):
-                raise CannotListen(f"others can reach {host}, and this worker has no key")
+                raise ListenError(f"others can reach {host}, and this worker has no key")
             sockets.configure_tcp(self.router, host)
-            return f"tcp://*:{bind_one(self.router, host, ports.beginning_with(self._number))}"
+            return f"tcp://*:{bind_one(self.router, host, ports.beginning_with(self._incarnation))}"
         except zmq.ZMQError as error:
-            raise CannotListen(f"cannot listen on {self._listen}: {error.strerror}") from error
+            raise ListenError(f"cannot listen on {self._listen}: {error.strerror}") from error
 
-    def attend(self) -> None:
-        """Answers peers that want to connect. One whose key has been revoked hears no more."""
+    def authenticate(self) -> None:
+        """Answers peers that want to connect, and gives up peers whose key has been revoked."""
         if self._zap is None:
             return
         revoked = self._zap.poll()
-        for peer, known in list(self._peers.items()) if revoked else ():
-            if known.key in revoked:
-                self.refusals.refuse(known.address, "revoked", f"key {known.key} hears no more")
-                self.outbox.give_up(peer)
-                del self._peers[peer]
+        for name, peer in self._peers.items() if revoked else ():
+            if peer.key in revoked:
+                why = f"key {peer.key} hears no more"
+                self.refusals.refuse(peer.address, "revoked", why)
+                self.outbox.give_up(name)
 
-    def tell_reaper(self, message: ToReaper) -> None:
-        """Never waits: a reaper that is away misses it."""
+    def send_to_reaper(self, message: ToReaper) -> None:
+        """Sends without waiting: a reaper that does not read misses the message."""
         try:
             self.reaper.send(codec.encode(message), zmq.NOBLOCK)
         except zmq.Again:
-            log.warning("reaper does not read", message=type(message).__name__)
+            _log.warning(
+                "message dropped: the reaper does not read", message=type(message).__name__
+            )
 
-    def send(self, peer: bytes, message: ToFrontEnd) -> None:
-        self.outbox.send(peer, codec.encode(message))
+    def send(self, name: bytes, message: ToFrontEnd) -> None:
+        """Sends to the front end with this routing id."""
+        self.outbox.send(name, codec.encode(message))
 
-    def forget(self, peer: bytes) -> None:
-        """This peer is gone."""
-        self.outbox.forget(peer)
-        self._peers.pop(peer, None)
+    def take_lost_peers(self) -> list[bytes]:
+        """Forgets the front ends that were given up since the last call, and returns them."""
+        return self._forget([name for name in self._peers if name in self.outbox.lost])
 
-    def from_front_ends(self) -> Iterator[tuple[bytes, ToWorker]]:
-        """What has arrived, without waiting."""
-        arrived = self._arrived() if self._zap is None else self._arrived_guarded(self._zap)
-        for sender, (peer, *frames) in arrived:
-            if len(frames) != 1:
-                why = f"{len(frames)} frames instead of one"
-                self.refusals.refuse(sender.address or peer.hex(), "nonsense", why)
-                continue
-            try:
-                message = codec.to_worker.decode(frames[0])
-            except codec.BadFrame as error:
-                self.refusals.refuse(sender.address or peer.hex(), error.reason, str(error))
-                continue
-            if sender.key and peer not in self._peers:
-                self._peers[peer] = sender
-            yield peer, message
+    def take_silent_peers(self) -> list[bytes]:
+        """Forgets the front ends that sent nothing for PEER_TIMEOUT_S, and returns them."""
+        before = time.monotonic() - PEER_TIMEOUT_S
+        return self._forget([name for name, peer in self._peers.items() if peer.heard_at < before])
 
-    def _arrived(self) -> Iterator[tuple[_Peer, list[bytes]]]:
-        for _ in range(FRAMES_A_ROUND):
-            if (parts := _receive(self.router)) is None:
-                return
-            yield _NOBODY, parts
+    def _forget(self, names: list[bytes]) -> list[bytes]:
+        for name in names:
+            self.outbox.forget(name)
+            del self._peers[name]
+        return names
 
-    def _arrived_guarded(
-        self, authenticator: ZapAuthenticator
-    ) -> Iterator[tuple[_Peer, list[bytes]]]:
-        """From peers that are trusted still."""
-        for _ in range(FRAMES_A_ROUND):
-            try:
-                parts = self.router.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return
-            if authenticator.admits(parts[-1]):
-                sender = _Peer(user(parts[-1]), peer_address(parts[-1]))
-                yield sender, [part.bytes for part in parts]
-
-    def from_reaper(self) -> Iterator[ToSlot]:
+    def receive_from_reaper(self) -> Iterator[ToSlot]:
+        """Yields the reaper's messages that have arrived, without waiting."""
         while (parts := _receive(self.reaper)) is not None:
             try:
                 yield codec.to_slot.decode(parts[-1])
             except codec.BadFrame as error:
                 self.refusals.refuse("the reaper", error.reason, str(error))
 
-    def farewell(self, seconds: float) -> None:
-        """Gives what was said last so long to leave the process, then closes."""
+    def receive_from_front_ends(self) -> Iterator[tuple[bytes, ToWorker]]:
+        """Yields messages that have arrived, with their sender's routing id, without waiting."""
+        arrived = self._arrived() if self._zap is None else self._arrived_guarded(self._zap)
+        for key, address, (name, *frames) in arrived:
+            if len(frames) != 1:
+                why = f"{len(frames)} frames instead of one"
+                self.refusals.refuse(address or name.hex(), "nonsense", why)
+                continue
+            try:
+                message = codec.to_worker.decode(frames[0])
+            except codec.BadFrame as error:
+                self.refusals.refuse(address or name.hex(), error.reason, str(error))
+                continue
+            peer = self._peers.setdefault(name, _Peer(0.0, key, address))
+            peer.heard_at = time.monotonic()
+            yield name, message
+
+    def _arrived(self) -> Iterator[tuple[str, str, list[bytes]]]:
+        for _ in range(FRAMES_A_ROUND):
+            if (parts := _receive(self.router)) is None:
+                return
+            yield "", "", parts
+
+    def _arrived_guarded(
+        self, authenticator: ZapAuthenticator
+    ) -> Iterator[tuple[str, str, list[bytes]]]:
+        """Yields key, address and frames of messages from peers that are still trusted."""
+        for _ in range(FRAMES_A_ROUND):
+            try:
+                parts = self.router.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            if authenticator.admits(parts[-1]):
+                key, address = user(parts[-1]), peer_address(parts[-1])
+                yield key, address, [part.bytes for part in parts]
+
+    def close(self, linger_s: float) -> None:
+        """Closes the sockets. The last messages have ``linger_s`` seconds to leave the process."""
         self.outbox.flush()
         if self._zap is not None:
             self._zap.close()
         for socket in (self.reaper, self.router):
-            socket.setsockopt(zmq.LINGER, int(seconds * 1000))
+            socket.setsockopt(zmq.LINGER, int(linger_s * 1000))
             socket.close()
         self._context.term()
 
 
 def bind_one(router: zmq.Socket[Any], host: str, ports: Sequence[int]) -> int:
-    """Binds the first port that is free, and returns it.
+    """Binds the first free port, and returns it.
 
     Raises:
-        zmq.ZMQError: none is, or the host is not this machine's.
+        zmq.ZMQError: no port is free, or the host is not this machine's.
     """
     for port in ports[:-1]:
         try:
