@@ -1,20 +1,19 @@
-"""Whether a model fits this machine, told before anything of it is loaded::
+"""Tells if a model fits this machine, without loading it::
 
     python -m mayfly_worker.doctor [MODEL] --cache DIR [--options JSON]
 
-The model is put together as for serving, its weights still on the disk, and one forward pass
-through it is put together without being computed: then every array's shape and type is known, the
-caches' too. What may run at once follows by the arithmetic that a worker admits requests with.
+The model is assembled as for serving, its weights still on the disk, and so is one forward pass
+through it, which is not computed: then the shape and type of every array is known, the caches'
+too. The number of sequences that may run at once follows by the arithmetic of a worker's admission.
 
-On stdout comes one JSON object: a :class:`Diagnosis` and exit code 0, or
-``{"error": sentences}`` and exit code 3. Nothing is fetched.
+It writes one JSON object to stdout: a :class:`Diagnosis`, with exit code 0, or
+``{"error": sentences}``, with exit code 3. Nothing is fetched.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from mlx.utils import tree_flatten
 from mayfly_protocol.lifecycle import Exit
 from mayfly_protocol.settings import WorkerSettings
 from mayfly_worker.engine.admission import Budget
-from mayfly_worker.fetch.reporting import FetchError
+from mayfly_worker.fetch.reporting import FetchError, claim_stdout
 from mayfly_worker.fetch.resolve import find
 from mayfly_worker.model import memory
 from mayfly_worker.model.loading import ModelLoadError, assemble, cache_factory, context_length
@@ -34,7 +33,7 @@ from mayfly_worker.model.page_cache import weight_files
 from mayfly_worker.model.probe import can_batch, kv_cost
 
 CONTEXTS = (2048, 8192, 32768)
-"""Lengths to tell the rows of, besides the longest that the model was made for."""
+"""Context lengths of the report, besides the longest that the model was made for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +46,11 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Sizes are bytes. ``file_bytes`` are on the disk and ``weight_bytes`` in memory;
-    ``memory_bytes`` is what a worker would use of what is free now, ``kv_budget`` the part of it
-    for the caches of what runs. A sequence takes ``kv_bytes_per_row`` whatever its length, and
-    ``kv_bytes_per_token``. ``context`` is 0 where the model has no limit."""
+    """A model's needs and this machine's room. Sizes are bytes: ``file_bytes`` on the disk,
+    ``weight_bytes`` in memory; ``memory_bytes`` is the part of the free memory that a worker would
+    use, ``kv_budget`` the part of that for the caches of running sequences. A sequence takes
+    ``kv_bytes_per_row`` whatever its length, and ``kv_bytes_per_token`` for each token. ``context``
+    is 0 where the model has no limit."""
 
     model: str
     path: str
@@ -69,10 +69,10 @@ class Diagnosis:
 
 
 def diagnose(settings: WorkerSettings) -> Diagnosis:
-    """How a worker with these settings would get on.
+    """Diagnoses the model of a worker with these settings.
 
     Raises:
-        ModelLoadError: it cannot be served at all.
+        ModelLoadError: the model cannot be served at all.
     """
     model, tokenizer, config = assemble(settings)
     new_cache = cache_factory(model, config, settings)
@@ -106,7 +106,8 @@ def diagnose(settings: WorkerSettings) -> Diagnosis:
 
 
 def fits(budget: Budget, context: int) -> list[Fit]:
-    """The rows at each context up to the model's own, which is 0 if it has none; never empty."""
+    """The sequences that fit at each context length up to the model's own (0 if it has none); never
+    empty."""
     lengths = [length for length in CONTEXTS if not context or length < context]
     if context:
         lengths.append(context)
@@ -126,10 +127,7 @@ def main() -> int:
         "--options", type=json.loads, default={}, help="fields of WorkerSettings, as JSON"
     )
     arguments = parser.parse_args()
-    # Whatever a library or a model's own code prints goes to stderr.
-    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    with out:
+    with claim_stdout() as out:
         try:
             found = find(arguments.model, arguments.cache)
             settings = WorkerSettings(

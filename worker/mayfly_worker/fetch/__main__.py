@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ from types import FrameType
 import psutil
 
 from mayfly_protocol.lifecycle import Exit
-from mayfly_worker.fetch.reporting import EventWriter, FetchError
+from mayfly_worker.fetch.reporting import EventWriter, FetchError, claim_stdout
 from mayfly_worker.fetch.resolve import resolve
 
 
@@ -25,7 +24,7 @@ def main() -> int:
     )
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, _terminate)
-    events = _claim_stdout()
+    events = EventWriter(claim_stdout())
     try:
         fetched = resolve(
             options.model, options.cache, float32=options.float32, report=events.progress
@@ -38,13 +37,6 @@ def main() -> int:
         return Exit.CONFIGURATION
     events.done(fetched.path, fetched.name)
     return Exit.BYE
-
-
-def _claim_stdout() -> EventWriter:
-    """Returns the writer of events to stdout, and sends whatever else is printed to stderr."""
-    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    return EventWriter(out)
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:

@@ -13,6 +13,7 @@ text of a :class:`FetchError` is what an ``error`` event carries.
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,14 @@ INTERVAL_S = 0.1
 
 class FetchError(Exception):
     """The model cannot be had; the text says why and what to do, in sentences for its user."""
+
+
+def claim_stdout() -> TextIO:
+    """Returns stdout for this program's own lines: whatever a library or a model's code prints goes
+    to stderr from now on."""
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return out
 
 
 class EventWriter:
