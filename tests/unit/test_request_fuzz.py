@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from mayfly_server.api import parameters
+from mayfly_server.api import request_fields
 from mayfly_server.api.anthropic import messages_prompt as anthropic
 from mayfly_server.api.anthropic.messages_request import CountTokensRequest, MessagesRequest
-from mayfly_server.api.openai import chat, chat_prompt, tokenize
+from mayfly_server.api.openai import chat, chat_prompt, common_request, tokenize
 from mayfly_server.api.openai.chat_request import ChatRequest
 from mayfly_server.api.openai.completions import CompletionRequest
 from mayfly_server.api.openai.tokenize import DetokenizeRequest, TokenizeRequest
@@ -35,15 +35,15 @@ CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{
 
 def _chat(request: ChatRequest) -> None:
     chat_prompt.chat_prompt(request)
-    parameters.sampling(request)
-    formatted = parameters.constraint(request, chat.response_format(request)) is not None
-    parameters.usage_report(request)
-    parameters.ending(request, request.max_tokens, formatted=formatted)
+    request_fields.sampling(request)
+    formatted = common_request.constraint(request, chat.response_format(request)) is not None
+    common_request.usage_report(request)
+    common_request.ending(request, request.max_tokens, formatted=formatted)
 
 
 def _completion(request: CompletionRequest) -> None:
-    parameters.sampling(request)
-    parameters.constraint(request)
+    request_fields.sampling(request)
+    common_request.constraint(request)
 
 
 def _nothing(request: BaseModel) -> None:

@@ -1,27 +1,31 @@
-"""The fields that chat completions and completions have in common, checked once for both.
+"""Types of request fields that the APIs share, and the fields of sampling.
 
-Types are strict (a boolean is true or false, a number is no string), null means the default, and
-a field that is not listed is refused: nothing that a client asks for is silently ignored. What
-OpenAI documents and this server does not do is listed too, as :data:`Unsupported`, so that the
+Types are strict: a boolean is true or false, a number is no string. Null means the default. A field
+that is not listed is refused, so that nothing a client asks for is silently ignored. Fields that an
+API documents and this server does not support are listed too, as :data:`Unsupported`, so that the
 error can say so.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
+from mayfly_protocol.requests import Sampling
+
 MAX_CHOICES = 128
-MAX_STOPS = 4
-MAX_STOP_LENGTH = 4096
 MAX_BIASES = 1024
 MAX_SEED = 2**63 - 1
 MAX_COUNT = 2**31 - 1
 """Larger numbers of tokens, which no context holds, are read as this one."""
 MAX_MESSAGES = 16_384
+MIN_TEMPERATURE = 1e-3
+"""Below this, dividing by the temperature overflows and every draw is the likeliest token; lower
+temperatures are read as 0, greedy."""
 
 
 class Strict(BaseModel):
@@ -29,7 +33,7 @@ class Strict(BaseModel):
 
 
 def refused(reason: str) -> Callable[[Any], Any]:
-    """A validator that takes null alone."""
+    """A validator that refuses every value but null, for ``reason``."""
 
     def check(value: Any) -> Any:
         if value is not None:
@@ -37,16 +41,6 @@ def refused(reason: str) -> Callable[[Any], Any]:
         return value
 
     return check
-
-
-def _one_or_several(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
-def _no_empty(values: list[str]) -> list[str]:
-    if "" in values:
-        raise PydanticCustomError("empty_stop", "An empty string would stop everything")
-    return values
 
 
 def _token_ids(value: dict[str, float]) -> dict[str, float]:
@@ -57,7 +51,7 @@ def _token_ids(value: dict[str, float]) -> dict[str, float]:
 
 
 def _not_a_boolean(value: Any) -> Any:
-    """JSON's true is Python's 1."""
+    """Refuses JSON's true and false, which Python takes for 1 and 0."""
     if isinstance(value, bool):
         raise PydanticCustomError("number", "Input should be a number")
     return value
@@ -67,12 +61,6 @@ Unsupported = Annotated[None, BeforeValidator(refused("This is not supported by 
 Number = Annotated[float, BeforeValidator(_not_a_boolean)]
 Count = Annotated[int, Field(ge=1), AfterValidator(lambda count: min(count, MAX_COUNT))]
 TokenId = Annotated[int, Field(ge=0, le=MAX_COUNT)]
-Stops = Annotated[
-    list[Annotated[str, Field(max_length=MAX_STOP_LENGTH)]],
-    BeforeValidator(_one_or_several, json_schema_input_type=str | list[str]),
-    Field(max_length=MAX_STOPS),
-    AfterValidator(_no_empty),
-]
 LogitBias = Annotated[
     dict[str, Annotated[Number, Field(ge=-100, le=100)]],
     Field(max_length=MAX_BIASES),
@@ -83,23 +71,8 @@ LogitBias = Annotated[
 ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
 
 
-class StreamOptions(Strict):
-    include_usage: bool | None = None
-    continuous_usage_stats: Annotated[
-        bool | None, Field(description="With include_usage: every chunk has the usage so far.")
-    ] = None
-    include_obfuscation: Annotated[
-        Literal[False] | None, Field(description="Only false: chunks are never padded.")
-    ] = None
-
-
-class CommonFields(Strict):
-    """See the module."""
-
-    model: str | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+class SamplingFields(Strict):
+    """Fields of OpenAI's requests, and of vLLM's, that say how tokens are drawn."""
 
     temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
     top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
@@ -111,15 +84,22 @@ class CommonFields(Strict):
     repetition_penalty: Annotated[Number, Field(ge=0.01, le=10)] | None = None
     logit_bias: LogitBias | None = None
 
-    stop: Stops | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=256)] | None = None
-    min_tokens: Annotated[int, Field(ge=0, le=MAX_COUNT)] | None = None
-    ignore_eos: bool | None = None
-    include_stop_str_in_output: bool | None = None
 
-    guided_json: Annotated[Any, Field(description="A JSON schema, as an object or a text.")] = None
-    guided_regex: Annotated[str, Field(min_length=1)] | None = None
-    guided_choice: Annotated[list[str], Field(min_length=1, max_length=1024)] | None = None
-    guided_grammar: Annotated[str, Field(min_length=1)] | None = None
-
-    user: Annotated[str | None, Field(description="Taken, and of no effect.")] = None
+def sampling(fields: SamplingFields) -> Sampling:
+    """The sampling that a worker gets; draws a seed where the request has none."""
+    temperature = 1.0 if fields.temperature is None else fields.temperature
+    top_p = 1.0 if fields.top_p is None else fields.top_p
+    top_k = fields.top_k or 0
+    if temperature < MIN_TEMPERATURE or top_p == 0:
+        temperature, top_p = 0.0, 1.0
+    return Sampling(
+        seed=secrets.randbits(63) if fields.seed is None else fields.seed,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k if 0 < top_k <= MAX_COUNT else 0,
+        min_p=fields.min_p or 0.0,
+        repetition_penalty=fields.repetition_penalty or 1.0,
+        presence_penalty=fields.presence_penalty or 0.0,
+        frequency_penalty=fields.frequency_penalty or 0.0,
+        logit_bias=tuple((int(key), bias) for key, bias in (fields.logit_bias or {}).items()),
+    )

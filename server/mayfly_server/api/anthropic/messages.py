@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from mayfly_protocol.requests import ChatPrompt, Constraint, Ending, Generation, Output
 from mayfly_protocol.serving import Tokenize, Tokenized
-from mayfly_server.api import parameters
+from mayfly_server.api.affinity_keys import chat_key
 from mayfly_server.api.answer import GenerationJob, StreamedAnswer, WholeAnswer
 from mayfly_server.api.anthropic.messages_answer import (
     MESSAGE_EVENTS,
@@ -26,8 +26,7 @@ from mayfly_server.api.anthropic.messages_request import (
 )
 from mayfly_server.api.dependencies import FrontDep, TenantDep
 from mayfly_server.api.openapi import AnswerObject, streamed
-from mayfly_server.api.parameters import chat_key
-from mayfly_server.api.request_fields import CommonFields
+from mayfly_server.api.request_fields import SamplingFields, sampling
 from mayfly_server.dispatch.tokenize import ask_worker
 from mayfly_server.errors import InvalidRequest
 from mayfly_server.http.body import StrictRoute
@@ -55,8 +54,10 @@ async def messages(
     generation = Generation(
         model=model.name,
         prompt=prompt,
-        sampling=parameters.sampling(
-            CommonFields(temperature=request.temperature, top_p=request.top_p, top_k=request.top_k)
+        sampling=sampling(
+            SamplingFields(
+                temperature=request.temperature, top_p=request.top_p, top_k=request.top_k
+            )
         ),
         ending=Ending(max_tokens=request.max_tokens, stop=tuple(request.stop_sequences or ())),
         output=output,

@@ -7,7 +7,7 @@ import json
 from fastapi import APIRouter, Response
 
 from mayfly_protocol.requests import ChatPrompt, Constraint, Generation, Output
-from mayfly_server.api import parameters
+from mayfly_server.api.affinity_keys import chat_key, named_key
 from mayfly_server.api.answer import GenerationJob, StreamedAnswer, WholeAnswer
 from mayfly_server.api.dependencies import FrontDep, TenantDep
 from mayfly_server.api.openai.chat_answer import (
@@ -19,8 +19,9 @@ from mayfly_server.api.openai.chat_answer import (
 )
 from mayfly_server.api.openai.chat_prompt import chat_prompt
 from mayfly_server.api.openai.chat_request import ChatRequest
+from mayfly_server.api.openai.common_request import constraint, ending, usage_report
 from mayfly_server.api.openapi import streamed
-from mayfly_server.api.parameters import chat_key, named_key
+from mayfly_server.api.request_fields import sampling
 from mayfly_server.errors import InvalidRequest
 from mayfly_server.http.body import StrictRoute
 
@@ -34,17 +35,17 @@ router = APIRouter(route_class=StrictRoute)
 )
 async def chat_completions(request: ChatRequest, front: FrontDep, tenant: TenantDep) -> Response:
     """Continues a conversation, in one piece or as a stream of server-sent events."""
-    usage = parameters.usage_report(request)
+    usage = usage_report(request)
     prompt = chat_prompt(request)
     output = _output(request, prompt)
     formatted = output.constraint is not None or prompt.tool_choice == "required"
-    ending = parameters.ending(request, _max_tokens(request), formatted=formatted)
+    ends = ending(request, _max_tokens(request), formatted=formatted)
     model = await front.chat_model(request.model)
     generation = Generation(
         model=model.name,
         prompt=prompt,
-        sampling=parameters.sampling(request),
-        ending=ending,
+        sampling=sampling(request),
+        ending=ends,
         output=output,
         n=request.n or 1,
     )
@@ -60,8 +61,8 @@ async def chat_completions(request: ChatRequest, front: FrontDep, tenant: Tenant
 def _output(request: ChatRequest, prompt: ChatPrompt) -> Output:
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs.", param="top_logprobs")
-    constraint = parameters.constraint(request, response_format(request))
-    if constraint is not None and prompt.tool_choice == "required":
+    format = constraint(request, response_format(request))
+    if format is not None and prompt.tool_choice == "required":
         raise InvalidRequest(
             "A tool that has to be called and an output format exclude each other.",
             param="tool_choice",
@@ -69,7 +70,7 @@ def _output(request: ChatRequest, prompt: ChatPrompt) -> Output:
     return Output(
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         split=True,
-        constraint=constraint,
+        constraint=format,
     )
 
 

@@ -14,10 +14,10 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 from mayfly_protocol.requests import ToolChoice as Mode
+from mayfly_server.api.openai.common_request import CommonFields
 from mayfly_server.api.openapi import DocumentedAs
 from mayfly_server.api.request_fields import (
     MAX_MESSAGES,
-    CommonFields,
     Count,
     Strict,
     ToolName,

@@ -22,9 +22,15 @@ from mayfly_protocol.requests import (
     TokenPrompt,
 )
 from mayfly_protocol.serving import Delta, Usage
-from mayfly_server.api import parameters
+from mayfly_server.api.affinity_keys import prompt_key
 from mayfly_server.api.answer import GenerationJob, Head, StreamedAnswer, WholeAnswer
 from mayfly_server.api.dependencies import FrontDep, TenantDep
+from mayfly_server.api.openai.common_request import (
+    CommonFields,
+    constraint,
+    ending,
+    usage_report,
+)
 from mayfly_server.api.openai.logprobs import TextLogprobs, TextLogprobsWriter, empty_lists
 from mayfly_server.api.openai.usage import (
     ChunkUsage,
@@ -34,8 +40,7 @@ from mayfly_server.api.openai.usage import (
     completion_usage,
 )
 from mayfly_server.api.openapi import AnswerObject, streamed
-from mayfly_server.api.parameters import prompt_key
-from mayfly_server.api.request_fields import MAX_CHOICES, MAX_COUNT, CommonFields
+from mayfly_server.api.request_fields import MAX_CHOICES, MAX_COUNT, sampling
 from mayfly_server.errors import ErrorAnswer, InvalidRequest
 from mayfly_server.http import sse
 from mayfly_server.http.body import StrictRoute
@@ -247,13 +252,13 @@ router = APIRouter(route_class=StrictRoute)
 )
 async def completions(request: CompletionRequest, front: FrontDep, tenant: TenantDep) -> Response:
     """Continues one or several prompts, in one piece or as a stream of server-sent events."""
-    usage = parameters.usage_report(request)
+    usage = usage_report(request)
     prompts: Prompts = request.prompt
     n = _choices(request, len(prompts))
     output = _output(request)
     formatted = output.constraint is not None
-    ending = parameters.ending(request, _max_tokens(request), formatted=formatted)
-    sampling = parameters.sampling(request)
+    ends = ending(request, _max_tokens(request), formatted=formatted)
+    drawn = sampling(request)
     model = await front.model(request.model)
     generations = [
         Generation(
@@ -261,8 +266,8 @@ async def completions(request: CompletionRequest, front: FrontDep, tenant: Tenan
             prompt=prompt,
             # With a given seed each prompt's answer is as it would be alone; without one, equal
             # prompts get different answers.
-            sampling=replace(sampling, seed=randbits(63)) if request.seed is None else sampling,
-            ending=ending,
+            sampling=replace(drawn, seed=randbits(63)) if request.seed is None else drawn,
+            ending=ends,
             output=output,
             n=n,
         )
@@ -294,7 +299,7 @@ def _output(request: CompletionRequest) -> Output:
     return Output(
         logprobs=request.logprobs,
         echo=bool(request.echo),
-        constraint=parameters.constraint(request),
+        constraint=constraint(request),
     )
 
 

@@ -9,12 +9,11 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from mayfly_protocol.requests import ChatPrompt, Constraint, Ending, Generation, Output
-from mayfly_server.api import parameters
+from mayfly_server.api.affinity_keys import chat_key, named_key
 from mayfly_server.api.answer import GenerationJob, StreamedAnswer, WholeAnswer
 from mayfly_server.api.dependencies import FrontDep, TenantDep
 from mayfly_server.api.openapi import streamed
-from mayfly_server.api.parameters import chat_key, named_key
-from mayfly_server.api.request_fields import CommonFields
+from mayfly_server.api.request_fields import SamplingFields, sampling
 from mayfly_server.api.responses.responses_answer import ResponseBody, ResponseEvents
 from mayfly_server.api.responses.responses_objects import (
     RESPONSES_EVENTS,
@@ -55,9 +54,7 @@ async def responses(request: ResponsesRequest, front: FrontDep, tenant: TenantDe
     generation = Generation(
         model=model.name,
         prompt=prompt,
-        sampling=parameters.sampling(
-            CommonFields(temperature=request.temperature, top_p=request.top_p)
-        ),
+        sampling=sampling(SamplingFields(temperature=request.temperature, top_p=request.top_p)),
         ending=Ending(max_tokens=request.max_output_tokens),
         output=output,
     )

@@ -1,77 +1,85 @@
-"""From a request's fields to what travels to a worker, and what fields forbid each other.
-
-Which conversation a request belongs to: requests with the same key go to the same worker, whose
-cache holds what they have in common.
-"""
+"""The request fields that chat completions and completions share, as a worker gets them."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import secrets
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from mayfly_protocol.requests import Constraint, Ending, Sampling, TextPrompt, TokenPrompt
+from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+from mayfly_protocol.requests import Constraint, Ending
 from mayfly_server.api.openai.usage import UsageReport
-from mayfly_server.api.request_fields import MAX_COUNT, CommonFields
+from mayfly_server.api.request_fields import (
+    MAX_CHOICES,
+    MAX_COUNT,
+    SamplingFields,
+    Strict,
+    TokenId,
+)
 from mayfly_server.errors import InvalidRequest
-from mayfly_server.http import sse
 from mayfly_server.http.body import parse_json
 
-_TEXT_HEAD = 512
-_TOKENS_HEAD = 128
+MAX_STOPS = 4
+MAX_STOP_LENGTH = 4096
 
 
-def named_key(name: str) -> bytes:
-    """Of a conversation that its client has named."""
-    return _digest("name", name)
+def _one_or_several(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
 
 
-def chat_key(messages: tuple[dict[str, Any], ...]) -> bytes:
-    """What every turn of a conversation begins with: all up to the first user message."""
-    ends = (i + 1 for i, message in enumerate(messages) if message["role"] == "user")
-    return _digest("chat", sse.encode(messages[: next(ends, 1)]))
+def _no_empty(values: list[str]) -> list[str]:
+    if "" in values:
+        raise PydanticCustomError("empty_stop", "An empty string would stop everything")
+    return values
 
 
-def prompt_key(prompt: TextPrompt | TokenPrompt) -> bytes:
-    match prompt:
-        case TextPrompt(text):
-            return _digest("text", text[:_TEXT_HEAD])
-        case TokenPrompt(ids):
-            return _digest("tokens", str(ids[:_TOKENS_HEAD]))
+Stops = Annotated[
+    list[Annotated[str, Field(max_length=MAX_STOP_LENGTH)]],
+    BeforeValidator(_one_or_several, json_schema_input_type=str | list[str]),
+    Field(max_length=MAX_STOPS),
+    AfterValidator(_no_empty),
+]
 
 
-def _digest(kind: str, content: str) -> bytes:
-    return hashlib.blake2b(f"{kind}\0{content}".encode(), digest_size=16).digest()
+class StreamOptions(Strict):
+    include_usage: bool | None = None
+    continuous_usage_stats: Annotated[
+        bool | None, Field(description="With include_usage: every chunk has the usage so far.")
+    ] = None
+    include_obfuscation: Annotated[
+        Literal[False] | None, Field(description="Only false: chunks are never padded.")
+    ] = None
 
 
-COLDEST = 1e-3
-"""Below this, dividing by the temperature overflows, and every draw is the likeliest token: it is
-greedy."""
+class _FirstFields(Strict):
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
 
 
-def sampling(fields: CommonFields) -> Sampling:
-    temperature = 1.0 if fields.temperature is None else fields.temperature
-    top_p = 1.0 if fields.top_p is None else fields.top_p
-    top_k = fields.top_k or 0
-    if temperature < COLDEST or top_p == 0:
-        temperature, top_p = 0.0, 1.0
-    return Sampling(
-        seed=secrets.randbits(63) if fields.seed is None else fields.seed,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k if 0 < top_k <= MAX_COUNT else 0,
-        min_p=fields.min_p or 0.0,
-        repetition_penalty=fields.repetition_penalty or 1.0,
-        presence_penalty=fields.presence_penalty or 0.0,
-        frequency_penalty=fields.frequency_penalty or 0.0,
-        logit_bias=tuple((int(key), bias) for key, bias in (fields.logit_bias or {}).items()),
-    )
+class CommonFields(SamplingFields, _FirstFields):
+    """The fields of both requests; pydantic puts those of the last base first."""
+
+    stop: Stops | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=256)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_COUNT)] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+
+    guided_json: Annotated[Any, Field(description="A JSON schema, as an object or a text.")] = None
+    guided_regex: Annotated[str, Field(min_length=1)] | None = None
+    guided_choice: Annotated[list[str], Field(min_length=1, max_length=1024)] | None = None
+    guided_grammar: Annotated[str, Field(min_length=1)] | None = None
+
+    user: Annotated[str | None, Field(description="Taken, and of no effect.")] = None
 
 
 def ending(fields: CommonFields, max_tokens: int | None, *, formatted: bool) -> Ending:
-    """Raises InvalidRequest where more tokens are demanded than allowed, by ``max_tokens`` or by a
-    format that the output follows: nothing can come after its end."""
+    """The conditions that end the output; ``formatted`` says that it follows a format or calls a
+    tool. Raises InvalidRequest where the request demands more tokens than ``max_tokens``, or tokens
+    after the end of a format."""
     min_tokens = fields.min_tokens or 0
     asked = {"min_tokens": min_tokens > 0, "ignore_eos": fields.ignore_eos}
     for name in (name for name, value in asked.items() if value and formatted):
