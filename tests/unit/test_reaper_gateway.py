@@ -31,7 +31,7 @@ def test_a_node_that_cannot_listen_again_says_so_until_it_can(
         node = Gateway(network, tmp_path, zmq.Poller(), stack, notes.append)
 
         def said(text: str) -> bool:
-            assert list(node.questions()) == []
+            assert list(node.requests()) == []
             return any(text in note for note in notes)
 
         # The machine has another address by now.

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from mayfly_reaper.processes.children import Entry, Orphans, WorkersFile
+from mayfly_reaper.processes.children import WorkerEntry, Orphans, WorkersFile
 from support.node import wait_until
 
-TOLD = '{"slot": "s-0", "incarnation": 7}'
+SETTINGS = '{"slot": "s-0", "incarnation": 7}'
 
 
 @pytest.fixture
 def orphan() -> Iterator[subprocess.Popen[bytes]]:
-    with started("--settings", TOLD) as process:
+    with started("--settings", SETTINGS) as process:
         yield process
         process.kill()
 
@@ -27,30 +27,30 @@ def started(*arguments: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", waits, *arguments], stdin=subprocess.PIPE)
 
 
-def left_behind(tmp_path: Path, pid: int, told: str = TOLD) -> WorkersFile:
+def left_behind(tmp_path: Path, pid: int, settings: str = SETTINGS) -> WorkersFile:
     """What a reaper reads that comes after one that had such a worker."""
     path = tmp_path / "workers.json"
-    WorkersFile(path, print).add(Entry("s-0", 7, pid, told))
+    WorkersFile(path, print).add(WorkerEntry("s-0", 7, pid, settings))
     return WorkersFile(path, print)
 
 
 def test_an_orphan_is_waited_for_until_it_leaves(
     tmp_path: Path, orphan: subprocess.Popen[bytes]
 ) -> None:
-    ledger = left_behind(tmp_path, orphan.pid)
-    orphans = Orphans(ledger, overdue_at=100.0)
-    assert [entry.pid for entry in orphans.look(99.9)] == [orphan.pid]
-    assert [entry.pid for entry in ledger.entries] == [orphan.pid]
+    workers_file = left_behind(tmp_path, orphan.pid)
+    orphans = Orphans(workers_file, overdue_at=100.0)
+    assert [entry.pid for entry in orphans.poll(99.9)] == [orphan.pid]
+    assert [entry.pid for entry in workers_file.entries] == [orphan.pid]
     assert orphan.stdin is not None
     orphan.stdin.close()
-    wait_until(lambda: orphans.look(99.9) == [], "the orphan leaves")
+    wait_until(lambda: orphans.poll(99.9) == [], "the orphan leaves")
     assert orphan.wait() == 0
-    assert ledger.entries == []
+    assert workers_file.entries == []
 
 
 def test_one_that_overstays_is_killed(tmp_path: Path, orphan: subprocess.Popen[bytes]) -> None:
     orphans = Orphans(left_behind(tmp_path, orphan.pid), overdue_at=100.0)
-    wait_until(lambda: orphans.look(100.0) == [], "the orphan is killed")
+    wait_until(lambda: orphans.poll(100.0) == [], "the orphan is killed")
     assert orphan.wait() == -9
 
 
@@ -58,18 +58,18 @@ def test_a_reaper_that_is_killed_as_well_leaves_word_of_the_first_ones_orphans(
     tmp_path: Path, orphan: subprocess.Popen[bytes]
 ) -> None:
     second = left_behind(tmp_path, orphan.pid)
-    Orphans(second, overdue_at=100.0).look(0.0)
-    second.add(Entry("s-1", 8, 17, "told"))
+    Orphans(second, overdue_at=100.0).poll(0.0)
+    second.add(WorkerEntry("s-1", 8, 17, "told"))
     third = WorkersFile(tmp_path / "workers.json", print)
     assert [entry.pid for entry in third.entries] == [orphan.pid, 17]
 
 
-@pytest.mark.parametrize("told", ['{"slot": "s-0", "incarnation": 8}', "", "s-0"])
+@pytest.mark.parametrize("settings", ['{"slot": "s-0", "incarnation": 8}', "", "s-0"])
 def test_a_stranger_with_an_orphans_pid_is_left_alone(
-    tmp_path: Path, orphan: subprocess.Popen[bytes], told: str
+    tmp_path: Path, orphan: subprocess.Popen[bytes], settings: str
 ) -> None:
-    orphans = Orphans(left_behind(tmp_path, orphan.pid, told), overdue_at=0.0)
-    assert orphans.look(1.0) == []
+    orphans = Orphans(left_behind(tmp_path, orphan.pid, settings), overdue_at=0.0)
+    assert orphans.poll(1.0) == []
     assert orphan.poll() is None
 
 
@@ -80,26 +80,26 @@ def test_a_pid_that_became_a_strangers_meanwhile_is_left_alone(
     [process] = orphans._left.values()
     assert process is not None
     process._ident = (orphan.pid, 12345.0)  # as if it had been started at another time
-    assert orphans.look(1.0) == []
+    assert orphans.poll(1.0) == []
     assert orphan.poll() is None
 
 
 def test_those_that_are_gone_are_no_orphans(tmp_path: Path) -> None:
-    with started(TOLD) as process:
+    with started(SETTINGS) as process:
         process.kill()
-    assert Orphans(left_behind(tmp_path, process.pid), 0.0).look(1.0) == []
+    assert Orphans(left_behind(tmp_path, process.pid), 0.0).poll(1.0) == []
 
 
 def test_a_ledger_holds_those_that_live(tmp_path: Path) -> None:
     notes: list[str] = []
     path = tmp_path / "workers.json"
-    ledger = WorkersFile(path, notes.append)
-    assert ledger.entries == []
-    one, two = Entry("s-0", 1, 17, "told"), Entry("s-1", 2, 18, "told, too")
-    ledger.add(one)
-    ledger.add(two)
-    ledger.remove(1)
-    ledger.remove(99)
+    workers_file = WorkersFile(path, notes.append)
+    assert workers_file.entries == []
+    one, two = WorkerEntry("s-0", 1, 17, "told"), WorkerEntry("s-1", 2, 18, "told, too")
+    workers_file.add(one)
+    workers_file.add(two)
+    workers_file.remove(1)
+    workers_file.remove(99)
     assert WorkersFile(path, notes.append).entries == [two]
     for wrong in ("", "[{}]", "17", '[{"slot": 1}]'):
         path.write_text(wrong)
@@ -109,8 +109,8 @@ def test_a_ledger_holds_those_that_live(tmp_path: Path) -> None:
 
 def test_a_ledger_that_cannot_be_written_is_said_once(tmp_path: Path) -> None:
     notes: list[str] = []
-    ledger = WorkersFile(tmp_path / "missing" / "workers.json", notes.append)
+    workers_file = WorkersFile(tmp_path / "missing" / "workers.json", notes.append)
     for number in range(3):
-        ledger.add(Entry("s-0", number, 17, "told"))
+        workers_file.add(WorkerEntry("s-0", number, 17, "told"))
     assert len(notes) == 1
     assert "cannot be written" in notes[0]

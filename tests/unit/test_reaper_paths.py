@@ -11,7 +11,7 @@ import pytest
 from mayfly_reaper import paths
 from mayfly_reaper.paths import IncarnationNumbers, Runtime, StartError, locked, opened, runtime_of
 from mayfly_reaper.processes.front_end import listen
-from mayfly_reaper.processes.spawn import KEPT_BYTES, MOST_BYTES, StderrFile
+from mayfly_reaper.processes.spawn import STDERR_TAIL_BYTES, STDERR_MAX_BYTES, StderrFile
 
 
 @pytest.fixture
@@ -153,15 +153,15 @@ def test_the_end_of_stderr_is_kept(tmp_path: Path) -> None:
     os.write(file.fileno(), b"one\ntwo \xff\n")
     assert file.tail() == "one\ntwo \ufffd\n"
     line = b"x" * 99 + b"\n"
-    os.write(file.fileno(), line * (MOST_BYTES // 100))
+    os.write(file.fileno(), line * (STDERR_MAX_BYTES // 100))
     file.trim()
-    assert len(file.tail()) > MOST_BYTES // 1000
+    assert len(file.tail()) > STDERR_MAX_BYTES // 1000
     os.write(file.fileno(), line + b"the last\n")
     file.trim()
     tail = file.tail()
-    assert (tmp_path / "x.log").stat().st_size < KEPT_BYTES + 200
+    assert (tmp_path / "x.log").stat().st_size < STDERR_TAIL_BYTES + 200
     assert tail.startswith("x" * 99 + "\n")
     assert tail.endswith("x\nthe last\n")
-    assert len(tail) <= KEPT_BYTES
+    assert len(tail) <= STDERR_TAIL_BYTES
     file.close()
     assert not (tmp_path / "x.log").exists()

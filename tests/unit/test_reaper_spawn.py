@@ -13,7 +13,7 @@ import pytest
 from mayfly_reaper.paths import Runtime, StartError
 from mayfly_reaper.processes import spawn
 from mayfly_reaper.processes.signals import SignalInbox
-from mayfly_reaper.processes.spawn import Spawner, removed, worker_environment
+from mayfly_reaper.processes.spawn import Spawner, removed_variables, worker_environment
 from mayfly_reaper.rules.mitigations import Mitigations
 from mayfly_reaper.settings import NodeSettings, Pool
 from support.node import wait_until
@@ -37,7 +37,7 @@ def test_the_user_has_the_last_word_but_for_what_locks_the_gpu() -> None:
     assert environment["MLX_CUDA_GRAPH_CACHE_SIZE"] == "50"
     assert environment["MLX_PTX_CACHE_DIR"] == "/mine"
     assert "MLX_METAL_FAST_SYNCH" not in environment
-    assert removed(inherited) == ["MLX_METAL_FAST_SYNCH"]
+    assert removed_variables(inherited) == ["MLX_METAL_FAST_SYNCH"]
     own = {"MLX_METAL_FAST_SYNCH": "1"}
     assert worker_environment(inherited, own, PTX, None)["MLX_METAL_FAST_SYNCH"] == "1"
 
@@ -45,7 +45,7 @@ def test_the_user_has_the_last_word_but_for_what_locks_the_gpu() -> None:
 def test_no_worker_learns_a_key() -> None:
     keys = dict.fromkeys(("MAYFLY_API_KEYS", "MAYFLY_ADMIN_KEY", "MAYFLY_API_KEY"), "secret")
     assert "secret" not in worker_environment(keys, {}, PTX, None).values()
-    assert removed(keys) == []
+    assert removed_variables(keys) == []
 
 
 def test_a_successor_is_spared_what_its_predecessors_died_of() -> None:
@@ -117,7 +117,7 @@ def test_a_worker_is_told_where_to_leave_its_breadcrumb_and_what_it_is_spared(
     process = starts.spawn("s-0", pool, 7, Mitigations(halved_rows=1))
     wait_until(lambda: process.poll() is not None, "the worker leaves")
     said = process.stderr.tail()
-    assert said.strip() == process.told
+    assert said.strip() == process.settings_json
     assert json.loads(said)["breadcrumb"] == str(process.crumb) == str(tmp_path / "w7.crumb")
     assert json.loads(said)["max_rows"] == 4
     process.crumb.touch()
@@ -139,7 +139,7 @@ def test_where_nothing_can_be_kept_workers_start_all_the_same(tmp_path: Path) ->
     assert Path(os.devnull).exists()
     assert len(notes) == 2
     assert "compiled kernels cannot be kept" in notes[0]
-    assert "what workers write to stderr cannot be kept" in notes[1]
+    assert "stderr of workers cannot be kept" in notes[1]
 
 
 def test_a_slots_kernels_are_wiped_and_no_others(tmp_path: Path) -> None:

@@ -1,11 +1,12 @@
-"""The workers' processes, by the number of their incarnation.
+"""Worker processes of this reaper, by incarnation number, and orphans of an earlier reaper.
 
-The workers that a reaper leaves behind when it is killed, and that its successor waits for.
+Orphans are workers that a killed reaper has left behind. They finish their requests within their
+own time limit and leave by themselves. Until then their memory is not free, so the slots that they
+were in stay empty; orphans that overstay are killed.
 
-They finish what they run within their own bound and leave by themselves. Until then their memory
-is not free, so the slots that they were in stay empty; those that overstay are killed. Each worker
-is written down with its pid and with what it was told on its command line, which names the
-incarnation's number and is no other process's. A pid alone may be a stranger's by now.
+Each worker is listed in a file with its pid and with its settings as they stand on its command
+line. The settings name the incarnation's number, so they are no other process's. A pid alone may
+be a stranger's by now.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import logging
 import math
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -34,28 +35,30 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class WorkerEntry:
+    """One worker in the file of workers."""
+
     slot: str
     incarnation: int
     pid: int
-    told: str
+    settings_json: str
 
 
 class WorkersFile:
-    """The workers that live, in a file. One that can't be written costs the next reaper the
-    knowledge of them, and this one nothing: ``note`` is told once."""
+    """File of the workers that run. Where it cannot be written, the next reaper does not learn of
+    its orphans; this one goes on, and ``note`` is called once."""
 
     def __init__(self, path: Path, note: Callable[[str], None]) -> None:
         self._path = path
-        self._complain = LogThrottle(note, quiet_s=math.inf)
+        self._note_once = LogThrottle(note, quiet_s=math.inf)
         self._entries = {entry.incarnation: entry for entry in self._read()}
 
     @property
-    def entries(self) -> list[Entry]:
-        """At first those that the reaper before this one wrote down last."""
+    def entries(self) -> list[WorkerEntry]:
+        """The workers in the file; at first those of the reaper before this one."""
         return list(self._entries.values())
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: WorkerEntry) -> None:
         self._entries[entry.incarnation] = entry
         self._write()
 
@@ -63,54 +66,62 @@ class WorkersFile:
         if self._entries.pop(incarnation, None) is not None:
             self._write()
 
-    def _read(self) -> list[Entry]:
+    def _read(self) -> list[WorkerEntry]:
         try:
             return [
-                Entry(each["slot"], each["incarnation"], each["pid"], each["told"])
+                WorkerEntry(each["slot"], each["incarnation"], each["pid"], each["told"])
                 for each in json.loads(self._path.read_text())
             ]
         except FileNotFoundError:
             return []
         except (OSError, ValueError, TypeError, KeyError) as error:
-            _log.warning("cannot read %s: %s", self._path, error)
+            _log.warning("cannot read the list of workers %s: %s", self._path, error)
             return []
 
     def _write(self) -> None:
-        text = json.dumps([asdict(entry) for entry in self.entries])
+        listed = [
+            {
+                "slot": entry.slot,
+                "incarnation": entry.incarnation,
+                "pid": entry.pid,
+                "told": entry.settings_json,
+            }
+            for entry in self.entries
+        ]
         try:
-            rewrite(self._path, text)
+            rewrite(self._path, json.dumps(listed))
         except OSError as error:
-            self._complain(f"the list of workers cannot be written: {error}")
+            self._note_once(f"the list of workers cannot be written: {error}")
 
 
 class Orphans:
-    """Those in a ledger that its reaper has not started itself, for as long as they live.
-    ``overdue_at`` is when they are killed, on the clock of whoever asks."""
+    """Workers of an earlier reaper, for as long as they run. ``overdue_at`` is the time at which
+    they are killed, by the clock of :meth:`poll`."""
 
-    def __init__(self, ledger: WorkersFile, overdue_at: float) -> None:
-        self._ledger = ledger
+    def __init__(self, workers_file: WorkersFile, overdue_at: float) -> None:
+        self._workers_file = workers_file
         self._overdue_at = overdue_at
-        self._left = {entry: _same(entry) for entry in ledger.entries}
+        self._left = {entry: _process_of(entry) for entry in workers_file.entries}
 
-    def look(self, now: float) -> list[Entry]:
-        """Those that still live. Overdue ones are killed."""
+    def poll(self, now: float) -> list[WorkerEntry]:
+        """Returns the orphans that still run, after killing those that are overdue."""
         for entry, process in list(self._left.items()):
             if process is None or not _runs(process):
                 del self._left[entry]
-                self._ledger.remove(entry.incarnation)
+                self._workers_file.remove(entry.incarnation)
             elif now >= self._overdue_at:
                 try:
                     process.kill()  # psutil's: not if the pid has become another's
                 except psutil.Error as error:
-                    _log.warning("cannot kill the orphan %d: %s", entry.pid, error)
+                    _log.warning("cannot kill the orphan with pid %d: %s", entry.pid, error)
         return list(self._left)
 
 
-def _same(entry: Entry) -> psutil.Process | None:
-    """The process of an entry, if it is still that."""
+def _process_of(entry: WorkerEntry) -> psutil.Process | None:
+    """Returns the process of an entry, if its pid is still the worker's."""
     try:
         process = psutil.Process(entry.pid)
-        return process if entry.told in process.cmdline() else None
+        return process if entry.settings_json in process.cmdline() else None
     except psutil.Error:
         return None
 
@@ -123,12 +134,12 @@ def _runs(process: psutil.Process) -> bool:
 
 
 class Children:
-    """Starts them, ends them, and notices their ends."""
+    """Worker processes of this reaper: starts them, ends them, and notices their ends."""
 
-    def __init__(self, spawner: Spawner, ledger: WorkersFile, pressure: OomWatch) -> None:
+    def __init__(self, spawner: Spawner, workers_file: WorkersFile, oom_watch: OomWatch) -> None:
         self._spawner = spawner
-        self._ledger = ledger
-        self._pressure = pressure
+        self._workers_file = workers_file
+        self._oom_watch = oom_watch
         self._processes: dict[int, tuple[str, WorkerProcess]] = {}
 
     def spawn(
@@ -139,15 +150,15 @@ class Children:
         except OSError as error:
             return NotStarted(incarnation, str(error))
         self._processes[incarnation] = (slot, process)
-        self._ledger.add(Entry(slot, incarnation, process.pid, process.told))
+        self._workers_file.add(WorkerEntry(slot, incarnation, process.pid, process.settings_json))
         return Started(incarnation, process.pid)
 
     def signal(self, incarnation: int, number: int) -> None:
         if incarnation in self._processes:
             self._processes[incarnation][1].signal(number)
 
-    def crumb(self, incarnation: int) -> Breadcrumb | None:
-        """What its forward pass is about, or was; None where that is not known."""
+    def breadcrumb(self, incarnation: int) -> Breadcrumb | None:
+        """Returns the breadcrumb of a worker's last forward pass; None where there is none."""
         if incarnation not in self._processes:
             return None
         return breadcrumb.read(self._processes[incarnation][1].crumb)
@@ -155,15 +166,15 @@ class Children:
     def wipe_kernels(self, slot: str) -> None:
         self._spawner.wipe_kernels(slot)
 
-    def attend(self) -> None:
-        """To be called every second or so. Keeps what they write to stderr from filling the disk,
-        and an eye on the machine's memory."""
-        self._pressure.poll()
+    def housekeep(self) -> None:
+        """Keeps stderr files from filling the disk, and the count of OOM kills up to date. To be
+        called every second or so."""
+        self._oom_watch.poll()
         for _, process in self._processes.values():
             process.stderr.trim()
 
     def ended(self) -> list[tuple[str, int]]:
-        """Those that have ended since, by their slots' names; :meth:`exits` tells more of them."""
+        """Returns the workers whose processes have ended, by slot; :meth:`exits` follows it."""
         return [
             (slot, incarnation)
             for incarnation, (slot, process) in self._processes.items()
@@ -171,10 +182,10 @@ class Children:
         ]
 
     def exits(self, footprint: Callable[[int], tuple[int, int]]) -> Iterator[tuple[str, Exited]]:
-        """Those that have ended since, with their slots' names.
+        """Yields the exits of the workers whose processes have ended, by slot, and forgets them.
 
         Args:
-            footprint: an incarnation's last known memory and what it may have, in bytes.
+            footprint: returns an incarnation's last known memory and its limit, in bytes.
         """
         for incarnation, (slot, process) in list(self._processes.items()):
             status = process.poll()
@@ -183,17 +194,17 @@ class Children:
             del self._processes[incarnation]
             oom_evidence = ""
             if status == -signal.SIGKILL:
-                oom_evidence = self._pressure.evidence(process.pid, *footprint(incarnation))
+                oom_evidence = self._oom_watch.evidence(process.pid, *footprint(incarnation))
             stderr = process.stderr.tail()
             crumb = breadcrumb.read(process.crumb)
             process.clear()
-            self._ledger.remove(incarnation)
+            self._workers_file.remove(incarnation)
             yield slot, Exited(incarnation, status, stderr, crumb, oom_evidence)
 
     def kill_all(self) -> None:
-        """Ends them here and now, and waits until they are gone."""
+        """Kills all workers and waits until they are gone."""
         for incarnation, (_, process) in self._processes.items():
             process.kill()
             process.clear()
-            self._ledger.remove(incarnation)
+            self._workers_file.remove(incarnation)
         self._processes.clear()

@@ -1,19 +1,16 @@
-"""Starting a worker's process, and holding on to it.
+"""Starts the process of a worker, with its settings, environment and stderr file.
 
-Always with an argument list and from the reaper's main thread, never by fork or multiprocessing:
-threads and locks do not survive a fork. The worker's stdin is a pipe whose other end only the
-reaper has: when it ends, the reaper is gone. Workers have sessions of their own, so that a Ctrl-C
-in the terminal reaches the reaper alone.
+A process is always started with an argument list and from the reaper's main thread, never by fork
+or multiprocessing: threads and locks do not survive a fork. The worker's stdin is a pipe whose
+other end only the reaper has: when it ends, the reaper is gone. Workers have sessions of their own,
+so that a Ctrl-C in the terminal reaches the reaper alone.
 
-What a worker writes to stderr, kept for its autopsy.
+stderr is a file and not a pipe: a reaper that is busy, stopped or gone then never blocks or kills a
+worker that writes to it. Its end becomes part of the autopsy.
 
-A file and not a pipe: a reaper that is busy, stopped or gone then never blocks or kills a worker
-that has something to say.
-
-The environment of a worker.
-
-MLX reads its variables when it is imported, and numbers with ``atoi``: ``true`` means 0. What the
-user has set stays as it is, but for :data:`REMOVED` and the keys of clients.
+MLX reads its environment variables when it is imported, and numbers with ``atoi``: ``true`` means
+0. Variables that the user has set are not changed, but :data:`REMOVED` and the keys of clients are
+not passed on.
 """
 
 from __future__ import annotations
@@ -39,16 +36,15 @@ from mayfly_reaper.paths import Runtime, StartError
 from mayfly_reaper.rules.mitigations import NO_MITIGATIONS, Mitigations
 from mayfly_reaper.settings import Network, NodeSettings, Pool
 
-KEPT_BYTES = 64 << 10
-MOST_BYTES = 4 << 20
+STDERR_TAIL_BYTES = 64 << 10
+STDERR_MAX_BYTES = 4 << 20
 
 
 class StderrFile:
-    """Open for appending; ``fileno()`` is for the process that writes. Without a path nothing is
-    kept.
+    """File that a worker appends its stderr to. Without a path nothing is kept.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the file cannot be made.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -60,25 +56,25 @@ class StderrFile:
         return self._descriptor
 
     def tail(self) -> str:
-        """The last :data:`KEPT_BYTES`, from the beginning of a line."""
+        """Returns the last :data:`STDERR_TAIL_BYTES`, from the beginning of a line."""
         size = os.fstat(self._descriptor).st_size
-        start = max(0, size - KEPT_BYTES)
-        end = os.pread(self._descriptor, KEPT_BYTES, start)
+        start = max(0, size - STDERR_TAIL_BYTES)
+        end = os.pread(self._descriptor, STDERR_TAIL_BYTES, start)
         if start:
             end = end.partition(b"\n")[2] or end
         return end.decode(errors="replace")
 
     def trim(self) -> None:
-        """Forgets all but the tail if there is too much. What is written meanwhile may be lost;
-        appending goes on at the new end."""
-        if os.fstat(self._descriptor).st_size > MOST_BYTES:
+        """Cuts a file that is too large down to its tail. Lines that are written meanwhile may be
+        lost; appending goes on at the new end."""
+        if os.fstat(self._descriptor).st_size > STDERR_MAX_BYTES:
             tail = self.tail()
             os.ftruncate(self._descriptor, 0)
             with suppress(OSError):  # a full disk: then there is no tail
                 os.write(self._descriptor, tail.encode())
 
     def close(self) -> None:
-        """Closes and removes it."""
+        """Closes and removes the file."""
         os.close(self._descriptor)
         if self._path is not None:
             self._path.unlink(missing_ok=True)
@@ -111,15 +107,15 @@ def worker_environment(
     blas: str | None,
     mitigations: Mitigations = NO_MITIGATIONS,
 ) -> dict[str, str]:
-    """What a worker finds in its environment.
+    """Returns the environment of a worker.
 
     Args:
         inherited: the reaper's environment.
-        own: what the pool's configuration sets, over everything else.
-        ptx_folder: for this slot alone. MLX writes compiled kernels there non-atomically: a kill
-            in the middle leaves a broken entry, which must not reach other workers.
+        own: the variables of the pool's configuration, which override all others.
+        ptx_folder: the folder for this slot's compiled kernels. MLX writes them non-atomically: a
+            kill in the middle leaves a broken entry, which must not reach other workers.
         blas: a shared BLAS to preload.
-        mitigations: what its predecessors died of.
+        mitigations: changes after the losses of its predecessors.
     """
     left_out = (*REMOVED, *SECRET_VARIABLES)
     environment = {name: value for name, value in inherited.items() if name not in left_out}
@@ -132,14 +128,14 @@ def worker_environment(
     return {**environment, **own}
 
 
-def removed(inherited: Mapping[str, str]) -> list[str]:
-    """The variables that a worker does not get although the user has set them."""
+def removed_variables(inherited: Mapping[str, str]) -> list[str]:
+    """Returns the variables that a worker does not get although the user has set them."""
     return [name for name in REMOVED if name in inherited]
 
 
 def wants_blas() -> bool:
-    """Whether MLX is here as the wheel that computes on a Linux CPU, with a reference BLAS of its
-    own. On macOS it uses Accelerate, with CUDA cuBLAS."""
+    """Tells whether MLX is installed as the wheel for a Linux CPU, which brings a slow reference
+    BLAS. On macOS MLX uses Accelerate, with CUDA cuBLAS."""
     try:
         metadata.version("mlx-cpu")
     except metadata.PackageNotFoundError:
@@ -148,7 +144,7 @@ def wants_blas() -> bool:
 
 
 def find_blas() -> str | None:
-    """A shared OpenBLAS by the name that the dynamic linker finds it under."""
+    """Returns the name under which the dynamic linker finds a shared OpenBLAS, if there is one."""
     for name in ("openblas", "openblasp"):  # the second is Fedora's, with threads
         if found := ctypes.util.find_library(name):
             return found
@@ -156,20 +152,21 @@ def find_blas() -> str | None:
 
 
 class WorkerProcess:
-    """One incarnation's process, with what it leaves behind. ``told`` is its settings as they
-    stand on its command line; ``crumb`` the file that it writes before each forward pass."""
+    """Process of one incarnation, with its files. ``settings_json`` are its settings as they stand
+    on its command line; ``crumb`` is the breadcrumb file that it writes before each forward
+    pass."""
 
     def __init__(
         self,
         process: subprocess.Popen[bytes],
-        told: str,
+        settings_json: str,
         stderr: StderrFile,
         endpoint: Path,
         crumb: Path,
     ) -> None:
         self._process = process
         self._endpoint = endpoint
-        self.told = told
+        self.settings_json = settings_json
         self.stderr = stderr
         self.crumb = crumb
 
@@ -178,20 +175,20 @@ class WorkerProcess:
         return self._process.pid
 
     def poll(self) -> int | None:
-        """The exit status, a signal's number negated; None while it runs."""
+        """Returns the exit status, a signal's number negated; None while the process runs."""
         return self._process.poll()
 
     def signal(self, number: int) -> None:
-        """Does nothing where the process has been seen to be gone: its pid may be another's."""
+        """Sends a signal, except to a process that was seen to be gone: its pid may be another's."""
         self._process.send_signal(number)
 
     def kill(self) -> None:
-        """Ends it here and now, and waits until it is gone."""
+        """Kills the process and waits until it is gone."""
         self._process.kill()
         self._process.wait()
 
     def clear(self) -> None:
-        """Removes what is left of a process that is gone."""
+        """Closes and removes the files of a process that is gone."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         self.stderr.close()
@@ -200,13 +197,13 @@ class WorkerProcess:
 
 
 class Spawner:
-    """Knows how this node starts its workers.
+    """Starts the workers of a node.
 
     Args:
-        note: is told, once, what the operator should know of the workers' environment.
+        note: gets sentences for the operator about the workers' environment, each once.
 
     Raises:
-        StartError: a pool's options are not a worker's.
+        StartError: a pool has an option that workers do not have.
     """
 
     def __init__(
@@ -219,9 +216,9 @@ class Spawner:
         self._memory_share = 1 / max(1, sum(pool.workers for pool in settings.pools))
         for pool in settings.pools:
             _check_options(pool)
-        for name in removed(os.environ):
+        for name in removed_variables(os.environ):
             note(f"{name} is set and not passed on to workers: it can leave the GPU locked")
-        self._complain = LogThrottle(note, quiet_s=math.inf)
+        self._note_once = LogThrottle(note, quiet_s=math.inf)
         self._blas = _blas(note) if settings.preload_blas and wants_blas() else None
         self._network = settings.network
         self._trusted = ""
@@ -238,7 +235,7 @@ class Spawner:
     def spawn(
         self, slot: str, pool: Pool, incarnation: int, mitigations: Mitigations = NO_MITIGATIONS
     ) -> WorkerProcess:
-        """Starts a process. Raises OSError if the system does not let us."""
+        """Starts a process. Raises OSError where the system refuses."""
         endpoint = self._runtime.worker(incarnation)
         crumb = self._runtime.breadcrumb(incarnation)
         settings = WorkerSettings(
@@ -255,14 +252,14 @@ class Spawner:
             logs=self._logs,
             **mitigations.options(pool.options),  # type: ignore[arg-type]  # checked at the start
         )
-        told = worker_settings().dump_json(settings).decode()
+        settings_json = worker_settings().dump_json(settings).decode()
         environment = worker_environment(
             os.environ, pool.environment, self._kernels(slot), self._blas, mitigations
         )
         stderr = self._stderr(f"{slot}-{incarnation}.log")
         try:
             process = subprocess.Popen(
-                [*self._command, "--settings", told],
+                [*self._command, "--settings", settings_json],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=stderr.fileno(),
@@ -272,10 +269,10 @@ class Spawner:
         except OSError:
             stderr.close()
             raise
-        return WorkerProcess(process, told, stderr, endpoint, crumb)
+        return WorkerProcess(process, settings_json, stderr, endpoint, crumb)
 
     def wipe_kernels(self, slot: str) -> None:
-        """Removes the slot's compiled kernels; there must be no process that uses them."""
+        """Removes the slot's compiled kernels, which no process may be using."""
         shutil.rmtree(self._kernels(slot), ignore_errors=True)
 
     def _kernels(self, slot: str) -> Path:
@@ -283,14 +280,14 @@ class Spawner:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:  # a full disk: MLX does without
-            self._complain(f"compiled kernels cannot be kept: {error.strerror}")
+            self._note_once(f"compiled kernels cannot be kept: {error.strerror}")
         return folder
 
     def _stderr(self, name: str) -> StderrFile:
         try:
             return StderrFile(self._stderr_dir / name)
         except OSError as error:
-            self._complain(f"what workers write to stderr cannot be kept: {error.strerror}")
+            self._note_once(f"stderr of workers cannot be kept: {error.strerror}")
             return StderrFile(None)
 
 

@@ -1,30 +1,27 @@
-"""Everybody that the reaper talks with.
+"""Sockets of the reaper: messages of workers, front ends and the command line, and the rosters.
 
 ::
 
-    workers, command line ---- ipc ---> local exchange     whatever they are entitled to say
+    workers, command line ---- ipc ---> local sockets      all messages
     front ends of this machine ipc ---/
-    front ends of any machine  tcp ---> gateway            questions, and what to quarantine
+    front ends of any machine  tcp ---> gateway            questions, and requests for quarantine
 
-Both have a ZeroMQ context, and so an I/O thread, of their own: nothing that comes from a network
-keeps the words of workers waiting.
+Both have a ZeroMQ context, and so an I/O thread, of their own: network traffic never delays the
+messages of workers.
 
-Two sockets that belong together: one for words, one for rosters.
-
-The reaper's TCP sockets, for front ends of any machine.
-
-A node whose state directory has a key speaks CURVE alone, to those whom it trusts. Without one it
-is plain, and starts on a loopback address only. What front ends may say is little: a worker's words
-and the operator's commands are never taken from a network.
+The gateway of a node whose state directory has a key speaks CURVE alone, with trusted keys only.
+Without a key it is plain, and starts on a loopback address only. Front ends may send little: the
+messages of workers and the operator's commands are never taken from a network.
 
 ::
 
-    key revoked --> both sockets are bound anew: every connection ends, the trusted come again
+    key revoked --> both sockets are bound anew: every connection ends, trusted peers come again
 """
 
 from __future__ import annotations
 
 import errno
+import functools
 import logging
 import math
 import socket
@@ -59,16 +56,21 @@ from mayfly_reaper.paths import Runtime, StartError
 from mayfly_reaper.settings import Network, NodeSettings
 
 ROSTERS_QUEUED = 16
-"""For a subscriber that does not read: each roster is the full picture."""
-
+"""Rosters queued for a subscriber that does not read: each is the full picture."""
 FRAMES_A_ROUND = 1000
-"""So that no flood of words keeps the reaper from looking at the clock."""
+"""Messages read at once, so that no flood of them keeps the reaper from its timers."""
+MAX_REQUEST_BYTES = 64 << 10
+"""Size of a front end's message at most."""
+REQUESTS_QUEUED = 1000
+REBIND_S = 2.0
+"""Seconds for which a failure to bind a port again is normal: it is free moments after it was
+unbound."""
 
 _log = logging.getLogger(__name__)
 
 
 class SocketPair:
-    """A ROUTER and an XPUB that are not bound yet; closed with the stack."""
+    """A ROUTER for messages and an XPUB for rosters, not bound yet; closed with the stack."""
 
     def __init__(self, poller: zmq.Poller, stack: ExitStack) -> None:
         self.context: zmq.Context[Any] = stack.enter_context(zmq.Context())
@@ -77,21 +79,21 @@ class SocketPair:
         self.roster = stack.enter_context(self.context.socket(zmq.XPUB))
         configure(self.roster)
         self.roster.setsockopt(zmq.SNDHWM, ROSTERS_QUEUED)
-        # Tell of every subscriber, not of the first to a topic: each is sent a roster at once.
+        # Report every subscriber, not the first to a topic: each is sent a roster at once.
         self.roster.setsockopt(zmq.XPUB_VERBOSE, 1)
         for each in (self.control, self.roster):
             poller.register(each, zmq.POLLIN)
 
-    def words(self) -> Iterator[list[zmq.Frame]]:
-        """What has come in: who said it, and its frames."""
+    def receive(self) -> Iterator[list[zmq.Frame]]:
+        """Yields the messages that have come in: the sender's identity, then the frames."""
         for _ in range(FRAMES_A_ROUND):
             try:
                 yield self.control.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
 
-    def subscribed(self) -> bool:
-        """Whether somebody has begun to listen to the rosters since."""
+    def has_new_subscriber(self) -> bool:
+        """Returns True if somebody has subscribed to the rosters since the last call."""
         found = False
         for _ in range(FRAMES_A_ROUND):
             if not self.roster.poll(0):
@@ -103,25 +105,18 @@ class SocketPair:
         try:
             self.control.send_multipart([identity, codec.encode(message)], zmq.NOBLOCK)
         except zmq.ZMQError as error:  # it went away, or does not read
-            _log.warning("%r does not hear us: %s", identity[:64], error)
+            _log.warning("cannot send a message to %r: %s", identity[:64], error)
 
     def publish(self, frame: bytes) -> None:
-        """Never blocks: an XPUB drops."""
+        """Publishes a roster. Never blocks: an XPUB drops."""
         self.roster.send_multipart([ROSTER_TOPIC, frame])
 
 
-MAX_WORD_BYTES = 64 << 10
-"""A front end's words are short."""
-WORDS_QUEUED = 1000
-REBIND_S = 2.0
-"""A port is free again moments after its last listener was told to go."""
-
-
 def own_pair(network: Network, state_dir: Path) -> KeyPair | None:
-    """The key that a node is to use; None where it may do without.
+    """Returns the key pair that a node is to use; None where it may do without.
 
     Raises:
-        StartError: it may not, or the key, the list of the trusted or a port cannot be used.
+        StartError: it may not, or the key, the file of trusted keys or a port cannot be used.
     """
     try:
         pair = keys.read_pair(state_dir)
@@ -144,18 +139,18 @@ def own_pair(network: Network, state_dir: Path) -> KeyPair | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """What a front end said, and how to answer it."""
+class NetworkRequest:
+    """A message of a front end, and the function that answers it."""
 
     message: ToNode
     answer: Callable[[FromNode], None]
 
 
-class Gateway:
-    """Bound at once; closed with the stack.
+class Gateway(SocketPair):
+    """TCP sockets for front ends of any machine. Bound at once; closed with the stack.
 
     Args:
-        note: is told what the operator should know.
+        note: gets sentences for the operator.
 
     Raises:
         StartError: as :func:`own_pair`, or an address cannot be bound.
@@ -170,83 +165,78 @@ class Gateway:
         note: Callable[[str], None],
     ) -> None:
         pair = own_pair(network, state_dir)
+        super().__init__(poller, stack)
         self.refusals = Refusals(_log.warning)
         self._note = note
-        self._exchange = SocketPair(poller, stack)
-        control, roster = self._exchange.control, self._exchange.roster
-        control.setsockopt(zmq.RCVHWM, WORDS_QUEUED)
-        for each in (control, roster):
-            each.setsockopt(zmq.MAXMSGSIZE, MAX_WORD_BYTES)
+        self.control.setsockopt(zmq.RCVHWM, REQUESTS_QUEUED)
+        for each in (self.control, self.roster):
+            each.setsockopt(zmq.MAXMSGSIZE, MAX_REQUEST_BYTES)
             configure_tcp(each, network.host)
         self._trusted = TrustList(keys.trusted_file(state_dir))
         self._problem = ""
         self._zap: ZapAuthenticator | None = None
         if pair is not None:
-            self._zap = ZapAuthenticator(self._exchange.context, self._trusted, self.refusals)
+            self._zap = ZapAuthenticator(self.context, self._trusted, self.refusals)
             stack.callback(self._zap.close)
-            self._zap.guard(control, "control", pair)
-            self._zap.guard(roster, "roster", pair)
+            self._zap.guard(self.control, "control", pair)
+            self._zap.guard(self.roster, "roster", pair)
             for each in self._zap.sockets:
                 poller.register(each, zmq.POLLIN)
-        self._bound = [(control, network.port), (roster, network.port + 1)]
         self._host = bracketed(network.host)
+        self._bound = [(self.control, network.port), (self.roster, network.port + 1)]
         for bound, port in self._bound:
             self._bind(bound, port)
         self._unbound: list[tuple[zmq.Socket[bytes], int]] = []
         self._unbound_at = 0.0
-        self._complain = LogThrottle(note, quiet_s=math.inf)
-        note(_where(network, pair, len(self._trusted)))
+        self._note_once = LogThrottle(note, quiet_s=math.inf)
+        note(_reachable_at(network, pair, len(self._trusted)))
 
-    def questions(self) -> Iterator[Question]:
-        """What has come in. Who knocks is answered first."""
-        self._attend()
-        for sender, *frames in self._exchange.words():
+    def requests(self) -> Iterator[NetworkRequest]:
+        """Yields the requests that have come in, after handling changes of the trusted keys and new
+        connections."""
+        if self._zap is not None:
+            self._poll_zap(self._zap)
+        for sender, *frames in self.receive():
             if self._zap is not None and not self._zap.admits(frames[-1]):
                 continue
             try:
-                message = codec.to_node.decode(_only(frames))
+                if len(frames) != 1:
+                    raise codec.BadFrame(f"a message is one frame, not {len(frames)}")
+                message = codec.to_node.decode(frames[0].bytes)
             except codec.BadFrame as error:
                 self.refusals.refuse(peer_address(frames[-1]), error.reason, str(error))
                 continue
             peer = sender.bytes
             if isinstance(message, Ask | AskMetrics | Quarantine):
-                yield Question(message, lambda told, peer=peer: self._exchange.send(peer, told))  # type: ignore[misc]
+                yield NetworkRequest(message, functools.partial(self.send, peer))
             else:
                 name = type(message).__name__
                 self.refusals.refuse(peer_address(frames[-1]), "nonsense", f"sent {name}")
-                self._exchange.send(peer, Done(False, f"{name} is a matter of the node's machine"))
+                self.send(peer, Done(False, f"{name} is accepted from the node's machine only"))
 
-    def subscribed(self) -> bool:
-        return self._exchange.subscribed()
-
-    def publish(self, frame: bytes) -> None:
-        self._exchange.publish(frame)
-
-    def _attend(self) -> None:
-        if self._zap is None:
-            return
-        revoked = self._zap.poll()
+    def _poll_zap(self, zap: ZapAuthenticator) -> None:
+        revoked = zap.poll()
         if self._trusted.problem != self._problem:
             self._problem = self._trusted.problem
             if self._problem:
-                self._note(f"who is trusted stays as it was: {self._problem}")
+                self._note(f"the trusted keys stay as they were: {self._problem}")
         if revoked:
-            keys = ", ".join(f"{key[:8]}..." for key in sorted(revoked))
-            self._note(f"{keys} may not connect any more, and is cut off")
+            shown = ", ".join(f"{key[:8]}..." for key in sorted(revoked))
+            self._note(f"{shown} may not connect any more, and is cut off")
             self._unbound_at = time.monotonic()
-            self._complain = LogThrottle(self._note, quiet_s=math.inf)
+            self._note_once = LogThrottle(self._note, quiet_s=math.inf)
             for bound in self._bound:
                 if bound not in self._unbound:
                     bound[0].unbind(bound[0].getsockopt_string(zmq.LAST_ENDPOINT))
                     self._unbound.append(bound)
-        for again in list(self._unbound):
+        for each in list(self._unbound):
             try:
-                self._bind(*again)
-            except StartError as error:  # again at the next look
+                self._bind(*each)
+            except StartError as error:  # tried again at the next poll
                 if time.monotonic() - self._unbound_at > REBIND_S:
-                    self._complain(f"no front end reaches this node: {error}")
+                    self._note_once(f"no front end reaches this node: {error}")
                 return
-            self._unbound.remove(again)
+            self._unbound.remove(each)
 
     def _bind(self, unbound: zmq.Socket[bytes], port: int) -> None:
         try:
@@ -259,7 +249,7 @@ class Gateway:
             ) from error
 
 
-def _where(network: Network, pair: KeyPair | None, trusted: int) -> str:
+def _reachable_at(network: Network, pair: KeyPair | None, trusted: int) -> str:
     if pair is None:
         place = f"{bracketed(network.host)}:{network.port}"
         return f"front ends of this machine reach this node at tcp://{place}, without keys"
@@ -270,14 +260,9 @@ def _where(network: Network, pair: KeyPair | None, trusted: int) -> str:
     return f"front ends reach this node at tcp://{pair.public}@{place}; {who}"
 
 
-def _only(frames: list[zmq.Frame]) -> bytes:
-    if len(frames) != 1:
-        raise codec.BadFrame(f"a message is one frame, not {len(frames)}")
-    return frames[0].bytes
-
-
 class ControlSockets:
-    """Bound at once; closed with the stack. Raises StartError where the gateway cannot be."""
+    """All sockets of a node: those of this machine, and the gateway where the settings have a
+    network. Bound at once; closed with the stack. Raises StartError where the gateway cannot be."""
 
     def __init__(
         self,
@@ -296,25 +281,26 @@ class ControlSockets:
 
     @property
     def refused(self) -> Mapping[str, int]:
-        """How often front ends were refused something, by reason; grows."""
+        """Number of refusals of front ends, by reason; each grows."""
         return self._gateway.refusals.counts if self._gateway is not None else {}
 
-    def words(self) -> Iterator[tuple[bytes, list[bytes]]]:
-        """What has come in on this machine: who said it, and its frames."""
-        for identity, *frames in self._local.words():
+    def local_messages(self) -> Iterator[tuple[bytes, list[bytes]]]:
+        """Yields the messages of this machine that have come in: the sender's identity, and the
+        frames."""
+        for identity, *frames in self._local.receive():
             yield identity.bytes, [frame.bytes for frame in frames]
 
-    def questions(self) -> Iterator[Question]:
-        """What front ends have sent over the network."""
+    def network_requests(self) -> Iterator[NetworkRequest]:
+        """Yields the requests of front ends that have come over the network."""
         if self._gateway is not None:
-            yield from self._gateway.questions()
+            yield from self._gateway.requests()
 
-    def subscribed(self) -> bool:
-        """Whether somebody has begun to listen to the rosters since."""
-        beyond = self._gateway is not None and self._gateway.subscribed()
-        return self._local.subscribed() or beyond
+    def has_new_subscriber(self) -> bool:
+        """Returns True if somebody has subscribed to the rosters since the last call."""
+        over_network = self._gateway is not None and self._gateway.has_new_subscriber()
+        return self._local.has_new_subscriber() or over_network
 
-    def tell_worker(self, slot: str, incarnation: int, message: ToSlot) -> None:
+    def send_to_worker(self, slot: str, incarnation: int, message: ToSlot) -> None:
         self._local.send(f"{slot}#{incarnation}".encode(), message)
 
     def reply(self, identity: bytes, message: FromNode) -> None:
