@@ -129,7 +129,7 @@ def test_a_new_reaper_waits_for_the_workers_of_the_old_one(tmp_path: Path) -> No
         with RunningNode(tmp_path) as new:
             waiting = new.slot(lambda view: view.state == "backoff")
             assert waiting.detail == (
-                f"waits for the worker of a reaper before this one to leave (pid {orphan.pid})"
+                f"waits for the worker of an earlier reaper to leave (pid {orphan.pid})"
             )
             assert runs(orphan)
             busy.unlink()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mayfly_reaper.processes.children import WorkerEntry, Orphans, WorkersFile
+from mayfly_reaper.processes.children import Orphans, WorkerEntry, WorkersFile
 from support.node import wait_until
 
 SETTINGS = '{"slot": "s-0", "incarnation": 7}'

@@ -11,7 +11,7 @@ import pytest
 from mayfly_reaper import paths
 from mayfly_reaper.paths import IncarnationNumbers, Runtime, StartError, locked, opened, runtime_of
 from mayfly_reaper.processes.front_end import listen
-from mayfly_reaper.processes.spawn import STDERR_TAIL_BYTES, STDERR_MAX_BYTES, StderrFile
+from mayfly_reaper.processes.spawn import STDERR_MAX_BYTES, STDERR_TAIL_BYTES, StderrFile
 
 
 @pytest.fixture

@@ -154,11 +154,11 @@ def test_a_slots_kernels_are_wiped_and_no_others(tmp_path: Path) -> None:
 def test_signals_are_only_taken_note_of(monkeypatch: pytest.MonkeyPatch) -> None:
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     with SignalInbox() as inbox:
-        assert inbox.take() == []
+        assert inbox.read() == []
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGHUP)
-        assert sorted(inbox.take()) == [signal.SIGHUP, signal.SIGTERM]
-        assert inbox.take() == []
+        assert sorted(inbox.read()) == [signal.SIGHUP, signal.SIGTERM]
+        assert inbox.read() == []
     assert before == {number: signal.getsignal(number) for number in before}
 
 
@@ -167,6 +167,6 @@ def test_a_hangup_that_was_ignored_stays_ignored() -> None:
     try:
         with SignalInbox() as inbox:
             os.kill(os.getpid(), signal.SIGHUP)
-            assert inbox.take() == []
+            assert inbox.read() == []
     finally:
         signal.signal(signal.SIGHUP, handler)

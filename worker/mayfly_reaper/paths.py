@@ -1,30 +1,22 @@
-"""Where a node keeps and binds things.
+"""Files and sockets of a node.
 
 ::
 
     <state directory>/lock               held while a reaper serves from here; holds its pid
                       incarnation        the last worker's number
-                      workers.json       those that live, for a successor of a reaper that is killed
+                      workers.json       workers that run, for the successor of a killed reaper
                       autopsies.jsonl    and older ones, .1 the youngest of them
-                      stderr/            what each worker writes, until it is gone
+                      stderr/            each worker's stderr, until the worker is gone
                       ptx/<slot>/        compiled CUDA kernels
 
     /tmp/mayfly-<uid>/<8 hex>/node.ipc   the reaper's ROUTER
                               roster.ipc its XPUB
                               w<n>.ipc   the ROUTER of the worker with this number
-                              w<n>.crumb what its forward pass is about
+                              w<n>.crumb the requests of the worker's current forward pass
 
 Sockets live apart because macOS allows their paths 104 bytes. The 8 hex digits are of the state
 directory's path, so that nodes with different ones run side by side. A second bind on an ipc path
 silently steals it: the lock keeps a second reaper away.
-
-What keeps a node from starting.
-
-The numbers of incarnations: 1, 2, 3, and on over the reaper's restarts.
-
-A worker that outlives a killed reaper comes back to its successor's socket under the routing id
-that it had. Were its number given again, the successor would take its words for those of a worker
-of its own, and the socket would turn that one away.
 """
 
 from __future__ import annotations
@@ -39,16 +31,22 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-
-class StartError(Exception):
-    """The text says what is in the way and what to do about it."""
-
+SHARED_TEMPORARY = Path("/tmp")  # noqa: S108 - checked below; macOS's own TMPDIR is too long
 
 _log = logging.getLogger(__name__)
 
 
+class StartError(Exception):
+    """An obstacle to starting a node; the text names it and what to do about it."""
+
+
 class IncarnationNumbers:
-    """Counts in a file of the state directory, which its caller holds.
+    """Numbers of incarnations: 1, 2, 3, and on over the reaper's restarts, in a file of the state
+    directory, which the caller has locked.
+
+    A worker that outlives a killed reaper comes back to its successor's socket under the routing id
+    that it had. If its number were given again, the successor would take its messages for those of
+    a worker of its own, and the socket would turn that one away.
 
     Raises:
         StartError: the file is there and cannot be read.
@@ -62,44 +60,41 @@ class IncarnationNumbers:
             raise StartError(f"cannot read a number from {path}: {error}; remove it") from error
 
     def take(self) -> int:
-        """The next number. One that cannot be written down is good for this reaper's life."""
+        """Returns the next number; where it cannot be written, only this reaper knows it."""
         self._last += 1
         try:
             rewrite(self._path, f"{self._last}\n")
         except OSError as error:
-            _log.warning("could not write to %s: %s", self._path, error)
+            _log.warning("cannot write the last incarnation's number to %s: %s", self._path, error)
         return self._last
-
-
-SHARED_TEMPORARY = Path("/tmp")  # noqa: S108 - checked below; macOS's own TMPDIR is too long
 
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """The folder of a node's sockets."""
+    """Folder of a node's sockets, and their addresses."""
 
     folder: Path
 
     @property
     def control(self) -> str:
-        """Where the reaper takes words from workers, front ends and the command line."""
+        """Address for messages of workers, front ends and the command line."""
         return f"ipc://{self.folder}/node.ipc"
 
     @property
     def roster(self) -> str:
-        """Where it publishes."""
+        """Address at which the reaper publishes rosters."""
         return f"ipc://{self.folder}/roster.ipc"
 
     def worker(self, incarnation: int) -> Path:
-        """Where one worker serves; no other ever binds it, for numbers are never given again."""
+        """Returns the socket of one worker; no other binds it, as numbers are never given again."""
         return self.folder / f"w{incarnation}.ipc"
 
     def breadcrumb(self, incarnation: int) -> Path:
-        """Where it says what its forward pass is about."""
+        """Returns the file in which a worker lists the requests of its forward pass."""
         return self.folder / f"w{incarnation}.crumb"
 
     def sweep(self) -> None:
-        """Removes every file, as a predecessor that was killed, and killed workers, leave."""
+        """Removes all files, which a killed predecessor and killed workers leave behind."""
         for name in ("node.ipc", "roster.ipc"):
             (self.folder / name).unlink(missing_ok=True)
         for pattern in ("w*.ipc", "w*.crumb"):
@@ -108,14 +103,14 @@ class Runtime:
 
 
 def runtime_of(state_dir: Path) -> Runtime:
-    """Where the node of a state directory has its sockets, whether it runs or not."""
+    """Returns the folder for the sockets of a state directory's node, running or not."""
     name = hashlib.sha256(os.fsencode(state_dir.resolve())).hexdigest()[:8]
     return Runtime(SHARED_TEMPORARY / f"mayfly-{os.geteuid()}" / name)
 
 
 @contextmanager
 def locked(state_dir: Path) -> Iterator[None]:
-    """Holds the state directory, which is made if it is missing.
+    """Locks the state directory while entered, and makes it if it is missing.
 
     Raises:
         StartError: another reaper holds it, or it cannot be written to.
@@ -148,13 +143,13 @@ def locked(state_dir: Path) -> Iterator[None]:
 
 @contextmanager
 def opened(runtime: Runtime) -> Iterator[None]:
-    """Makes the folder for sockets, free of a predecessor's, and removes it at the end.
+    """Makes an empty folder for sockets, and removes it at the end.
 
     Raises:
         StartError: the folder is not this user's alone.
     """
-    _own(runtime.folder.parent)
-    _own(runtime.folder)
+    _make_private(runtime.folder.parent)
+    _make_private(runtime.folder)
     runtime.sweep()
     try:
         yield
@@ -164,9 +159,9 @@ def opened(runtime: Runtime) -> Iterator[None]:
             runtime.folder.rmdir()
 
 
-def _own(folder: Path) -> None:
-    """Makes a folder of mode 0700, or makes sure that it is one: anyone may write to /tmp, and
-    who owns a socket's folder can put his own in its place."""
+def _make_private(folder: Path) -> None:
+    """Makes a folder of mode 0700, or checks that it is one: anyone may write to /tmp, and the
+    owner of a socket's folder can put another socket in its place."""
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         found = folder.lstat()
@@ -184,7 +179,7 @@ def _own(folder: Path) -> None:
 
 
 def rewrite(path: Path, text: str) -> None:
-    """Puts a text in a file's place, whole or, on a full disk, not at all. Raises OSError."""
+    """Replaces a file by a text: whole or, on a full disk, not at all. Raises OSError."""
     new = path.with_suffix(".new")
     new.write_text(text)
     new.replace(path)

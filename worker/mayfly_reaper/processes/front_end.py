@@ -1,8 +1,8 @@
-"""The front end that goes with a node under ``mayfly serve``.
+"""Front end of a node under ``mayfly serve``: started, probed, started again and stopped.
 
 The reaper holds the listening socket and the front end inherits it: a port that is taken fails
 before anything loads, and while a front end that crashed is replaced, connections wait in the
-socket's queue. Whether it serves is asked of it as any client would, with a GET /livez.
+socket's queue. The reaper finds out that it serves as any client would, with a GET /livez.
 
 ::
 
@@ -32,8 +32,8 @@ PROBE_AGAIN_S = 0.5
 
 
 def listen(host: str, port: int, options: tuple[str, str] = ("--host", "--port")) -> socket.socket:
-    """A listening socket. Raises StartError if there can be none; ``options`` are those that choose
-    another host and another port."""
+    """Returns a listening socket. Raises StartError if there can be none; its text names
+    ``options``, those that choose another host and another port."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -60,10 +60,10 @@ class FrontEndProcess:
 
     Args:
         listener: the socket that it serves on.
-        node: the control address that it is told.
+        node: the control address of the node.
         poller: the reaper's, for the probe's socket.
-        note: is told of crashes.
-        ready: is called when it has answered for the first time.
+        note: gets sentences about crashes, for the operator.
+        ready: is called when the front end has answered for the first time.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class FrontEndProcess:
         self._note = note
         self._ready = ready
         self._process: subprocess.Popen[bytes] | None = None
-        self._probe: Probe | None = None
+        self._probe: LivezProbe | None = None
         self._started_at = 0.0
         self._act_at = 0.0
         self._failures = 0
@@ -107,15 +107,15 @@ class FrontEndProcess:
 
     @property
     def due(self) -> float:
-        """When :meth:`tick` will next have something to do."""
+        """The time at which :meth:`tick` will next have something to do."""
         return self._act_at
 
     def tick(self, now: float) -> None:
-        """Notices an exit and an answer, and does what is due."""
+        """Notices an exit or an answer to the probe, and does what is due."""
         if self._process is not None and (status := self._process.poll()) is not None:
             self._ended(self._process, status, now)
         if self._probe is not None:
-            self._follow(self._probe, now)
+            self._poll_probe(self._probe, now)
         if now < self._act_at:
             return
         self._act_at = float("inf")
@@ -125,17 +125,17 @@ class FrontEndProcess:
         elif self._stopping:
             self._process.kill()
         elif not self._answered:
-            self._probe = Probe(self._listener, self._poller)
+            self._probe = LivezProbe(self._listener, self._poller)
 
     def stop(self, now: float, *, hurry: bool) -> None:
-        """Asks it to finish what it has, or ends it."""
+        """Asks the front end to finish its requests, or kills it."""
         self._stopping = True
         self._act_at = now + self._budgets.stop_s + self._budgets.leave_s
         if self._process is not None:
             (self._process.kill if hurry else self._process.terminate)()
 
     def kill(self) -> None:
-        """Ends it here and now, and waits until it is gone."""
+        """Kills the front end and waits until it is gone."""
         self._stopping = True
         if self._process is not None:
             self._process.kill()
@@ -154,7 +154,7 @@ class FrontEndProcess:
             self._retry(f"the front end cannot be started: {error}", now)
             return
         if not self._answered:
-            self._probe = Probe(self._listener, self._poller)
+            self._probe = LivezProbe(self._listener, self._poller)
 
     def _ended(self, process: subprocess.Popen[bytes], status: int, now: float) -> None:
         self._process = None
@@ -180,7 +180,7 @@ class FrontEndProcess:
             what = f"{what}, {self._failures} times in a row"
         self._note(f"{what}; " + (f"another one in {wait:.1f} s" if wait else "another one starts"))
 
-    def _follow(self, probe: Probe, now: float) -> None:
+    def _poll_probe(self, probe: LivezProbe, now: float) -> None:
         answered = probe.step()
         if answered is None:
             return
@@ -193,7 +193,7 @@ class FrontEndProcess:
             self._ready(self._host, self._listener.getsockname()[1])
 
 
-class Probe:
+class LivezProbe:
     """One GET /livez that never blocks. The poller wakes the reaper when it can go on."""
 
     REQUEST = b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
@@ -207,7 +207,7 @@ class Probe:
         poller.register(self._socket, zmq.POLLOUT)
 
     def step(self) -> bool | None:
-        """Whether it was answered; None as long as that is open."""
+        """Returns True if the request was answered, False if it failed; None while it goes on."""
         try:
             if not self._asked:
                 self._socket.sendall(self.REQUEST)

@@ -1,8 +1,7 @@
-"""What the reaper hears of processes from the system, and the limits that it gives to them.
+"""Signals to the reaper as a socket that its loop polls, and the limits of its processes.
 
-Signals only write their number into a socket, which the reaper's loop polls with all else: it
-hears of a child's death within milliseconds, and decides in its own time what an INT or TERM
-means.
+A signal only writes its number into the socket: the loop notices a child's death within
+milliseconds, and acts on INT and TERM in its own time.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from typing import Any
 
 from mayfly_protocol.common import limits
 
-STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class SignalInbox:
-    """Takes CHLD, TERM, INT and HUP over while it is entered; main thread only.
+    """Receives CHLD, TERM, INT and HUP while it is entered; main thread only.
 
     A HUP that was ignored before stays ignored: that is what nohup asks for.
     """
@@ -34,8 +33,8 @@ class SignalInbox:
     def fileno(self) -> int:
         return self._reader.fileno()
 
-    def take(self) -> list[int]:
-        """The numbers of the signals that came since, in order."""
+    def read(self) -> list[int]:
+        """Returns the numbers of the signals since the last call, in order."""
         try:
             return list(self._reader.recv(4096))
         except BlockingIOError:
@@ -44,7 +43,7 @@ class SignalInbox:
     def __enter__(self) -> SignalInbox:
         # A full socket already says what one more byte would.
         self._wakeup_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        for number in (signal.SIGCHLD, *STOP):
+        for number in (signal.SIGCHLD, *STOP_SIGNALS):
             if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
                 continue
             self._handlers[number] = signal.signal(number, _only_wake_up)
@@ -64,12 +63,12 @@ class SignalInbox:
 
 
 def _only_wake_up(number: int, frame: FrameType | None) -> None:
-    """Python has written the number into the wake-up socket already."""
+    """Does nothing: Python has written the number into the wake-up socket already."""
 
 
 def set_limits() -> None:
-    """Sets this process's limits, which those that it spawns inherit: no core dumps, for those of
-    a worker would be as large as its model, and as many open files as the system grants."""
+    """Sets this process's limits, which its children inherit: no core dumps, since a worker's would
+    be as large as its model, and as many open files as the system grants."""
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
     limits.raise_open_file_limit()

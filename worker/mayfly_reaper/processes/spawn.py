@@ -179,7 +179,7 @@ class WorkerProcess:
         return self._process.poll()
 
     def signal(self, number: int) -> None:
-        """Sends a signal, except to a process that was seen to be gone: its pid may be another's."""
+        """Sends a signal, but not to a process that was seen to end: its pid may be another's."""
         self._process.send_signal(number)
 
     def kill(self) -> None:
