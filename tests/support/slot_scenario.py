@@ -1,4 +1,4 @@
-"""A slot's events, one after the other: for tests of its rules, without a process or a clock."""
+"""Scenarios of a slot's events, for tests of its rules without a process or a clock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,14 @@ from mayfly_protocol.lifecycle import (
     ToReaper,
 )
 from mayfly_reaper.rules.actions import Action, AnnounceLoss, RecordLoss, Spawn
-from mayfly_reaper.rules.events import Event, Exited, MessageReceived, SpawnAllowed, Started, Tick
+from mayfly_reaper.rules.events import (
+    Event,
+    MessageReceived,
+    ProcessExited,
+    ProcessStarted,
+    SpawnAllowed,
+    Tick,
+)
 from mayfly_reaper.rules.slot import Slot, SlotRules
 from mayfly_reaper.rules.worker import LAST_MESSAGES_S
 from mayfly_reaper.settings import Budgets
@@ -26,7 +33,7 @@ READY = Ready("ipc:///w1", ModelCard(digest="d"))
 
 
 class Scenario:
-    """Tells a slot's events and remembers what it asked for. Jitter is at its least."""
+    """Hands events to a slot and remembers its actions. Jitter is at its least."""
 
     def __init__(self, budgets: Budgets = BUDGETS) -> None:
         self.budgets = budgets
@@ -36,8 +43,8 @@ class Scenario:
         self.slot: Slot = self.rules.begin("s", self.now)
 
     def apply(self, event: Event) -> list[Action]:
-        """What it asks for, without the announcements of losses: those are kept apart. A worker
-        that it wants at once is granted, as the node does."""
+        """Returns the actions after an event, without the announcements of losses, which are kept
+        apart. A worker that the slot wants at once is allowed, as the node does."""
         self.slot, actions = self.rules.step(self.slot, event, self.now)
         if self.rules.wants_worker(self.slot, self.now):
             self.slot, more = self.rules.step(self.slot, SpawnAllowed(), self.now)
@@ -49,12 +56,12 @@ class Scenario:
         return self.apply(MessageReceived(incarnation or self.slot.incarnation, message))
 
     def exit(self, status: int, stderr: str = "") -> list[Action]:
-        """An exit, and the end of the wait for last words."""
-        actions = self.apply(Exited(self.slot.incarnation, status, stderr))
+        """Hands in an exit, and the end of the wait for the last messages."""
+        actions = self.apply(ProcessExited(self.slot.incarnation, status, stderr))
         return actions + self.wait(LAST_MESSAGES_S)
 
     def wait(self, seconds: float, beat: Beat | None = None) -> list[Action]:
-        """Time passes in ticks, each after a beat of every worker if there is one."""
+        """Lets time pass in ticks, each after a beat of every worker if one is given."""
         actions = []
         end = self.now + seconds
         while self.now < end:
@@ -67,7 +74,7 @@ class Scenario:
 
     def start(self) -> Scenario:
         assert self.apply(Tick()) == [Spawn(self.slot.incarnation)]
-        self.apply(Started(self.slot.incarnation, 4711))
+        self.apply(ProcessStarted(self.slot.incarnation, 4711))
         return self
 
     def ready(self, ready: Ready = READY) -> Scenario:

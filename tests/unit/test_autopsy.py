@@ -22,7 +22,7 @@ from mayfly_reaper.crash_log import (
     redacted,
 )
 from mayfly_reaper.rules.actions import RecordLoss
-from mayfly_reaper.rules.events import Exited
+from mayfly_reaper.rules.events import ProcessExited
 from mayfly_reaper.rules.exit_cause import Verdict
 from mayfly_reaper.rules.incarnation import Incarnation, SurvivedFault
 
@@ -38,7 +38,7 @@ WORKER = Incarnation(
     beat=Beat("decode", 5, running=2, waiting=1, inferences=9, memory=Memory(footprint=12)),
     fault=FAULT,
     survived=(SurvivedFault(109.0, Fault("shape", "batch", Cause("ValueError", "odd"))),),
-    exit=Exited(7, -6, "one\ntwo\n", Breadcrumb("decode", 5, ("r3", "r1"), ("r3",))),
+    exit=ProcessExited(7, -6, "one\ntwo\n", Breadcrumb("decode", 5, ("r3", "r1"), ("r3",))),
 )
 VERDICT = Verdict("k", "worker", Cause("E", "first", "Traceback"), (Cause("E", "later"),))
 

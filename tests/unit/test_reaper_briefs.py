@@ -20,7 +20,7 @@ from mayfly_reaper.crash_log import (
 )
 from mayfly_reaper.publish.roster import RosterPublisher
 from mayfly_reaper.rules.actions import RecordLoss
-from mayfly_reaper.rules.events import Exited, MessageReceived, SpawnAllowed, Started
+from mayfly_reaper.rules.events import MessageReceived, ProcessExited, ProcessStarted, SpawnAllowed
 from mayfly_reaper.rules.slot import SlotRules
 from mayfly_reaper.settings import Budgets
 
@@ -31,10 +31,10 @@ def lost() -> RecordLoss:
     """What is to be recorded of a worker that said it met a fault and left."""
     rules = SlotRules(Budgets(), lambda: 0.0, itertools.count(7).__next__)
     slot, _ = rules.step(rules.begin("s", 0.0), SpawnAllowed(), 0.0)
-    slot, _ = rules.step(slot, Started(7, 4711), 0.0)
+    slot, _ = rules.step(slot, ProcessStarted(7, 4711), 0.0)
     cause = Cause("RuntimeError", "it hangs\nsecond line " + "x" * 2000)
     slot, _ = rules.step(slot, MessageReceived(7, Fault("metal_hang", "worker", cause)), 3.0)
-    _, actions = rules.step(slot, Exited(7, 70, ""), 5.0)
+    _, actions = rules.step(slot, ProcessExited(7, 70, ""), 5.0)
     [record] = [action for action in actions if isinstance(action, RecordLoss)]
     return record
 

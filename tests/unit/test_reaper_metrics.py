@@ -21,12 +21,12 @@ from mayfly_reaper.machine.memory import MachineMemory
 from mayfly_reaper.metrics import NodeMetrics
 from mayfly_reaper.rules.events import (
     Event,
-    Exited,
     MessageReceived,
+    ProcessExited,
+    ProcessStarted,
     RecycleRequested,
     SpawnAllowed,
     SpawnDeferred,
-    Started,
     Tick,
 )
 from mayfly_reaper.rules.slot import SlotRules
@@ -61,13 +61,13 @@ class Watched:
     def serve(self) -> None:
         self.now = max(self.now, self.slot.retry_at)
         self.apply(SpawnAllowed())
-        self.apply(Started(self.slot.incarnation, 4711))
+        self.apply(ProcessStarted(self.slot.incarnation, 4711))
         self.receive(Hello("model-0", self.slot.incarnation, 4711))
         self.receive(READY)
         self.receive(IDLE)
 
     def exit(self, status: int) -> None:
-        self.apply(Exited(self.slot.incarnation, status))
+        self.apply(ProcessExited(self.slot.incarnation, status))
         self.now += LAST_MESSAGES_S
         self.apply(Tick())
 

@@ -21,7 +21,12 @@ from mayfly_protocol.roster import ROSTER_INTERVAL_S, Loss, SlotView
 from mayfly_reaper.crash_log import loss_for_roster
 from mayfly_reaper.publish.roster import LOSSES_KEPT_S, MOVEMENT_S, RosterPublisher, slot_views
 from mayfly_reaper.rules.actions import AnnounceLoss
-from mayfly_reaper.rules.events import MessageReceived, RecycleRequested, SpawnAllowed, Started
+from mayfly_reaper.rules.events import (
+    MessageReceived,
+    ProcessStarted,
+    RecycleRequested,
+    SpawnAllowed,
+)
 from mayfly_reaper.rules.slot import Slot, SlotRules
 from mayfly_reaper.settings import Budgets
 
@@ -33,7 +38,7 @@ def slot_after(*messages: ToReaper) -> Slot:
     """A slot at time 10 whose first worker was spawned at 0 and said these things."""
     rules = SlotRules(Budgets(), lambda: 0.0, itertools.count(1).__next__)
     slot, _ = rules.step(rules.begin("s", 0.0), SpawnAllowed(), 0.0)
-    slot, _ = rules.step(slot, Started(1, 4711), 0.0)
+    slot, _ = rules.step(slot, ProcessStarted(1, 4711), 0.0)
     for message in messages:
         slot, _ = rules.step(slot, MessageReceived(1, message), 10.0)
     return slot

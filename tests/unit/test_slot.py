@@ -19,13 +19,13 @@ from mayfly_protocol.lifecycle import (
 )
 from mayfly_reaper.rules.actions import RecordLoss, SendMessage, SendSignal, Spawn
 from mayfly_reaper.rules.events import (
-    Ended,
     Event,
-    Exited,
     MessageReceived,
-    NotStarted,
+    ProcessEnded,
+    ProcessExited,
+    ProcessStarted,
     RecycleRequested,
-    Started,
+    SpawnFailed,
     StopRequested,
     Tick,
 )
@@ -38,7 +38,7 @@ def test_a_worker_comes_up_step_by_step() -> None:
     assert scenario.slot.state == "backoff"
     assert scenario.apply(Tick()) == [Spawn(1)]
     assert scenario.slot.state == "spawning"
-    scenario.apply(Started(1, 4711))
+    scenario.apply(ProcessStarted(1, 4711))
     scenario.receive(Hello("s", 1, 4711))
     assert scenario.slot.state == "loading"
     scenario.receive(Loading("warming", 5, 10))
@@ -53,7 +53,7 @@ def test_a_worker_comes_up_step_by_step() -> None:
 
 def test_a_first_loss_is_made_good_at_once_and_further_ones_are_not() -> None:
     scenario = Scenario().steady()
-    assert scenario.apply(Exited(1, -signal.SIGSEGV)) == []
+    assert scenario.apply(ProcessExited(1, -signal.SIGSEGV)) == []
     assert scenario.slot.state == "gone"
     record, spawn = scenario.wait(LAST_MESSAGES_S)
     assert isinstance(record, RecordLoss)
@@ -116,7 +116,7 @@ def test_two_spawns_are_never_closer_than_the_spacing() -> None:
 def test_a_worker_is_judged_by_its_last_words_even_if_they_come_after_its_exit() -> None:
     scenario = Scenario().ready()
     scenario.wait(2, beat=IDLE)
-    assert scenario.apply(Exited(1, 70)) == []
+    assert scenario.apply(ProcessExited(1, 70)) == []
     actions = scenario.receive(fault(text="[METAL] first"))
     assert losses(actions) == [("metal_hang", "worker", "[METAL] first")]
     assert actions[-1] == Spawn(2)
@@ -130,14 +130,14 @@ def test_what_an_earlier_incarnation_says_changes_nothing() -> None:
     for number, message in enumerate((IDLE, READY, fault(), Bye(0), Loading("canary"))):
         assert scenario.apply(MessageReceived(1, message)) == []
         assert scenario.slot.late_messages == number + 1
-    assert scenario.apply(Exited(1, 3)) == []
+    assert scenario.apply(ProcessExited(1, 3)) == []
     assert scenario.slot.state == before.state
     assert scenario.slot.current == before.current
 
 
 def test_a_worker_whose_process_ended_serves_no_more_before_it_is_known_why() -> None:
     scenario = Scenario().ready()
-    assert scenario.apply(Ended(1)) == []
+    assert scenario.apply(ProcessEnded(1)) == []
     assert scenario.slot.state == "gone"
     assert scenario.lost == []
     assert losses(scenario.exit(-signal.SIGSEGV)) == [("crashed", "worker", "killed by SIGSEGV")]
@@ -150,7 +150,7 @@ def test_a_fault_ends_an_incarnation_before_its_exit() -> None:
     assert scenario.slot.state == "gone"
     scenario.receive(fault(text="the mask"))
     scenario.receive(Bye(70))
-    (record, _) = scenario.apply(Exited(1, -signal.SIGABRT))
+    (record, _) = scenario.apply(ProcessExited(1, -signal.SIGABRT))
     assert isinstance(record, RecordLoss)
     assert record.verdict.first.text == "boom"
     assert record.worker.state_before_gone == "ready"
@@ -175,11 +175,17 @@ def test_a_fault_that_wears_the_worker_out_recycles_it() -> None:
 @pytest.mark.parametrize(
     ("events", "reason"),
     [
-        ([Exited(1, Exit.CONFIGURATION, "usage ...\nno such file: x")], "no such file: x"),
-        ([MessageReceived(1, Bye(3, "bad adapter")), Exited(1, Exit.CONFIGURATION)], "bad adapter"),
-        ([MessageReceived(1, fault("model", "no kernel")), Exited(1, 70)], "no kernel"),
+        ([ProcessExited(1, Exit.CONFIGURATION, "usage ...\nno such file: x")], "no such file: x"),
         (
-            [MessageReceived(1, fault("worker", "no kernel")), Exited(1, Exit.CONFIGURATION)],
+            [MessageReceived(1, Bye(3, "bad adapter")), ProcessExited(1, Exit.CONFIGURATION)],
+            "bad adapter",
+        ),
+        ([MessageReceived(1, fault("model", "no kernel")), ProcessExited(1, 70)], "no kernel"),
+        (
+            [
+                MessageReceived(1, fault("worker", "no kernel")),
+                ProcessExited(1, Exit.CONFIGURATION),
+            ],
             "no kernel",
         ),
     ],
@@ -197,7 +203,7 @@ def test_a_configuration_that_cannot_work_fails_the_slot(events: list[Event], re
 def test_a_process_that_cannot_be_started_backs_off() -> None:
     scenario = Scenario()
     scenario.apply(Tick())
-    actions = scenario.apply(NotStarted(1, "Resource temporarily unavailable"))
+    actions = scenario.apply(SpawnFailed(1, "Resource temporarily unavailable"))
     assert losses(actions) == [("not_started", "machine", "Resource temporarily unavailable")]
     assert scenario.slot.state == "backoff"
     assert scenario.wait(2)[0] == Spawn(2)
@@ -210,7 +216,7 @@ def test_a_recycle_loses_nothing_and_is_no_loss() -> None:
     assert scenario.apply(RecycleRequested()) == []
     assert scenario.wait(10, beat=Beat("decode", 1, running=1)) == []
     scenario.receive(Bye(Exit.RECYCLED))
-    assert scenario.apply(Exited(1, Exit.RECYCLED)) == [Spawn(2)]
+    assert scenario.apply(ProcessExited(1, Exit.RECYCLED)) == [Spawn(2)]
     assert scenario.slot.losses_in_a_row == 0
     assert scenario.apply(RecycleRequested()) == []  # it is fresh
 

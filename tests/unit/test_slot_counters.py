@@ -16,12 +16,12 @@ from mayfly_protocol.counters import WorkerCounters
 from mayfly_protocol.lifecycle import Beat, Bye, Exit, Hello, Scope
 from mayfly_reaper.rules.events import (
     Event,
-    Exited,
     MessageReceived,
-    NotStarted,
+    ProcessExited,
+    ProcessStarted,
     RecycleRequested,
     SpawnAllowed,
-    Started,
+    SpawnFailed,
     StopRequested,
     Tick,
 )
@@ -52,7 +52,7 @@ class Counted:
         """Brings a worker to READY, when the slot may have one."""
         self.now = max(self.now, self.slot.retry_at)
         self.apply(SpawnAllowed())
-        self.apply(Started(self.slot.incarnation, 4711))
+        self.apply(ProcessStarted(self.slot.incarnation, 4711))
         self.receive(Hello("s", self.slot.incarnation, 4711))
         self.now += load_s
         self.receive(READY)
@@ -60,7 +60,7 @@ class Counted:
         assert self.slot.state == "ready"
 
     def exit(self, status: int) -> None:
-        self.apply(Exited(self.slot.incarnation, status))
+        self.apply(ProcessExited(self.slot.incarnation, status))
         self.now += LAST_MESSAGES_S
         self.apply(Tick())
 
@@ -93,7 +93,7 @@ def test_two_workers_of_a_slot_count_apart() -> None:
     counted.receive(beat(1), 2)
     counted.receive(beat(9), 1)
     assert counted.counters.total.inferences == 10
-    counted.apply(Exited(1, 0))
+    counted.apply(ProcessExited(1, 0))
     counted.now += LAST_MESSAGES_S
     counted.apply(Tick())
     assert counted.counters.total.inferences == 10
@@ -177,7 +177,7 @@ def test_loads_and_recoveries_are_timed() -> None:
 def test_a_worker_that_could_not_be_started_was_started() -> None:
     counted = Counted()
     counted.apply(SpawnAllowed())
-    counted.apply(NotStarted(1, "no memory"))
+    counted.apply(SpawnFailed(1, "no memory"))
     assert (counted.counters.starts, counted.counters.restarts) == (1, {"lost": 1})
 
 

@@ -31,15 +31,15 @@ from mayfly_reaper.rules.actions import (
     WipeKernels,
 )
 from mayfly_reaper.rules.events import (
-    Ended,
     Event,
-    Exited,
     MessageReceived,
-    NotStarted,
+    ProcessEnded,
+    ProcessExited,
+    ProcessStarted,
     RecycleRequested,
     SpawnAllowed,
     SpawnDeferred,
-    Started,
+    SpawnFailed,
     StopRequested,
     Tick,
 )
@@ -175,9 +175,9 @@ class SlotMachine(RuleBasedStateMachine):
         before = self.slot
         late = (
             MessageReceived(number, message),
-            Ended(number),
-            Exited(number, status),
-            Started(number, 1),
+            ProcessEnded(number),
+            ProcessExited(number, status),
+            ProcessStarted(number, 1),
         )
         for event in late:
             after, actions = self.rules.step(self.slot, event, self.now)
@@ -193,20 +193,20 @@ class SlotMachine(RuleBasedStateMachine):
     def a_worker_ends(self, status: int, pick: int) -> None:
         number = self.one_of_the_living(pick)
         self.alive.remove(number)
-        self.apply(Ended(number))
+        self.apply(ProcessEnded(number))
         self.what_serves_runs_and_what_runs_is_known()
-        self.apply(Exited(number, status))
+        self.apply(ProcessExited(number, status))
 
     @rule()
     @precondition(lambda self: any(worker.state == "spawning" for _, worker in self.slot.workers))
     def a_process_is_started(self) -> None:
-        self.apply(Started(self.spawned, 4711))
+        self.apply(ProcessStarted(self.spawned, 4711))
 
     @rule()
     @precondition(lambda self: any(worker.state == "spawning" for _, worker in self.slot.workers))
     def a_process_cannot_be_started(self) -> None:
         self.alive.remove(self.spawned)
-        self.apply(NotStarted(self.spawned, "no memory"))
+        self.apply(SpawnFailed(self.spawned, "no memory"))
 
     @rule(surge=st.booleans())
     def somebody_recycles(self, surge: bool) -> None:
@@ -259,7 +259,7 @@ class SlotMachine(RuleBasedStateMachine):
             self.time_passes(0.0)
             for number in self.alive & self.killed:
                 self.alive.remove(number)
-                self.apply(Exited(number, -signal.SIGKILL))
+                self.apply(ProcessExited(number, -signal.SIGKILL))
         raise AssertionError(f"a slot was lost: {self.slot}")
 
 
@@ -293,7 +293,7 @@ class LosingMachine(RuleBasedStateMachine):
         for _ in range(seconds):
             self.now += 1
             self.step(MessageReceived(number, Beat("idle", 0)))
-        self.step(Exited(number, status))
+        self.step(ProcessExited(number, status))
         self.now += 0.05
         self.step(Tick())
         self.now = max(self.now, self.rules.due(self.slot))

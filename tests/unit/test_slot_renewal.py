@@ -10,7 +10,7 @@ import pytest
 from mayfly_protocol.counters import Memory
 from mayfly_protocol.lifecycle import Beat, Drain, Exit
 from mayfly_reaper.rules.actions import RecordLoss, SendMessage, SendSignal, Spawn
-from mayfly_reaper.rules.events import Exited, NotStarted, RecycleRequested, StopRequested
+from mayfly_reaper.rules.events import ProcessExited, RecycleRequested, SpawnFailed, StopRequested
 from mayfly_reaper.rules.incarnation import Incarnation
 from mayfly_reaper.rules.recycle import PlannedRecycle, next_recycle, recycle_due
 from mayfly_reaper.rules.slot import Slot
@@ -42,7 +42,7 @@ def test_a_surge_has_one_that_serves_at_any_time() -> None:
     assert (state_of(scenario, 1), state_of(scenario, 2)) == ("draining", "ready")
     assert scenario.slot.incarnation == 2
     assert scenario.slot.recycling
-    assert scenario.apply(Exited(1, Exit.RECYCLED)) == []
+    assert scenario.apply(ProcessExited(1, Exit.RECYCLED)) == []
     assert scenario.wait(1, beat=IDLE) == []
     assert [role for role, _ in scenario.slot.workers] == ["current"]
     assert not scenario.slot.recycling
@@ -59,14 +59,14 @@ def test_only_one_worker_is_replaced_at_a_time() -> None:
 
 def test_a_worn_worker_serves_on_if_its_successor_fails() -> None:
     scenario = surging()
-    (record,) = scenario.apply(Exited(2, -signal.SIGSEGV)) + scenario.wait(0.05, beat=IDLE)
+    (record,) = scenario.apply(ProcessExited(2, -signal.SIGSEGV)) + scenario.wait(0.05, beat=IDLE)
     assert isinstance(record, RecordLoss)
     assert record.done == "the worker before it serves on; again in 0.5 s"
     assert state_of(scenario, 1) == "ready"
     assert not scenario.slot.recycling
     assert scenario.slot.recycle_not_before == pytest.approx(scenario.now + 0.5)
     scenario.apply(RecycleRequested(surge=True))
-    scenario.apply(NotStarted(3, "no memory"))
+    scenario.apply(SpawnFailed(3, "no memory"))
     assert scenario.slot.failed_recycles == 2
     scenario.apply(RecycleRequested(surge=True))
     scenario.receive(READY, 4)
@@ -79,7 +79,7 @@ def test_a_worn_worker_serves_on_if_its_successor_fails() -> None:
 def test_it_is_remembered_that_two_do_not_fit(kind: str, no_room_for_surge: bool) -> None:
     scenario = surging()
     scenario.receive(fault(kind=kind), 2)
-    scenario.apply(Exited(2, 70))
+    scenario.apply(ProcessExited(2, 70))
     assert scenario.slot.no_room_for_surge == no_room_for_surge
 
 
@@ -87,7 +87,7 @@ def test_a_successor_takes_the_place_of_a_worker_that_fails_first() -> None:
     scenario = surging()
     scenario.receive(fault(), 1)
     assert (state_of(scenario, 1), state_of(scenario, 2)) == ("gone", "spawning")
-    (record,) = scenario.apply(Exited(1, 70))
+    (record,) = scenario.apply(ProcessExited(1, 70))
     assert isinstance(record, RecordLoss)
     assert record.done == "its successor, already on its way, takes its place"
     assert (scenario.slot.state, scenario.slot.incarnation) == ("spawning", 2)
@@ -100,7 +100,7 @@ def test_a_successor_that_is_ready_leaves_one_that_is_dying_alone() -> None:
     scenario.receive(fault(), 1)
     assert scenario.receive(READY, 2) == []
     assert (state_of(scenario, 1), state_of(scenario, 2)) == ("gone", "ready")
-    (record,) = scenario.apply(Exited(1, 70))
+    (record,) = scenario.apply(ProcessExited(1, 70))
     assert isinstance(record, RecordLoss)
     assert record.done == "nothing: its successor serves"
 
@@ -114,7 +114,7 @@ def test_a_predecessor_that_overstays_is_killed_and_its_successor_is_not_disturb
         signal.SIGUSR2,
         signal.SIGKILL,
     ]
-    (record,) = scenario.apply(Exited(1, -signal.SIGKILL)) + scenario.wait(0.05, beat=BUSY)
+    (record,) = scenario.apply(ProcessExited(1, -signal.SIGKILL)) + scenario.wait(0.05, beat=BUSY)
     assert isinstance(record, RecordLoss)
     assert record.verdict.kind == "wedged"
     assert (scenario.slot.state, scenario.slot.losses_in_a_row) == ("ready", 0)
@@ -124,7 +124,7 @@ def test_one_that_is_lost_beside_its_predecessor_is_respawned() -> None:
     scenario = surging()
     scenario.receive(READY, 2)
     scenario.wait(2, beat=IDLE)
-    actions = scenario.apply(Exited(2, -signal.SIGKILL)) + scenario.wait(0.05)
+    actions = scenario.apply(ProcessExited(2, -signal.SIGKILL)) + scenario.wait(0.05)
     assert actions[-1] == Spawn(3)
     assert (state_of(scenario, 1), state_of(scenario, 3)) == ("draining", "spawning")
 
@@ -135,8 +135,8 @@ def test_a_stop_in_the_middle_of_a_surge_ends_both() -> None:
         SendMessage(1, Drain(12)),
         SendSignal(2, signal.SIGTERM),
     ]
-    scenario.apply(Exited(2, -signal.SIGTERM))
-    scenario.apply(Exited(1, Exit.BYE))
+    scenario.apply(ProcessExited(2, -signal.SIGTERM))
+    scenario.apply(ProcessExited(1, Exit.BYE))
     assert scenario.wait(1) == []
     assert (scenario.slot.workers, scenario.slot.state) == ([], "gone")
 

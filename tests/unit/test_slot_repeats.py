@@ -18,7 +18,7 @@ from mayfly_protocol.lifecycle import (
     Ready,
 )
 from mayfly_reaper.rules.actions import RecordLoss, SendMessage, Spawn, WipeKernels
-from mayfly_reaper.rules.events import Exited, RecycleRequested, SpawnDeferred, Tick
+from mayfly_reaper.rules.events import ProcessExited, RecycleRequested, SpawnDeferred, Tick
 from mayfly_reaper.rules.mitigations import NO_MITIGATIONS, Mitigations
 from support.slot_scenario import BUDGETS, IDLE, Scenario, fault, losses
 
@@ -28,7 +28,7 @@ DRAIN = Drain(BUDGETS.drain_s)
 def lose(scenario: Scenario, kind: str) -> list[object]:
     """A worker that serves meets a fault and goes."""
     scenario.receive(fault(KINDS[kind].scope, kind=kind))
-    return list(scenario.apply(Exited(scenario.slot.incarnation, 70)))
+    return list(scenario.apply(ProcessExited(scenario.slot.incarnation, 70)))
 
 
 def again(scenario: Scenario) -> Scenario:
@@ -116,7 +116,7 @@ def test_a_busy_gpu_gets_a_pause_even_after_a_first_loss(kind: str) -> None:
 def test_a_kill_by_the_system_gets_a_pause_and_less_memory() -> None:
     scenario = Scenario().ready(Ready("ipc:///w", ModelCard(digest="d", weight_bytes=10**9)))
     scenario.wait(2, beat=Beat("idle", 1, memory=Memory(footprint=10 * 10**9)))
-    scenario.apply(Exited(1, -signal.SIGKILL, oom_evidence="the count went up"))
+    scenario.apply(ProcessExited(1, -signal.SIGKILL, oom_evidence="the count went up"))
     actions = scenario.wait(0.05)
     assert losses(actions)[0][:2] == ("killed_by_system", "machine")
     assert scenario.slot.state == "backoff"
@@ -131,7 +131,7 @@ def test_a_kill_by_the_system_while_loading_takes_no_memory_from_the_next(phase:
     scenario.receive(Hello("s", 1, 4711))
     scenario.receive(Loading(phase, 3 * 10**9, 16 * 10**9))
     scenario.wait(2, beat=Beat("loading", 1, memory=Memory(footprint=3 * 10**9)))
-    scenario.apply(Exited(1, -signal.SIGKILL, oom_evidence="the count went up"))
+    scenario.apply(ProcessExited(1, -signal.SIGKILL, oom_evidence="the count went up"))
     assert losses(scenario.wait(0.05))[0][0] == "killed_by_system"
     (spawn,) = scenario.wait(max(0.5, scenario.slot.retry_at - scenario.now))
     assert spawn == Spawn(2)
@@ -139,7 +139,7 @@ def test_a_kill_by_the_system_while_loading_takes_no_memory_from_the_next(phase:
 
 def test_nothing_is_spawned_while_the_machine_is_held_and_the_slot_says_why() -> None:
     scenario = Scenario().steady()
-    scenario.slot, _ = scenario.rules.step(scenario.slot, Exited(1, 70), scenario.now)
+    scenario.slot, _ = scenario.rules.step(scenario.slot, ProcessExited(1, 70), scenario.now)
     scenario.now += 0.05
     scenario.slot, _ = scenario.rules.step(scenario.slot, Tick(), scenario.now)
     for _ in range(5):
@@ -237,20 +237,20 @@ def test_a_memory_limit_leaves_room_for_the_weights() -> None:
 def test_broken_kernels_are_removed_once_and_then_fail_the_slot() -> None:
     scenario = Scenario().start()
     scenario.receive(fault("model", "Failed to compile kernel: x", kind="cuda_compile"))
-    record, wipe = scenario.apply(Exited(1, 70))
+    record, wipe = scenario.apply(ProcessExited(1, 70))
     assert isinstance(record, RecordLoss)
     assert record.done.startswith("its compiled kernels are removed; back-off of")
     assert wipe == WipeKernels()
     scenario.wait(1)
     scenario.receive(fault("model", "Failed to compile kernel: x", kind="cuda_compile"))
-    (record,) = scenario.apply(Exited(2, 70))
+    (record,) = scenario.apply(ProcessExited(2, 70))
     assert scenario.slot.state == "failed"
 
 
 def test_kernels_that_broke_long_ago_do_not_count() -> None:
     scenario = Scenario().start()
     scenario.receive(fault("model", kind="cuda_compile"))
-    scenario.apply(Exited(1, 70))
+    scenario.apply(ProcessExited(1, 70))
     again(scenario)
     scenario.steady()
     assert WipeKernels() not in lose(scenario, "crashed")

@@ -64,9 +64,9 @@ from mayfly_reaper.rules.actions import (
     WipeKernels,
 )
 from mayfly_reaper.rules.events import (
-    Ended,
     Event,
     MessageReceived,
+    ProcessEnded,
     SpawnAllowed,
     SpawnDeferred,
     StopRequested,
@@ -278,7 +278,7 @@ class Supervisor:
         """Notices the worker processes that have ended."""
         ended = self._children.ended()
         for name, number in ended:
-            self._apply(name, Ended(number))
+            self._apply(name, ProcessEnded(number))
         if ended:
             self.publish()  # before the files of the dead are read and removed: disks are slow
         slots = self._slots.values()

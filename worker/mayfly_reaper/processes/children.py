@@ -27,7 +27,7 @@ from mayfly_protocol.common.throttle import LogThrottle
 from mayfly_reaper.machine.oom import OomWatch
 from mayfly_reaper.paths import rewrite
 from mayfly_reaper.processes.spawn import Spawner, WorkerProcess
-from mayfly_reaper.rules.events import Exited, NotStarted, Started
+from mayfly_reaper.rules.events import ProcessExited, ProcessStarted, SpawnFailed
 from mayfly_reaper.rules.mitigations import Mitigations
 from mayfly_reaper.settings import Pool
 
@@ -144,14 +144,14 @@ class Children:
 
     def spawn(
         self, slot: str, pool: Pool, incarnation: int, mitigations: Mitigations
-    ) -> Started | NotStarted:
+    ) -> ProcessStarted | SpawnFailed:
         try:
             process = self._spawner.spawn(slot, pool, incarnation, mitigations)
         except OSError as error:
-            return NotStarted(incarnation, str(error))
+            return SpawnFailed(incarnation, str(error))
         self._processes[incarnation] = (slot, process)
         self._workers_file.add(WorkerEntry(slot, incarnation, process.pid, process.settings_json))
-        return Started(incarnation, process.pid)
+        return ProcessStarted(incarnation, process.pid)
 
     def signal(self, incarnation: int, number: int) -> None:
         if incarnation in self._processes:
@@ -181,7 +181,9 @@ class Children:
             if process.poll() is not None
         ]
 
-    def exits(self, footprint: Callable[[int], tuple[int, int]]) -> Iterator[tuple[str, Exited]]:
+    def exits(
+        self, footprint: Callable[[int], tuple[int, int]]
+    ) -> Iterator[tuple[str, ProcessExited]]:
         """Yields the exits of the workers whose processes have ended, by slot, and forgets them.
 
         Args:
@@ -199,7 +201,7 @@ class Children:
             crumb = breadcrumb.read(process.crumb)
             process.clear()
             self._workers_file.remove(incarnation)
-            yield slot, Exited(incarnation, status, stderr, crumb, oom_evidence)
+            yield slot, ProcessExited(incarnation, status, stderr, crumb, oom_evidence)
 
     def kill_all(self) -> None:
         """Kills all workers and waits until they are gone."""

@@ -12,7 +12,7 @@ from mayfly_reaper.rules.mitigations import NO_MITIGATIONS, Mitigations
 
 @dataclass(frozen=True, slots=True)
 class Spawn:
-    """Start a process; the answer is the event ``Started`` or ``NotStarted``."""
+    """Start a process; the answer is the event ``ProcessStarted`` or ``SpawnFailed``."""
 
     incarnation: int
     mitigations: Mitigations = NO_MITIGATIONS

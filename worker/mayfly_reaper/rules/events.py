@@ -13,7 +13,7 @@ DeferCause = Literal["orphans", "pause", "memory", "memory_lost"]
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class ProcessStarted:
     """The process of an incarnation runs."""
 
     incarnation: int
@@ -21,7 +21,7 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
-class NotStarted:
+class SpawnFailed:
     """The system refused to start the process of an incarnation."""
 
     incarnation: int
@@ -37,15 +37,15 @@ class MessageReceived:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """The process of an incarnation is gone. ``Exited`` follows: finding out how the process ended
-    takes longer than publishing that it no longer serves."""
+class ProcessEnded:
+    """The process of an incarnation is gone. ``ProcessExited`` follows: to read what a process has
+    left takes longer than to publish that it no longer serves."""
 
     incarnation: int
 
 
 @dataclass(frozen=True, slots=True)
-class Exited:
+class ProcessExited:
     """The exit status of an incarnation's process, and what the process has left behind.
 
     ``status`` is as in ``subprocess.Popen.returncode``; ``stderr`` holds the last lines that the
@@ -101,7 +101,7 @@ class StopRequested:
     grace_s: float | None = None
 
 
-WorkerEvent = Started | NotStarted | MessageReceived | Ended | Exited
+WorkerEvent = ProcessStarted | SpawnFailed | MessageReceived | ProcessEnded | ProcessExited
 """An event of one incarnation."""
 
 Event = WorkerEvent | Tick | SpawnAllowed | SpawnDeferred | RecycleRequested | StopRequested

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from mayfly_protocol.lifecycle import Beat, Bye, Fault, Loading, Ready, WorkPhase
 from mayfly_protocol.roster import SlotState
-from mayfly_reaper.rules.events import Exited
+from mayfly_reaper.rules.events import ProcessExited
 from mayfly_reaper.rules.exit_cause import Verdict
 from mayfly_reaper.rules.kill_escalation import Escalation
 
@@ -68,7 +68,7 @@ class Incarnation:
     escalate_at: float = 0.0
     """The time of the first step in ``escalation``."""
     grace_s: float = 0.0
-    exit: Exited | None = None
+    exit: ProcessExited | None = None
     exited_at: float = 0.0
     finished: bool = False
     """Its process is gone and has been judged; ``verdict`` is None after an orderly exit."""

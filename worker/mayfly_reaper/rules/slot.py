@@ -39,16 +39,16 @@ from mayfly_reaper.rules.actions import Action, RecordLoss, Spawn, WipeKernels
 from mayfly_reaper.rules.backoff import backoff_s
 from mayfly_reaper.rules.events import (
     DeferCause,
-    Ended,
     Event,
-    Exited,
     MessageReceived,
-    NotStarted,
+    ProcessEnded,
+    ProcessExited,
+    ProcessStarted,
     RecycleCause,
     RecycleRequested,
     SpawnAllowed,
     SpawnDeferred,
-    Started,
+    SpawnFailed,
     StopRequested,
     Tick,
     WorkerEvent,
@@ -181,10 +181,10 @@ class SlotRules:
             case StopRequested():
                 return self._stop(slot, event, now)
             case (
-                Started(number)
-                | NotStarted(number)
-                | Ended(number)
-                | Exited(number)
+                ProcessStarted(number)
+                | SpawnFailed(number)
+                | ProcessEnded(number)
+                | ProcessExited(number)
                 | MessageReceived(number)
             ):
                 if all(worker.number != number for _, worker in slot.workers):

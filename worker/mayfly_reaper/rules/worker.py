@@ -37,11 +37,11 @@ from mayfly_protocol.roster import SlotState
 from mayfly_reaper.rules import kill_escalation
 from mayfly_reaper.rules.actions import Action, AnnounceLoss, SendMessage, SendSignal
 from mayfly_reaper.rules.events import (
-    Ended,
-    Exited,
     MessageReceived,
-    NotStarted,
-    Started,
+    ProcessEnded,
+    ProcessExited,
+    ProcessStarted,
+    SpawnFailed,
     Tick,
     WorkerEvent,
 )
@@ -78,14 +78,14 @@ class WorkerRules:
         match event:
             case Tick():
                 return self._tick(worker, now)
-            case Started(_, pid):
+            case ProcessStarted(_, pid):
                 return replace(worker, pid=pid), []
-            case NotStarted(_, reason):
+            case SpawnFailed(_, reason):
                 cause = Verdict("not_started", "machine", Cause("OSError", reason))
                 return _finish(replace(worker, exited_at=now), cause)
-            case Ended():
+            case ProcessEnded():
                 return _gone(worker), []
-            case Exited():
+            case ProcessExited():
                 return self._exited(worker, event, now)
             case MessageReceived(_, message):
                 return self._received(replace(worker, last_message_at=now), message, now)
@@ -193,7 +193,7 @@ class WorkerRules:
 
     # -- the end ---------------------------------------------------------------------------
 
-    def _exited(self, worker: Incarnation, event: Exited, now: float) -> WorkerStep:
+    def _exited(self, worker: Incarnation, event: ProcessExited, now: float) -> WorkerStep:
         worker = replace(_gone(worker), exit=event, exited_at=now, escalation=())
         if worker.fault is not None or worker.bye is not None:
             return _finish(worker, _final_verdict(worker, event))
@@ -245,7 +245,7 @@ def _announce_loss(worker: Incarnation) -> WorkerStep:
     return replace(worker, loss_announced=True), [AnnounceLoss(worker, worker.verdict)]
 
 
-def _final_verdict(worker: Incarnation, exited: Exited) -> Verdict | None:
+def _final_verdict(worker: Incarnation, exited: ProcessExited) -> Verdict | None:
     """Returns the verdict on a worker whose process is gone; None if it left as it was asked to, or
     recycled itself."""
     fault = worker.fault
