@@ -61,7 +61,7 @@ def test_a_key_from_its_making_to_its_revocation(state: Path) -> None:
     ("name", "key", "problem"),
     [
         ("gateway", "not-a-key", "64 hex digits"),
-        ("two words", "0f" * 32, "no name"),
+        ("two words", "0f" * 32, "not a valid name"),
         ("gateway", "0F" * 32, "64 hex digits"),
     ],
 )
@@ -111,7 +111,7 @@ def test_a_taken_port(state: Path) -> None:
 @pytest.mark.parametrize(
     ("ports", "status", "problem"),
     [
-        ("ten", 2, "no range"),
+        ("ten", 2, "not a range"),
         ("7799-7710", 2, "smaller"),
         ("7701-7710", 1, "node's own"),
         ("7710", 2, "one more"),
@@ -129,7 +129,7 @@ def test_ports_that_cannot_be(state: Path, ports: str, status: int, problem: str
         (["mac-2:7700"], "tcp://KEY@HOST:PORT"),
         (["tcp://mac-2.local:7700"], "has no key"),
         ([f"tcp://{'0f' * 32}@mac-2.local:7700"], "this front end has none"),
-        (["tcp://secret@mac-2.local:7700"], "no key"),
+        (["tcp://secret@mac-2.local:7700"], "not a key"),
     ],
 )
 def test_nodes_that_no_front_end_can_reach(state: Path, nodes: list[str], problem: str) -> None:

@@ -78,7 +78,7 @@ def test_a_list_is_understood_or_refused_in_words(text: str) -> None:
 def test_writing_is_all_or_nothing(tmp_path: Path) -> None:
     file, key = trusted_file(tmp_path), new_pair().public
     write_trusted(file, {key: "gateway"})
-    with pytest.raises(IdentityError, match="no name"):
+    with pytest.raises(IdentityError, match="not a valid name"):
         write_trusted(file, {key: "not a name"})
     assert key_files.read_trusted(file) == {key: "gateway"}
     assert [path.name for path in file.parent.iterdir()] == ["trusted"]

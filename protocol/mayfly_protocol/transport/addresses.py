@@ -64,15 +64,15 @@ def node_address(text: str) -> NodeAddress:
                 )
         return NodeAddress(text, roster)
     if not text.startswith("tcp://"):
-        raise AddressError(f"{text!r} is no node's address: it looks like tcp://KEY@HOST:PORT")
+        raise AddressError(f"{text!r} is not a node's address, as in tcp://KEY@HOST:PORT")
     key, at, place = text.removeprefix("tcp://").rpartition("@")
     host, port = host_and_port(place)
     if port == 65535:
         raise AddressError(f"{text!r}: rosters need the port after the control port")
     if at and not is_key(key):
         raise AddressError(
-            f"what stands before the @ of {place} is no key: those are {KEY_DIGITS} hex digits, "
-            "as `mayfly keys show` prints them on that node"
+            f"the part before the @ of {place} is not a key: a key is {KEY_DIGITS} hex digits, "
+            "as `mayfly keys show` prints it on that node"
         )
     if not at and not is_loopback(host):
         raise AddressError(
@@ -88,7 +88,7 @@ def host_and_port(text: str) -> tuple[str, int]:
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     well_formed = bare and not set(bare) & set(" /@#[]") and (":" in bare) == (bare != host)
     if not (colon and well_formed and port.isdecimal() and port.isascii()):
-        raise AddressError(f"{text!r} is no host and port, as in mac-2.local:7700")
+        raise AddressError(f"{text!r} is not a host and port, as in mac-2.local:7700")
     if not 0 < int(port) < 65536:
         raise AddressError(f"{text!r}: there is no port {port}")
     return host, int(port)
@@ -142,7 +142,7 @@ def worker_endpoint(node: NodeAddress, said: str) -> str:
     port = place.rpartition(":")[2]
     if node.host and kind == "tcp" and port.isdecimal() and port.isascii() and int(port) < 65536:
         return f"tcp://{node.host}:{int(port)}"
-    raise AddressError(f"{said[:80]!r} is no endpoint of a worker of {node}")
+    raise AddressError(f"{said[:80]!r} is not an endpoint of a worker of {node}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ def port_range(text: str) -> PortRange:
     first, dash, last = text.partition("-")
     last = last if dash else first
     if not all(part.isdecimal() and part.isascii() for part in (first, last)):
-        raise AddressError(f"{text!r} is no range of ports, as in 7710-7799")
+        raise AddressError(f"{text!r} is not a range of ports, as in 7710-7799")
     if not 0 < int(first) <= int(last) < 65536:
         raise AddressError(f"{text!r}: ports go from 1 to 65535, and the smaller one comes first")
     return PortRange(int(first), int(last))

@@ -115,11 +115,15 @@ def parse_trusted(text: str) -> dict[str, str]:
         key, _, name = line.strip().partition(" ")
         name = name.strip()
         if not is_key(key):
-            raise IdentityError(f"line {number}: a line is a key of {KEY_DIGITS} digits and a name")
+            raise IdentityError(
+                f"line {number}: expected a key of {KEY_DIGITS} hex digits and a name"
+            )
         if not _NAME.fullmatch(name):
-            raise IdentityError(f"line {number}: {name!r} is no name: letters, digits and _ . @ -")
+            raise IdentityError(
+                f"line {number}: {name!r} is not a valid name: use letters, digits and _ . @ -"
+            )
         if key in found or name in found.values():
-            raise IdentityError(f"line {number}: {name} or its key stands there twice")
+            raise IdentityError(f"line {number}: {name} or its key is listed twice")
         found[key] = name
     return found
 
@@ -135,7 +139,7 @@ def read_trusted(path: Path) -> dict[str, str]:
         text = path.read_text()
         if not text:
             raise IdentityError(
-                "line 1: it is empty; one that trusts nobody has a comment, at least"
+                "line 1: the file is empty; a file without trusted keys needs a comment, at least"
             )
         return parse_trusted(text)
     except FileNotFoundError:
@@ -154,11 +158,11 @@ def add_trusted(trusted: Mapping[str, str], name: str, key: str) -> dict[str, st
     """
     if not is_key(key):
         raise IdentityError(
-            f"that is no public key: those are {KEY_DIGITS} hex digits, as `mayfly keys show` "
-            f"prints them on the machine of {name}"
+            f"not a public key: a public key is {KEY_DIGITS} hex digits, as `mayfly keys show` "
+            f"prints it on the machine of {name}"
         )
     if not _NAME.fullmatch(name):
-        raise IdentityError(f"{name!r} is no name: letters, digits and _ . @ -")
+        raise IdentityError(f"{name!r} is not a valid name: use letters, digits and _ . @ -")
     others = {known: called for known, called in trusted.items() if known != key}
     if name in others.values():
         raise IdentityError(
