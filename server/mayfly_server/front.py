@@ -1,9 +1,15 @@
-"""A front end's process, in two ways.
+"""A front end's process: its settings, its listening sockets, and serving on them.
 
-``mayfly front`` calls :func:`serve` with a socket of its own, or with those that systemd hands to
-it. A reaper starts ``python -m mayfly_server.front --node ADDRESS --fd N`` with a socket that is
-inherited, and holds the other end of its stdin: when that ends the reaper is dead, and the front
-end leaves at once, so that the workers lose their clients and go too.
+It starts in two ways. ``mayfly front`` calls :func:`serve` with a socket of its own, or with those
+that systemd hands to it. A reaper starts ``python -m mayfly_server.front --node ADDRESS --fd N``
+with a socket that is inherited, and holds the other end of the front end's stdin: when that ends
+the reaper is dead, and the front end exits at once, so that the workers lose their clients and exit
+too.
+
+With socket activation the service manager binds and listens, and hands the sockets over from
+descriptor 3 on, their number in ``LISTEN_FDS``, for the process that ``LISTEN_PID`` names
+(sd_listen_fds(3)). They stay open while a front end is replaced, so that clients wait in their
+queue instead of being refused.
 """
 
 from __future__ import annotations
@@ -15,7 +21,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import replace
 
 import structlog
@@ -26,74 +32,131 @@ from mayfly_protocol.common import limits, logs
 from mayfly_protocol.lifecycle import Exit
 from mayfly_protocol.transport.addresses import AddressError
 from mayfly_protocol.transport.keys import IdentityError
+from mayfly_protocol.transport.listening import listen
 from mayfly_server.app import create_app
 from mayfly_server.http.api_keys import KeysError, exposed_address, from_environment, keys_needed
 from mayfly_server.settings import FrontSettings
-from mayfly_server.uvicorn_server import FrontServer, ListenError, activated, bind
+from mayfly_server.uvicorn_server import FrontServer
 
-_SAID = ("Exception in ASGI application", "ASGI callable returned without completing response")
+FIRST_FD = 3
+_VARIABLES = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
+_LOGGED_BY_APP = (
+    "Exception in ASGI application",
+    "ASGI callable returned without completing response",
+)
 _NAME = "mayfly_server.front"
-"""Also where this is ``__main__``."""
+"""The logger's name; ``__name__`` may be ``__main__``."""
+
+
+class FrontError(Exception):
+    """A front end cannot start; the text is for the operator."""
+
+
+class ListenError(FrontError):
+    """There is no socket to serve on. The text names the socket and the reason."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
-    settings = _settings(options)
-    if options.fd is None:
-        try:
-            listeners = own_listeners(options.host, options.port)
-        except ListenError as error:
-            sys.exit(str(error))
-    else:
-        listeners = [socket.socket(fileno=options.fd)]
-        threading.Thread(target=_leave_with_parent, name="death pipe", daemon=True).start()
+    inherited = options.fd is not None
     try:
-        serve(settings, listeners, inherited=options.fd is not None)
+        if inherited:
+            listeners = [socket.socket(fileno=options.fd)]
+            threading.Thread(target=_exit_with_parent, name="death pipe", daemon=True).start()
+        else:
+            listeners = own_listeners(options.host, options.port)
+        serve(_settings(options), listeners, inherited=inherited)
     except FrontError as error:
         sys.exit(str(error))
-
-
-class FrontError(Exception):
-    """What keeps a front end from starting; the text is for the operator."""
 
 
 def serve(
     settings: FrontSettings, listeners: list[socket.socket], *, inherited: bool = False
 ) -> None:
-    """Serves on listening sockets until a signal says that it is enough. Of one that is
-    ``inherited``, somebody else tells.
+    """Serves on listening sockets until a signal ends it. The start is logged, except on an
+    ``inherited`` socket: the process that opened that logs it.
 
     Raises:
         FrontError: the settings cannot be used, or others could use this server without a key.
     """
     logs.configure(settings.logs)
-    logging.getLogger("uvicorn.error").addFilter(_unsaid)
+    logging.getLogger("uvicorn.error").addFilter(_is_not_logged_yet)
     try:
         keys = from_environment(os.environ)
         app = create_app(settings, keys)
     except (KeysError, IdentityError, AddressError) as error:
         raise FrontError(str(error)) from error
-    open_to_others = [address for address in map(exposed_address, listeners) if address is not None]
-    if open_to_others and not (settings.insecure or keys or settings.api_keys_file):
-        raise FrontError(keys_needed(open_to_others[0]))
+    exposed = [address for address in map(exposed_address, listeners) if address is not None]
+    if exposed and not (settings.insecure or keys or settings.api_keys_file):
+        raise FrontError(keys_needed(exposed[0]))
     if not inherited:
         addresses = [listener.getsockname()[:2] for listener in listeners]
         nodes = [node.rpartition("@")[2] for node in settings.nodes]
         log = structlog.get_logger(_NAME)
         log.info("front end starts", addresses=addresses, nodes=nodes)
-    # What was imported stays. A full collection that looks at it stops all streams for a while.
+    # Imported objects stay for good. A full collection that visits them stops all streams a while.
     gc.freeze()
-    FrontServer(app, _affordable(settings)).run(sockets=listeners)
+    FrontServer(app, _within_open_files(settings)).run(sockets=listeners)
 
 
-def _affordable(settings: FrontSettings) -> FrontSettings:
-    """With no more connections than the system lets this process have."""
+def own_listeners(host: str, port: int) -> list[socket.socket]:
+    """The sockets that systemd hands over, or else one at this address. Raises ListenError."""
+    handed = activated(os.environ, pid=os.getpid())
+    if handed:
+        return handed
+    try:
+        return [listen(host, port)]
+    except OSError as error:
+        reason = error.strerror or error
+        raise ListenError(f"cannot listen on {host} port {port}: {reason}") from error
+
+
+def activated(
+    environ: MutableMapping[str, str], *, pid: int, first: int = FIRST_FD
+) -> list[socket.socket]:
+    """The listening sockets that systemd handed to the process ``pid``; an empty list if there are
+    none, or they are another process's. The variables are taken out of ``environ``, for they are
+    not meant for children.
+
+    Raises:
+        ListenError: a descriptor that was handed over is no listening TCP socket.
+    """
+    meant_for, count = (environ.get(name, "") for name in _VARIABLES[:2])
+    for name in _VARIABLES:
+        environ.pop(name, None)
+    if meant_for != str(pid):
+        return []
+    if not count.isdecimal():
+        raise ListenError(f"LISTEN_FDS is {count!r}, and should be a number of sockets")
+    return [_listening(number) for number in range(first, first + int(count))]
+
+
+def _listening(number: int) -> socket.socket:
+    """The listening TCP socket with this descriptor."""
+    try:
+        handed = socket.socket(fileno=number)
+    except OSError as error:
+        raise ListenError(f"descriptor {number} is no socket: {error.strerror}") from error
+    listens = handed.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    tcp = handed.family in (socket.AF_INET, socket.AF_INET6) and handed.type == socket.SOCK_STREAM
+    if not (tcp and listens):
+        handed.close()
+        raise ListenError(
+            f"descriptor {number} is no listening TCP socket; "
+            "the socket unit needs ListenStream=PORT and Accept=no"
+        )
+    handed.set_inheritable(False)
+    return handed
+
+
+def _within_open_files(settings: FrontSettings) -> FrontSettings:
+    """Limits the connections to what the system's limit on open files allows."""
     wanted, files = settings.connections, limits.raise_open_file_limit()
     affordable = wanted.within(files)
     if affordable != wanted:
         structlog.get_logger(_NAME).warning(
-            "takes fewer connections than it is set to, for want of open files: raise the hard "
-            "limit (ulimit -Hn, LimitNOFILE of a unit)",
+            "max_connections lowered to the limit on open files: raise the hard limit (ulimit -Hn, "
+            "LimitNOFILE of a unit)",
             connections=affordable.max_connections,
             wanted=wanted.max_connections,
             open_files=files,
@@ -101,15 +164,10 @@ def _affordable(settings: FrontSettings) -> FrontSettings:
     return replace(settings, connections=affordable)
 
 
-def own_listeners(host: str, port: int) -> list[socket.socket]:
-    """Those that systemd hands over, or else one of this address. Raises ListenError."""
-    return activated(os.environ, pid=os.getpid()) or [bind(host, port)]
-
-
-def _unsaid(record: logging.LogRecord) -> bool:
-    """The application has logged its exceptions itself, with their requests' ids, and whom it cut
-    in the middle of an answer."""
-    return not str(record.msg).startswith(_SAID)
+def _is_not_logged_yet(record: logging.LogRecord) -> bool:
+    """Filters uvicorn's log: the application logs exceptions and cut answers itself, with their
+    requests' ids."""
+    return not str(record.msg).startswith(_LOGGED_BY_APP)
 
 
 def _settings(options: argparse.Namespace) -> FrontSettings:
@@ -131,11 +189,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _leave_with_parent() -> None:
-    """Nothing is ever written to this pipe."""
+def _exit_with_parent() -> None:
+    """Exits when the pipe from the reaper ends; nothing is ever written to it."""
     while os.read(sys.stdin.fileno(), 4096):
         pass
-    structlog.get_logger(_NAME).warning("the reaper is gone: leaving")
+    structlog.get_logger(_NAME).warning("reaper exited: the front end exits too")
     os._exit(Exit.ORPHANED)
 
 

@@ -91,7 +91,7 @@ def test_a_client_that_is_cut_is_no_error_of_the_server() -> None:
                 said = [json.loads(process.stderr.readline())]
                 process.terminate()
                 said += map(json.loads, process.stderr)
-    assert said[0]["event"] == "cut a client that does not read its answer"
+    assert said[0]["event"] == "connection cut: the client does not read its answer"
     assert not [line for line in said if line["level"] == "error"]
 
 

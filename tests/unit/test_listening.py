@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from mayfly_server.uvicorn_server import ListenError, activated
+from mayfly_server.front import ListenError, activated
 from support.doubles.fake_engine import FakeNode
 from support.doubles.running_front import PATIENCE_S, RunningFront
 

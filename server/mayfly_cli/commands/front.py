@@ -23,7 +23,6 @@ def front(config: Path | None, given: Values) -> None:
     from mayfly_cli.config.models import aliases_by_path
     from mayfly_server import front
     from mayfly_server.settings import FrontSettings
-    from mayfly_server.uvicorn_server import ListenError
 
     configuration = configured(config, given)
     values, file = configuration.values, configuration.file
@@ -43,6 +42,6 @@ def front(config: Path | None, given: Values) -> None:
             for listener in listeners:
                 stack.enter_context(listener)
             front.serve(settings, listeners)
-    except (front.FrontError, ListenError) as error:
+    except front.FrontError as error:
         fail(str(error))
     raise typer.Exit(0)

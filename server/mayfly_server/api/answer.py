@@ -144,7 +144,7 @@ class _Answer(Response):
             self._outcome = "cancelled"
         except _TooSlow:
             self._outcome = "slow"
-            _log.warning("cut a client that does not read its answer", rid=self._id)
+            _log.warning("connection cut: the client does not read its answer", rid=self._id)
         except asyncio.CancelledError:
             self._outcome = "cancelled"
             raise

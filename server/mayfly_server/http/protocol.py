@@ -1,4 +1,4 @@
-"""Bounds on what a connection costs before anything knows what it wants.
+"""The HTTP protocol of a connection: limits on what it may cost before any request is understood.
 
 Uvicorn's parser bounds neither the number nor the size of headers, nor the time that a request
 takes to arrive, nor how long an answer may lie unread. Here it does::
@@ -11,33 +11,15 @@ takes to arrive, nor how long an answer may lie unread. Here it does::
         |              |       bytes, headers, address: 431, 431, 414
         |              v
         |            BODY      body_wait_s, and a second more for each body_bytes_per_s: 408
-        |              |       (how long it may be is api.body's affair)
+        |              |       (its length is limited by the middleware BodyLimit)
         |              v
         |            ANSWER    unread for slow_reader_s: cut
         | keep-alive   |
         +--------------+
 
 The clock of HEAD and BODY stands still while the server itself does not read, as with a request
-that comes in behind one that is being answered. What comes there and is no request, or does not
-become one, costs nobody an answer: the connection ends after it.
-
-Closing a connection so that its client gets to read the last answer.
-
-Data that comes in after a socket was closed makes the kernel send a reset, and a reset throws away
-what the other side had not read yet. So a server that refuses a request in its middle must not
-close at once: it ends its own direction, reads and forgets what still comes, and closes when the
-client has done so or a short time is over ("lingering close", as in nginx).
-
-Requests that ask for another protocol than HTTP/1.1, as Java's own client does with each one by
-default (``Upgrade: h2c``).
-
-A server may go on as if nothing had been asked (RFC 9110, 7.8), and this one does. Its parser takes
-what follows the head of such a request, its body included, for the other protocol's. So the head is
-read once more, without that field::
-
-    head, Upgrade --> HttpParserUpgrade --> another parser: the same head, less one field
-                                                 |
-                      what followed the head ----+--> body, next request ...
+that comes in behind one that is being answered. Bytes there that never become a request get no
+answer: the connection ends after the present one.
 """
 
 from __future__ import annotations
@@ -61,12 +43,18 @@ from mayfly_server.errors import (
 from mayfly_server.http import sse
 from mayfly_server.settings import ConnectionLimits
 
+_FRAMING = 8
+"""Bytes that may come beside each byte of a body: chunks of one byte have five."""
+
 
 class LingeringTransport(asyncio.Transport):
-    """A transport whose :meth:`close` lingers where ``unread()`` says that more may come.
+    """A transport that lets the client read the last answer before it closes.
 
-    Either way the connection is cut ``linger_s`` seconds later, if the client has not read what it
-    was sent by then.
+    Data that comes in after a socket was closed makes the kernel send a reset, and a reset throws
+    away what the other side had not read yet. So a server that refuses a request in its middle must
+    not close at once: where ``unread()`` says that more may come, :meth:`close` ends this side's
+    direction only, reads and discards what still comes, and closes when the client has done so
+    ("lingering close", as in nginx). In any case the connection is cut after ``linger_s`` seconds.
     """
 
     def __init__(
@@ -84,7 +72,7 @@ class LingeringTransport(asyncio.Transport):
         self._linger_s = linger_s
         self._closing = False
         self._last: asyncio.TimerHandle | None = None
-        # What every chunk of every stream passes takes no detour.
+        # Called for every chunk of every stream: without a detour.
         self.write = transport.write  # type: ignore[method-assign]
         self.pause_reading = transport.pause_reading  # type: ignore[method-assign]
         self.resume_reading = transport.resume_reading  # type: ignore[method-assign]
@@ -106,7 +94,7 @@ class LingeringTransport(asyncio.Transport):
         return self._closing or self._transport.is_closing()
 
     def lost(self) -> None:
-        """The connection is gone: nothing is left to be cut."""
+        """To be called when the connection is gone: nothing is left to be cut."""
         self._closing = True
         if self._last is not None:
             self._last.cancel()
@@ -131,10 +119,20 @@ class LingeringTransport(asyncio.Transport):
 
 
 class PersistentParser:
-    """A parser for one connection, with the methods of httptools' that Uvicorn uses.
+    """A parser that ignores a client's wish for another protocol than HTTP/1.1, as Java's own
+    client has with each request by default (``Upgrade: h2c``).
 
-    ``callbacks`` is told what is parsed. While :meth:`should_upgrade` it has to ignore the ends of
-    head and message; the ``head`` that it then gives comes again, and with it the message.
+    A server may go on as if nothing had been asked (RFC 9110, 7.8). httptools' parser takes what
+    follows the head of such a request, its body included, for the other protocol's. So the head is
+    parsed once more, without that field::
+
+        head, Upgrade --> HttpParserUpgrade --> another parser: the same head, less one field
+                                                     |
+                          what followed the head ----+--> body, next request ...
+
+    It has the methods of httptools' parser that Uvicorn uses. While :meth:`should_upgrade`,
+    ``callbacks`` has to ignore the ends of head and message; the ``head`` that it then gives is
+    parsed again, and with it the message.
     """
 
     def __init__(self, callbacks: object, head: Callable[[], bytes]) -> None:
@@ -144,7 +142,7 @@ class PersistentParser:
 
     def _begin(self) -> None:
         parser = httptools.HttpRequestParser(self._callbacks)
-        # As Uvicorn has it: what is behind a request that closes the connection is no error.
+        # As Uvicorn sets it: bytes behind a request that closes the connection are no error.
         parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self.get_method = parser.get_method
         self.get_http_version = parser.get_http_version
@@ -153,7 +151,7 @@ class PersistentParser:
         self._feed = parser.feed_data
 
     def feed_data(self, data: bytes) -> None:
-        """Raises httptools.HttpParserError."""
+        """Parses bytes of the connection. Raises httptools.HttpParserError."""
         left = memoryview(data)
         while True:
             try:
@@ -166,31 +164,28 @@ class PersistentParser:
                 self._feed(head)
 
 
-_FRAMING = 8
-"""Bytes that may come beside each byte of a body: chunks of one byte have five."""
-
-
-class EdgeProtocol(HttpToolsProtocol):
-    """``refused`` is told of every refusal here: no application will ever see the request."""
+class LimitedHttpProtocol(HttpToolsProtocol):
+    """Uvicorn's protocol with the limits above. ``on_refusal`` is called with every error that is
+    answered here, because no middleware sees such a request."""
 
     def __init__(
         self,
         limits: ConnectionLimits,
-        refused: Callable[[RequestError], None],
+        on_refusal: Callable[[RequestError], None],
         **uvicorn: Any,
     ) -> None:
         super().__init__(**uvicorn)
         self.parser = PersistentParser(self, self._plain_head)  # type: ignore[assignment]
         self._limits = limits
-        self._refused = refused
+        self._on_refusal = on_refusal
         self._refusal: RequestError | None = None
-        self._deaf = False
-        """Whether nothing that comes is looked at any more: only an answer goes on."""
+        self._ignore_input = False
+        """Whether incoming bytes are discarded, while an answer goes on."""
         self._in_head = False
         self._in_request = False
         self._head = 0
         self._headers = 0
-        self._beside = 0  # bytes of the request that were no body, about
+        self._overhead = 0  # about the bytes of the request that were no body
         self._body = 0
         self._clock: asyncio.TimerHandle | None = None
         self._began = 0.0
@@ -215,23 +210,23 @@ class EdgeProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._deaf or self.transport.is_closing():
-            return  # read and forgotten: see LingeringTransport
-        self._beside += len(data)
+        if self._ignore_input or self.transport.is_closing():
+            return  # discarded: see LingeringTransport
+        self._overhead += len(data)
         super().data_received(data)
-        if self._deaf or self.transport.is_closing():
+        if self._ignore_input or self.transport.is_closing():
             return
-        if self._beside > self._limits.max_head_bytes + _FRAMING * self._body:
+        if self._overhead > self._limits.max_head_bytes + _FRAMING * self._body:
             self._refuse(self._head_too_large())
         elif self._clock is None and self._idle:
-            self._start_clock()  # bytes that begin no request are no reason to stay
+            self._start_clock()  # bytes that begin no request do not keep a connection open
 
     # The parser
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_request = self._in_head = True
-        self._head = self._headers = self._beside = self._body = 0
+        self._head = self._headers = self._overhead = self._body = 0
         if self._clock is None:
             self._start_clock()
 
@@ -243,7 +238,7 @@ class EdgeProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_head:
-            return  # a trailer, which nobody reads
+            return  # a trailer, which the application cannot read
         super().on_header(name, value)
         self._headers += 1
         self._head += len(name) + len(value)
@@ -266,7 +261,7 @@ class EdgeProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._body += len(body)
-        self._beside -= len(body)
+        self._overhead -= len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -277,14 +272,14 @@ class EdgeProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def _plain_head(self) -> bytes:
-        """The present request's, without a wish for another protocol."""
+        """The present request's head, without a wish for another protocol."""
         version = self.parser.get_http_version().encode()
         line = b" ".join((self.parser.get_method(), self.url, b"HTTP/" + version))
         fields = (b"%s: %s" % field for field in self.headers if field[0] != b"upgrade")
         return b"\r\n".join((line, *fields, b"", b""))
 
     def send_400_response(self, msg: str) -> None:
-        """What Uvicorn calls when the parser has given up."""
+        """Answers when the parser has given up; called by Uvicorn."""
         self._refuse(self._refusal or InvalidRequest("This is no HTTP request."))
 
     def _fail(self, refusal: RequestError) -> None:
@@ -292,7 +287,7 @@ class EdgeProtocol(HttpToolsProtocol):
         self._refusal = refusal
         raise refusal
 
-    # The clock of a request
+    # The time limit of a request
 
     @property
     def _answering(self) -> bool:
@@ -305,7 +300,7 @@ class EdgeProtocol(HttpToolsProtocol):
     def _start_clock(self) -> None:
         self._began = self.loop.time()
         wait_s = self._limits.body_wait_s if self._in_body else self._limits.head_wait_s
-        self._clock = self.loop.call_later(wait_s, self._rang)
+        self._clock = self.loop.call_later(wait_s, self._time_is_up)
 
     def _stop_clock(self) -> None:
         if self._clock is not None:
@@ -316,7 +311,7 @@ class EdgeProtocol(HttpToolsProtocol):
     def _in_body(self) -> bool:
         return self._in_request and not self._in_head
 
-    def _rang(self) -> None:
+    def _time_is_up(self) -> None:
         self._clock = None
         if self.flow.read_paused:
             self._start_clock()
@@ -325,28 +320,30 @@ class EdgeProtocol(HttpToolsProtocol):
             allowed_s = self._limits.body_wait_s + self._body / self._limits.body_bytes_per_s
             left_s = self._began + allowed_s - self.loop.time()
             if left_s > 0:
-                self._clock = self.loop.call_later(left_s, self._rang)
+                self._clock = self.loop.call_later(left_s, self._time_is_up)
                 return
         if self._in_request:
             self._refuse(RequestTimeout("The request took too long to arrive."))
         else:
             self.transport.close()
 
-    # The clock of a reader
+    # The time limit for reading an answer
 
     def pause_writing(self) -> None:
         super().pause_writing()
         if self._reader_clock is None:
-            self._reader_clock = self.loop.call_later(self._limits.slow_reader_s, self._unread_long)
+            self._reader_clock = self.loop.call_later(
+                self._limits.slow_reader_s, self._cut_slow_reader
+            )
 
     def resume_writing(self) -> None:
         self._stop_reader_clock()
         super().resume_writing()
 
-    def _unread_long(self) -> None:
+    def _cut_slow_reader(self) -> None:
         known = self.cycle.scope.get("state", {}) if self.cycle is not None else {}
         about = {"request_id": known.get("request_id")}
-        self.logger.warning("cut a client that does not read its answer", extra=about)
+        self.logger.warning("connection cut: the client does not read its answer", extra=about)
         self.transport.abort()
 
     def _stop_reader_clock(self) -> None:
@@ -357,7 +354,7 @@ class EdgeProtocol(HttpToolsProtocol):
     # Refusals
 
     def _unread(self) -> bool:
-        """Whether the client may still be sending what nobody will look at."""
+        """Whether the client may still be sending bytes that will be discarded."""
         return self._in_request or self.cycle is None
 
     def _head_too_large(self) -> HeadersTooLarge:
@@ -366,19 +363,19 @@ class EdgeProtocol(HttpToolsProtocol):
         )
 
     def _refuse(self, error: RequestError) -> None:
-        """Answers on the connection itself, if it is this request's turn and nothing was said
-        yet, and closes it."""
+        """Answers with an error and closes the connection. Nothing is sent where an answer has
+        begun, or it is another request's turn."""
         self._stop_clock()
-        self._refused(error)
+        self._on_refusal(error)
         if self._in_body:
-            silent = self._answering and not self.cycle.response_started and not self.pipeline
+            may_answer = self._answering and not self.cycle.response_started and not self.pipeline
         elif self._answering:
-            self._deaf = True
+            self._ignore_input = True
             self.cycle.keep_alive = False
             return
         else:
-            silent = True
-        if silent:
+            may_answer = True
+        if may_answer:
             self.transport.write(_raw(error))
         if self._answering:
             self.cycle.disconnected = True
@@ -387,7 +384,7 @@ class EdgeProtocol(HttpToolsProtocol):
 
 
 def _raw(error: RequestError) -> bytes:
-    """A whole answer."""
+    """An error's whole answer, as bytes."""
     content = sse.encode(error.envelope()).encode()
     headers = error.headers() | {
         "content-type": "application/json",

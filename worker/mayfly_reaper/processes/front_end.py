@@ -22,12 +22,12 @@ from collections.abc import Callable
 
 import zmq
 
+from mayfly_protocol.transport import listening
 from mayfly_reaper.paths import StartError
 from mayfly_reaper.rules.backoff import backoff_s
 from mayfly_reaper.rules.exit_cause import describe_status
 from mayfly_reaper.settings import Budgets, FrontEnd
 
-BACKLOG = 2048
 PROBE_AGAIN_S = 0.5
 
 
@@ -35,24 +35,13 @@ def listen(host: str, port: int, options: tuple[str, str] = ("--host", "--port")
     """Returns a listening socket. Raises StartError if there can be none; its text names
     ``options``, those that choose another host and another port."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
+        return listening.listen(host, port)
     except OSError as error:
-        raise StartError(f"cannot listen on {host}: {error}") from error
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-    except OSError as error:
-        listener.close()
-        other = options[0] if error.errno == errno.EADDRNOTAVAIL else options[1]
+        host_is_wrong = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
         raise StartError(
             f"cannot listen on {host} port {port}: {error.strerror or error}; "
-            f"choose another one with {other}"
+            f"choose another one with {options[0] if host_is_wrong else options[1]}"
         ) from error
-    return listener
 
 
 class FrontEndProcess:
