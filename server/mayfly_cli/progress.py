@@ -1,13 +1,12 @@
-"""What ``mayfly serve`` shows: the model's fetching, each worker's start, what happens later.
+"""Output of ``mayfly serve`` and ``mayfly node``: fetching of models, starts of workers, losses.
 
-:class:`Reporter` hears of everything and decides what is worth a word. How it looks is up to a
-:class:`Renderer`: bars where a person watches a terminal (:mod:`mayfly_cli.progress`), plain
-lines elsewhere, which a log or a test can read (:class:`PlainLines`).
+::
 
-Progress bars, for a person at a terminal.
+    Node --> Reporter --> Bars        in a terminal
+         |           +--> PlainLines  elsewhere, for a file or a pipe
+         +-> LogLines                 log lines only, for programs (``--log-format json``)
 
-What ``mayfly serve`` and ``mayfly node`` show where their output is read by programs: every
-event is a line of the log (``--log-format json``).
+:class:`Reporter` decides which events are shown, a :class:`Renderer` how.
 """
 
 from __future__ import annotations
@@ -47,51 +46,56 @@ LOADING = {
 }
 UNDER_WAY = frozenset({"spawning", "loading", "canary"})
 
+_OVER_ECHO = Control(ControlType.CARRIAGE_RETURN)
+"""Output before each line: a terminal echoes Ctrl-C as ``^C``, and the line overwrites that."""
 
-class Audience(Observer, Protocol):
-    """Somebody who watches a node from before it starts."""
+
+class StartObserver(Observer, Protocol):
+    """Receives the events of a node, and those of fetching its models before it starts."""
 
     def fetching(self, what: str, done: int, total: int) -> None:
-        """The model is downloaded or converted."""
+        """Receives the progress of a download or a conversion, in bytes; 0 of 0 if unknown."""
 
     def fetched(self, name: str) -> None:
-        """The model is on this machine, and was so before if nothing was told of its fetching."""
+        """Receives the name of a model that is on this machine now. Without a call of
+        :meth:`fetching` before, it was there already."""
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """Ends the output."""
 
 
 class Renderer(Protocol):
-    """A place to show progress. Activities are told apart by ``who``."""
+    """Shows activities and lines. Each activity belongs to a ``who``: a slot, or the model."""
 
     def step(self, who: str, doing: str, done: int, total: int) -> None:
-        """``who`` is ``doing`` something: ``done`` of ``total`` bytes, 0 of 0 if unmeasured."""
+        """Shows an activity's progress: ``done`` of ``total`` bytes, 0 of 0 if unknown."""
 
     def over(self, who: str) -> None:
-        """``who`` does nothing any more that has progress."""
+        """Ends the activity of ``who``."""
 
     def line(self, text: str) -> None:
-        """A line that stays."""
+        """Writes a line that stays."""
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """Ends all activities."""
 
 
 class Reporter:
-    """An audience for people. ``keyed``: the server asks for API keys."""
+    """Writes what a person wants to know of a node: each activity, each change of a slot once, and
+    how to send a first request. With ``needs_key``, the server asks for API keys."""
 
     def __init__(
         self,
         renderer: Renderer,
         prompt: str = "What is the capital of France?",
         *,
-        keyed: bool = False,
+        needs_key: bool = False,
     ) -> None:
         self._renderer = renderer
         self._prompt = prompt
-        self._keyed = keyed
-        self._told: dict[str, tuple[str, int, str]] = {}
-        self._noted = ""
+        self._needs_key = needs_key
+        self._shown: dict[str, tuple[str, int, str]] = {}
+        self._last_note = ""
         self._ready: str | None = None
         self._address: str | None = None
         self._announced = False
@@ -105,47 +109,47 @@ class Reporter:
 
     def slot_changed(self, view: SlotView) -> None:
         if view.state in UNDER_WAY:
-            self._told.pop(view.slot, None)
+            self._shown.pop(view.slot, None)
             doing = LOADING.get("canary" if view.state == "canary" else view.phase, "starting")
             self._renderer.step(view.slot, doing, view.load_done, view.load_total)
             return
         self._renderer.over(view.slot)
         if view.state == "gone":
-            return  # of a loss there is a note, and of an end that was asked for no need of one
-        news = (view.state, view.incarnation, view.detail)
-        if self._told.get(view.slot) != news:
-            self._told[view.slot] = news
-            if view.detail in self._noted:
-                view = replace(view, detail="")  # the line before this one has said it
-            self._renderer.line(f"{view.slot}: {standing(view)}")
+            return  # a loss has a note of its own, and a requested end needs none
+        shown = (view.state, view.incarnation, view.detail)
+        if self._shown.get(view.slot) != shown:
+            self._shown[view.slot] = shown
+            if view.detail in self._last_note:
+                view = replace(view, detail="")  # the line before contains it
+            self._renderer.line(f"{view.slot}: {slot_text(view)}")
         if view.state == "ready":
             self._ready = view.model
             self._announce()
 
     def front_end_ready(self, host: str, port: int) -> None:
-        self._address = address(host, port)
+        self._address = server_address(host, port)
         self._announce()
 
     def note(self, text: str, about: About = NOBODY) -> None:
-        self._noted = text
+        self._last_note = text
         self._renderer.line(text)
 
     def close(self) -> None:
-        """Puts the terminal back as it was."""
+        """Restores the terminal."""
         self._renderer.close()
 
     def _announce(self) -> None:
-        """Once there is somebody to ask and something to answer, says how."""
+        """Shows the address and a first request once a worker and the front end are ready."""
         if self._announced or self._ready is None or self._address is None:
             return
         self._announced = True
         self._renderer.line(f"\nServing {self._ready} on {self._address}\n")
-        curl = request(self._address, self._ready, self._prompt, keyed=self._keyed)
+        curl = curl_command(self._address, self._ready, self._prompt, needs_key=self._needs_key)
         self._renderer.line(f"{curl}\n")
 
 
-def standing(view: SlotView) -> str:
-    """How a slot that is not starting stands, in words."""
+def slot_text(view: SlotView) -> str:
+    """Describes the state of a slot that is not starting."""
     detail = f": {view.detail}" if view.detail else ""
     match view.state:
         case "ready":
@@ -160,19 +164,20 @@ def standing(view: SlotView) -> str:
             return f"{state}{detail}"
 
 
-def address(host: str, port: int) -> str:
-    """Where to reach a server that listens on ``host`` from its own machine."""
+def server_address(host: str, port: int) -> str:
+    """Returns the address at which a server that listens on ``host`` is reached from its own
+    machine."""
     reachable = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)  # noqa: S104
     return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
 
 
-def request(server: str, model: str, prompt: str, *, keyed: bool = False) -> str:
-    """A curl command to try a server with, ready to paste into a shell: one that has the key in
-    the variable that `mayfly chat` takes it from, if one is needed."""
+def curl_command(server: str, model: str, prompt: str, *, needs_key: bool = False) -> str:
+    """Writes a curl command for a first request, ready to paste into a shell. With ``needs_key`` it
+    takes the API key from the same variable as `mayfly chat`."""
     messages = [{"role": "user", "content": prompt}]
     body = json.dumps({"model": model, "temperature": 0, "messages": messages})
     quoted = body.replace("'", "'\\''")
-    key = f'  -H "Authorization: Bearer ${API_KEY_VARIABLE}" \\\n' if keyed else ""
+    key = f'  -H "Authorization: Bearer ${API_KEY_VARIABLE}" \\\n' if needs_key else ""
     return (
         f"curl {server}/v1/chat/completions \\\n"
         f"  -H 'Content-Type: application/json' \\\n"
@@ -182,9 +187,9 @@ def request(server: str, model: str, prompt: str, *, keyed: bool = False) -> str
 
 
 class PlainLines:
-    """Lines without colours or times: one when an activity begins, and while it goes on one for
-    every tenth of it, but not more often than every few seconds, nor ever much more seldom than
-    that: a silent log is taken for a dead one."""
+    """A :class:`Renderer` that writes lines without colours or times: one when an activity begins,
+    and one for every further tenth of it, at least ``soonest_s`` after the last line. After
+    ``latest_s`` there is a line in any case, so that the process does not seem to hang."""
 
     def __init__(
         self,
@@ -202,12 +207,12 @@ class PlainLines:
     def step(self, who: str, doing: str, done: int, total: int) -> None:
         now = self._clock()
         share = done / total if total else 0.0
-        before, told_share, told_at = self._last.get(who, ("", 0.0, 0.0))
+        before, last_share, last_at = self._last.get(who, ("", 0.0, 0.0))
         if doing == before:
-            waited = now - told_at
+            waited = now - last_at
             if waited < self._soonest_s or done == 0:
                 return
-            if share < told_share + 0.1 and waited < self._latest_s:
+            if share < last_share + 0.1 and waited < self._latest_s:
                 return
         self._last[who] = (doing, share, now)
         size = measure(done, total)
@@ -224,19 +229,15 @@ class PlainLines:
 
 
 def measure(done: int, total: int) -> str:
-    """How far something is that is counted in bytes; empty where its size is not known."""
+    """Describes a progress in bytes; empty if the total is not known."""
     return f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB" if total else ""
 
 
-_OVER_ECHO = Control(ControlType.CARRIAGE_RETURN)
-"""A terminal echoes Ctrl-C as ``^C``; the line that answers it is written over that."""
-
-
 class Bars:
-    """A :class:`mayfly_cli.progress.Renderer` that draws a bar an activity.
+    """A :class:`Renderer` that draws a progress bar for each activity.
 
-    The bars are drawn only while something is under way; then they are taken away, and what was
-    reached stays as lines. So nothing of it redraws over a server's log.
+    The bars are removed when the last activity ends, and only lines stay, so that no bar is drawn
+    over a server's log.
     """
 
     def __init__(self, console: Console) -> None:
@@ -291,30 +292,30 @@ def _progress(console: Console) -> Progress:
 
 
 class LogLines:
-    """A :class:`mayfly_cli.progress.Audience` that says no more than what changes."""
+    """A :class:`StartObserver` that writes a log line for each change."""
 
     def __init__(self) -> None:
         self._log = structlog.get_logger(__name__)
         self._fetching = ""
-        self._told: dict[str, tuple[str, int, str]] = {}
+        self._shown: dict[str, tuple[str, int, str]] = {}
 
     def fetching(self, what: str, done: int, total: int) -> None:
         if what != self._fetching:
             self._fetching = what
-            self._log.info("the model is fetched", step=what, total_bytes=total)
+            self._log.info("fetching the model", step=what, total_bytes=total)
 
     def fetched(self, name: str) -> None:
         self._fetching = ""
-        self._log.info("the model is here", model=name)
+        self._log.info("model is ready to load", model=name)
 
     def slot_changed(self, view: SlotView) -> None:
-        news = (view.state, view.incarnation, view.detail)
-        if self._told.get(view.slot) == news:
+        shown = (view.state, view.incarnation, view.detail)
+        if self._shown.get(view.slot) == shown:
             return
-        self._told[view.slot] = news
-        say = self._log.error if view.state == "failed" else self._log.info
-        say(
-            "a slot changed",
+        self._shown[view.slot] = shown
+        log = self._log.error if view.state == "failed" else self._log.info
+        log(
+            "slot changed",
             slot=view.slot,
             incarnation=view.incarnation,
             state=view.state,
@@ -323,11 +324,11 @@ class LogLines:
         )
 
     def front_end_ready(self, host: str, port: int) -> None:
-        self._log.info("the front end serves", host=host, port=port)
+        self._log.info("front end is ready", host=host, port=port)
 
     def note(self, text: str, about: About = NOBODY) -> None:
-        say = self._log.warning if about.bad else self._log.info
-        say(text, **({"slot": about.slot, "incarnation": about.incarnation} if about.slot else {}))
+        log = self._log.warning if about.bad else self._log.info
+        log(text, **({"slot": about.slot, "incarnation": about.incarnation} if about.slot else {}))
 
     def close(self) -> None:
-        """There is nothing to put back."""
+        """Does nothing: there is no output to end."""

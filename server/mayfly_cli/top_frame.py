@@ -1,4 +1,4 @@
-"""A frame of ``mayfly top``: a server's event, drawn for a terminal.
+"""A frame of ``mayfly top``: a snapshot of a server's state, drawn for a terminal.
 
 Every state has a sign and a word; colour only repeats them.
 """
@@ -15,8 +15,10 @@ from rich.text import Text
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-Picture = dict[str, Any]
+Snapshot = dict[str, Any]
+"""The JSON of an event of ``/mayfly/events``."""
 View = dict[str, Any]
+"""A worker in a snapshot."""
 
 SIGNS = {
     "spawning": ("◌", "starting", "cyan"),
@@ -29,33 +31,34 @@ SIGNS = {
     "gone": ("†", "lost", "red"),
 }
 BAR = 16
-"""Characters."""
+"""Length of a bar, in characters."""
 WIDE = 110
-"""Characters that all columns need; below that, only those stay that one acts upon."""
+"""Width that all columns need, in characters; a narrower frame leaves the less urgent ones out."""
 LOSSES = 8
+"""Largest number of losses in a frame."""
 UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
-def paced(picture: Picture) -> bool:
-    """Whether the speed of every worker that serves is known."""
-    views = [view for view in _views(picture) if view["state"] == "ready"]
+def has_speeds(snapshot: Snapshot) -> bool:
+    """Returns True if the speed of every ready worker is known."""
+    views = [view for view in _views(snapshot) if view["state"] == "ready"]
     return all(view.get("tokens_per_s") is not None for view in views)
 
 
-def frame(picture: Picture, width: int = 0, height: int = 0) -> RenderableType:
-    """The whole picture, for a terminal of so many columns and lines, or for any: in a low one,
-    losses are left out as far as needed."""
-    slots, remarks = workers(picture, wide=not 0 < width < WIDE), list(_remarks(picture))
+def frame(snapshot: Snapshot, width: int = 0, height: int = 0) -> RenderableType:
+    """Draws a snapshot for a terminal of ``width`` columns and ``height`` lines; 0 is any. In a low
+    terminal, losses are left out as far as needed."""
+    slots, remarks = workers(snapshot, wide=not 0 < width < WIDE), list(_remarks(snapshot))
     left = height - slots.row_count - len(remarks) - 6 if height else LOSSES
-    losses = last_losses(picture)[: max(0, min(LOSSES, left))]
+    losses = last_losses(snapshot)[: max(0, min(LOSSES, left))]
     last = _losses(losses) if losses else Text("no worker was lost", style="dim")
     heading = Text("\nLast losses", style="bold")
-    return Group(totals(picture), Text(), slots, *remarks, heading, last)
+    return Group(totals(snapshot), Text(), slots, *remarks, heading, last)
 
 
-def totals(picture: Picture) -> Text:
-    """One line about all."""
-    views = list(_views(picture))
+def totals(snapshot: Snapshot) -> Text:
+    """Draws the line with the totals."""
+    views = list(_views(snapshot))
     slots = {(view["node"], view["slot"]) for view in views}
     ready = {(view["node"], view["slot"]) for view in views if view["state"] == "ready"}
     running = sum(view["running"] for view in views)
@@ -67,14 +70,14 @@ def totals(picture: Picture) -> Text:
         f" · {rate(speed)} tokens/s",
         style="not bold",
     )
-    if picture.get("leaving"):
+    if snapshot.get("leaving"):
         line.append("  the server is shutting down", style="bold red")
     return line
 
 
-def workers(picture: Picture, *, wide: bool = True) -> Table:
-    """One row a worker; a slot whose worker is being replaced has two."""
-    several = len(picture["nodes"]) > 1
+def workers(snapshot: Snapshot, *, wide: bool = True) -> Table:
+    """Draws one row for each worker; a slot whose worker is being replaced has two."""
+    several = len(snapshot["nodes"]) > 1
     result = Table(box=None, pad_edge=False, header_style="bold")
     result.add_column("SLOT", overflow="fold")
     result.add_column("STATE", no_wrap=True)
@@ -87,16 +90,16 @@ def workers(picture: Picture, *, wide: bool = True) -> Table:
     if wide:
         result.add_column("ANSWERED", justify="right", no_wrap=True)
         result.add_column("MEMORY", justify="right", no_wrap=True)
-    for node in picture["nodes"]:
+    for node in snapshot["nodes"]:
         for view in node["slots"]:
             result.add_row(Text(_name(node, view, several)), *_worker(view, wide))
     return result
 
 
-def _remarks(picture: Picture) -> Iterator[Text]:
-    """What does not fit into a column."""
-    several = len(picture["nodes"]) > 1
-    for node in picture["nodes"]:
+def _remarks(snapshot: Snapshot) -> Iterator[Text]:
+    """Yields texts that do not fit into a column: silent nodes and details of slots."""
+    several = len(snapshot["nodes"]) > 1
+    for node in snapshot["nodes"]:
         if node["silent"]:
             yield Text(f"{node['node']} has not been heard of lately", style="red")
         elif not node["slots"]:
@@ -106,7 +109,7 @@ def _remarks(picture: Picture) -> Iterator[Text]:
                 yield Text(f"{_name(node, view, several)}: {view['detail']}", style="dim")
 
 
-def _name(node: Picture, view: View, several: bool) -> str:
+def _name(node: Snapshot, view: View, several: bool) -> str:
     return f"{node['node']}/{view['slot']}" if several else str(view["slot"])
 
 
@@ -125,10 +128,10 @@ def _worker(view: View, wide: bool) -> Iterator[Text]:
 
 
 def _doing(view: View, wide: bool) -> str:
-    """How far a load is, or how full a batch."""
+    """Describes the progress of a load, or the fill of a batch."""
     if not view["pid"]:
-        soon = view["retry_in_s"]
-        return "" if soon is None else f"again in {span(soon)}"
+        retry_in_s = view["retry_in_s"]
+        return "" if retry_in_s is None else f"again in {span(retry_in_s)}"
     if view["state"] in ("ready", "draining"):
         waiting = f", {view['waiting']} waiting" if view["waiting"] else ""
         words = f"{view['running']} of {view['rows']} rows, {view['phase']}{waiting}"
@@ -139,10 +142,10 @@ def _doing(view: View, wide: bool) -> str:
     return f"{bar(view['load_done'], view['load_total'])} {words}" if wide else words
 
 
-def last_losses(picture: Picture) -> list[dict[str, Any]]:
-    """Autopsies of all nodes, and losses that have none yet, the latest first."""
+def last_losses(snapshot: Snapshot) -> list[dict[str, Any]]:
+    """Returns the autopsies of all nodes, and the losses that have none yet, the latest first."""
     found = []
-    for node in picture["nodes"]:
+    for node in snapshot["nodes"]:
         recorded = {(each["slot"], each["incarnation"]) for each in node["autopsies"]}
         fresh = [
             each for each in node["losses"] if (each["slot"], each["incarnation"]) not in recorded
@@ -161,12 +164,13 @@ def _losses(losses: Iterable[dict[str, Any]]) -> Table:
             Text(f"{span(loss['age_s'])} ago", style="dim"),
             Text(f"{loss['slot']} #{loss['incarnation']}"),
             Text(f"† {loss['kind']}", style="red"),
-            Text(loss["first_cause"] or "no cause was told"),
+            Text(loss["first_cause"] or "no cause is known"),
         )
     return result
 
 
 def bar(done: float, total: float) -> str:
+    """Draws a bar, with at least one block once something is done."""
     filled = round(BAR * min(1.0, done / total)) if total else 0
     if done and total and not filled:
         filled = 1
@@ -174,13 +178,14 @@ def bar(done: float, total: float) -> str:
 
 
 def rate(per_second: float | None) -> str:
+    """Writes a speed; a dash if it is not known."""
     if per_second is None:
         return "-"
     return f"{per_second:.0f}" if per_second >= 100 or not per_second else f"{per_second:.1f}"
 
 
 def span(seconds: float) -> str:
-    """In the largest unit that fits."""
+    """Writes a duration in the largest unit that fits."""
     for most, unit, word in ((60, 1, "s"), (3600, 60, "min"), (172_800, 3600, "h")):
         if seconds < most:
             return f"{int(max(0.0, seconds) // unit)} {word}"
@@ -188,7 +193,7 @@ def span(seconds: float) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes, in powers of ten."""
+    """Writes a number of bytes with a unit, in powers of ten."""
     value, unit = float(count), 0
     while value >= 999.5 and unit < len(UNITS) - 1:
         value /= 1000
@@ -196,7 +201,7 @@ def size(count: float) -> str:
     return f"{value:.{0 if value >= 9.95 or not unit else 1}f} {UNITS[unit]}"
 
 
-def _views(picture: Picture) -> Iterator[View]:
-    for node in picture["nodes"]:
+def _views(snapshot: Snapshot) -> Iterator[View]:
+    for node in snapshot["nodes"]:
         for view in node["slots"]:
             yield {**view, "node": node["node"]}

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mayfly_cli.commands.fetching import Fetched, FetchFailed, fetch, outcome
+from mayfly_cli.commands.fetching import Fetched, FetchFailed, fetch, read_events
 
 
 def script(body: str) -> list[str]:
@@ -48,7 +48,7 @@ def test_a_fetcher_that_dies_leaves_its_last_words_and_its_status() -> None:
 
 
 def test_a_fetcher_that_is_killed_is_reported() -> None:
-    with pytest.raises(FetchFailed, match="status -9: it said nothing"):
+    with pytest.raises(FetchFailed, match="status -9: it printed nothing"):
         fetch(script("os.kill(os.getpid(), 9)"), ignore)
 
 
@@ -58,18 +58,18 @@ def test_a_fetcher_that_is_killed_is_reported() -> None:
 )
 def test_what_is_no_event_is_quoted(line: str) -> None:
     with pytest.raises(FetchFailed, match="which is no event") as raised:
-        outcome([line], ignore)
+        read_events([line], ignore)
     assert line in str(raised.value)
 
 
 def test_an_unknown_event_is_passed_over() -> None:
     lines = ['{"event": "checking"}', '{"event": "done", "path": "/m", "name": "m"}']
-    assert outcome(lines, ignore) == Fetched(Path("/m"), "m")
+    assert read_events(lines, ignore) == Fetched(Path("/m"), "m")
 
 
 @pytest.mark.parametrize("stubborn", [False, True], ids=["obedient", "deaf to SIGTERM"])
 def test_an_interrupt_ends_the_child(stubborn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mayfly_cli.commands.fetching.PATIENCE_S", 0.2)
+    monkeypatch.setattr("mayfly_cli.commands.fetching.STOP_S", 0.2)
     command = script(
         f"""
         import signal

@@ -9,7 +9,7 @@ import shlex
 import pytest
 from rich.console import Console
 
-from mayfly_cli.progress import Bars, PlainLines, Reporter, address, request, standing
+from mayfly_cli.progress import Bars, PlainLines, Reporter, curl_command, server_address, slot_text
 from mayfly_protocol.roster import SlotView
 
 
@@ -118,7 +118,7 @@ def test_a_replacement_is_told_and_repeats_are_not() -> None:
 
 
 def test_a_failure_keeps_its_reason() -> None:
-    assert standing(view("failed", detail="no such folder")) == "failed: no such folder"
+    assert slot_text(view("failed", detail="no such folder")) == "failed: no such folder"
 
 
 def test_a_reason_is_told_once_for_each_slot() -> None:
@@ -142,11 +142,11 @@ def test_a_reason_is_told_once_for_each_slot() -> None:
     ],
 )
 def test_the_address_can_be_reached(host: str, expected: str) -> None:
-    assert address(host, 80) == expected
+    assert server_address(host, 80) == expected
 
 
 def test_the_curl_line_survives_a_shell() -> None:
-    words = shlex.split(request("http://h:1", "it's", "What's up?").replace("\\\n", ""))
+    words = shlex.split(curl_command("http://h:1", "it's", "What's up?").replace("\\\n", ""))
     assert words[:2] == ["curl", "http://h:1/v1/chat/completions"]
     body = json.loads(words[words.index("-d") + 1])
     assert body["model"] == "it's"
@@ -155,7 +155,7 @@ def test_the_curl_line_survives_a_shell() -> None:
 
 def test_the_curl_line_has_a_place_for_the_key_if_one_is_needed() -> None:
     lines: list[str] = []
-    reporter = Reporter(PlainLines(lines.append, Clock()), keyed=True)
+    reporter = Reporter(PlainLines(lines.append, Clock()), needs_key=True)
     reporter.front_end_ready("127.0.0.1", 8000)
     reporter.slot_changed(view("ready"))
     words = shlex.split(lines[-1].replace("\\\n", ""))

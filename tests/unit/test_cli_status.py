@@ -86,7 +86,7 @@ def test_a_silent_node_is_marked() -> None:
     [
         (httpx.Response(404), "HTTP 404"),
         (httpx.Response(200, text="<html>"), "not JSON"),
-        (httpx.Response(200, json=[1]), "not with a Mayfly server's status"),
+        (httpx.Response(200, json=[1]), "not as a Mayfly server"),
     ],
 )
 def test_another_server_is_recognised(

@@ -18,7 +18,7 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from mayfly_cli.app import app
-from mayfly_cli.top_frame import BAR, bar, frame, paced, rate, size, span
+from mayfly_cli.top_frame import BAR, bar, frame, has_speeds, rate, size, span
 from support.doubles.fake_engine import FakeNode
 from support.doubles.running_front import RunningFront
 
@@ -126,8 +126,8 @@ def test_a_server_that_leaves_is_marked() -> None:
 
 
 def test_speeds_are_known_when_every_ready_worker_has_one() -> None:
-    assert paced(picture(node(slots=[VIEW, LOADING])))
-    assert not paced(picture(node(slots=[VIEW, {**VIEW, "tokens_per_s": None}])))
+    assert has_speeds(picture(node(slots=[VIEW, LOADING])))
+    assert not has_speeds(picture(node(slots=[VIEW, {**VIEW, "tokens_per_s": None}])))
 
 
 def test_words_for_numbers() -> None:
@@ -177,8 +177,8 @@ def test_once_prints_the_first_frame_whose_speeds_are_known(
         (httpx.Response(404), "HTTP 404"),
         (httpx.Response(401), "MAYFLY_API_KEY"),
         (httpx.Response(200, text="<html>"), "no stream of events"),
-        (stream({"nonsense": 1}), "not with a Mayfly server's events"),
-        (stream(), "before it had told anything"),
+        (stream({"nonsense": 1}), "not with the events of a Mayfly server"),
+        (stream(), "before it sent anything"),
     ],
 )
 def test_once_says_why_there_is_no_frame(

@@ -1,7 +1,7 @@
-"""Gets a model into the cache, by a process of its own.
+"""Fetching of a model into the cache, by a process of its own.
 
-``mayfly_worker.fetch`` knows models and MLX, so it is run, not imported. It writes one JSON object
-a line::
+Fetching needs MLX, so ``mayfly_worker.fetch`` runs as a process and is not imported. It writes one
+JSON object per line::
 
     {"event": "progress", "what": "download" | "convert", "done": int, "total": int}   any number
     {"event": "done", "path": str, "name": str}  or  {"event": "error", "message": str}   the last
@@ -17,88 +17,90 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-PATIENCE_S = 3.0
-"""How long a fetch that was told to stop may take."""
+STOP_S = 3.0
+"""Time from SIGTERM to SIGKILL."""
 
-Report = Callable[[str, int, int], None]
-"""Is told what is being done, and how many of how many bytes are (0 of 0: not known)."""
+OnProgress = Callable[[str, int, int], None]
+"""Receives the step, the bytes that are done and those in all (0 of 0: not known)."""
 
 
 class FetchFailed(Exception):
-    """The model could not be had; the text says why."""
+    """A model that could not be fetched; the text is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A model in a local folder, and what to call it."""
+    """A model in a local folder, and its name."""
 
     path: Path
     name: str
 
 
-def fetch(command: Sequence[str], report: Report) -> Fetched:
+def fetch(command: Sequence[str], on_progress: OnProgress) -> Fetched:
     """Runs a fetch to its end.
 
-    The child does not outlive this call: an exception in it (Ctrl-C is one) ends the child first.
+    The child process does not outlive this call: an exception, such as Ctrl-C's, ends it first.
 
     Raises:
-        FetchFailed: it said so, or died without a word.
+        FetchFailed: the child reported an error, or ended without an event.
     """
     # A terminal's Ctrl-C goes to a whole process group. In a session of its own the child does not
-    # see it, and is ended from here, without a traceback between the progress bars.
-    with tempfile.TemporaryFile() as complaints:
+    # get it, and is ended from here, without a traceback between the progress bars.
+    with tempfile.TemporaryFile() as stderr:
         child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=complaints,
+            stderr=stderr,
             encoding="utf-8",
             start_new_session=True,
         )
         assert child.stdout is not None
         with child.stdout:
             try:
-                fetched = outcome(child.stdout, report)
+                fetched = read_events(child.stdout, on_progress)
                 status = child.wait()
             except BaseException:
                 _end(child)
                 raise
         if fetched is None:
-            raise FetchFailed(f"fetching ended with status {status}: {_last_line(complaints)}")
+            raise FetchFailed(f"fetching ended with status {status}: {_last_line(stderr)}")
         return fetched
 
 
-def outcome(lines: Iterable[str], report: Report) -> Fetched | None:
-    """Follows a fetch's lines; None where they end without saying how it went.
+def read_events(lines: Iterable[str], on_progress: OnProgress) -> Fetched | None:
+    """Reads a fetch's events; returns None if they end without the last one.
 
     Raises:
-        FetchFailed: it said that it failed, or what it said can't be understood.
+        FetchFailed: an event is an error, or a line is no event.
     """
     for line in lines:
         try:
             event = json.loads(line)
             match event["event"]:
                 case "progress":
-                    report(event["what"], int(event["done"]), int(event["total"]))
+                    on_progress(event["what"], int(event["done"]), int(event["total"]))
                 case "done":
                     return Fetched(Path(event["path"]), str(event["name"]))
                 case "error":
                     raise FetchFailed(str(event["message"]))
         except (ValueError, LookupError, TypeError) as error:
-            raise FetchFailed(f"fetching said {line.strip()[:200]!r}, which is no event") from error
+            raise FetchFailed(
+                f"fetching printed {line.strip()[:200]!r}, which is no event"
+            ) from error
     return None
 
 
 def _end(child: subprocess.Popen[str]) -> None:
     child.terminate()
     try:
-        child.wait(PATIENCE_S)
+        child.wait(STOP_S)
     except subprocess.TimeoutExpired:
         child.kill()
         child.wait()
 
 
-def _last_line(complaints: IO[bytes]) -> str:
-    complaints.seek(0)
-    lines = complaints.read().decode(errors="replace").split("\n")
-    return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+def _last_line(stderr: IO[bytes]) -> str:
+    stderr.seek(0)
+    lines = stderr.read().decode(errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")

@@ -36,7 +36,7 @@ def node(config: Path | None, given: Values) -> None:
         status = starting.run(
             configuration.models,
             lambda models: _settings(values, network, models, state_dir),
-            starting.make_audience(values, has_keys=False),
+            starting.make_observer(values, has_keys=False),
         )
     except KeyboardInterrupt:
         status = 0

@@ -47,7 +47,7 @@ def serve(config: Path | None, given: Values) -> None:
         status = starting.run(
             configuration.models,
             lambda models: _settings(values, models, state_dir),
-            starting.make_audience(values, has_keys=has_keys),
+            starting.make_observer(values, has_keys=has_keys),
         )
     except KeyboardInterrupt:
         status = 0

@@ -17,7 +17,7 @@ from mayfly_reaper.settings import NodeSettings
 
 if TYPE_CHECKING:
     from mayfly_cli.config.models import ConfiguredModel
-    from mayfly_cli.progress import Audience
+    from mayfly_cli.progress import StartObserver
 
 HARD_LIMIT_OF_MLX_LM = 4096
 """Hard limit of open files that mlx_lm.utils sets in every process that imports it; the soft limit
@@ -64,7 +64,7 @@ def require_open_files() -> None:
         )
 
 
-def make_audience(values: Values, *, has_keys: bool) -> Audience:
+def make_observer(values: Values, *, has_keys: bool) -> StartObserver:
     """Configures this process's log, and returns what shows a node's start: progress bars in a
     terminal, lines elsewhere, and only log lines if the log is JSON, for programs."""
     from mayfly_cli.progress import PlainLines, Reporter
@@ -81,30 +81,30 @@ def make_audience(values: Values, *, has_keys: bool) -> Audience:
 
         from mayfly_cli.progress import Bars
 
-        return Reporter(Bars(Console()), keyed=has_keys)
-    return Reporter(PlainLines(typer.echo), keyed=has_keys)
+        return Reporter(Bars(Console()), needs_key=has_keys)
+    return Reporter(PlainLines(typer.echo), needs_key=has_keys)
 
 
 def run(
     tables: Iterable[Values],
     settings: Callable[[list[ConfiguredModel]], NodeSettings],
-    audience: Audience,
+    observer: StartObserver,
 ) -> int:
     """Fetches the models and runs a node with them, to its end. Returns its exit status."""
     from mayfly_reaper.node import Node
     from mayfly_reaper.paths import StartError
 
     try:
-        models = [_fetch(table, audience) for table in tables]
-        return Node(settings(models), audience).run()
+        models = [_fetch(table, observer) for table in tables]
+        return Node(settings(models), observer).run()
     except StartError as error:
-        audience.close()
+        observer.close()
         fail(str(error))
     finally:
-        audience.close()
+        observer.close()
 
 
-def _fetch(table: Values, audience: Audience) -> ConfiguredModel:
+def _fetch(table: Values, observer: StartObserver) -> ConfiguredModel:
     import platformdirs
 
     from mayfly_cli.commands.fetching import FetchFailed, fetch
@@ -113,11 +113,11 @@ def _fetch(table: Values, audience: Audience) -> ConfiguredModel:
     cache = platformdirs.user_cache_path("mayfly")
     model = [table["path"]] if table["path"] else []
     try:
-        fetched = fetch([*FETCH, "--cache", str(cache), "--", *model], audience.fetching)
+        fetched = fetch([*FETCH, "--cache", str(cache), "--", *model], observer.fetching)
     except FetchFailed as error:
-        audience.close()
+        observer.close()
         fail(str(error))
-    audience.fetched(fetched.name)
+    observer.fetched(fetched.name)
     return ConfiguredModel(table, fetched.path, fetched.name)
 
 

@@ -1,4 +1,4 @@
-"""``mayfly status``: the slots of every node that a server knows."""
+"""``mayfly status``: lists the slots of every node that a server knows."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def status(
     url: Url = DEFAULT_URL,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Show every worker's state."""
+    """Show the state of every worker."""
     with connect(url) as client:
         answer = get_json(client, "/mayfly/status")
     if not isinstance(answer, dict) or not isinstance(answer.get("nodes"), list):
-        fail(f"{url} answers, but not with a Mayfly server's status")
+        fail(f"{url} answers, but not as a Mayfly server: its answer has no nodes")
     if json:
         from json import dumps
 
@@ -32,14 +32,14 @@ def status(
     else:
         from rich.console import Console
 
-        # What is no terminal has no width to fit into, and no name is to be cut short there.
+        # A file or pipe has no width, and no name is to be cut off there.
         width = None if sys.stdout.isatty() else 1000
         Console(width=width).print(table(answer["nodes"]))
 
 
 def table(nodes: list[dict[str, Any]]) -> Table:
-    """One row a slot; a node without slots has a row of its own. A node that has not been heard of
-    lately is marked: what is shown of it may be over."""
+    """Draws one row for each slot, and one for a node without slots. A silent node is marked: its
+    rows may be out of date."""
     from rich.table import Table
     from rich.text import Text
 

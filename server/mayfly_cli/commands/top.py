@@ -1,4 +1,4 @@
-"""``mayfly top``: the live page in a terminal."""
+"""``mayfly top``: shows the server's live page in a terminal."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import httpx
     from rich.console import RenderableType
 
-AGAIN_S = 1.0
-"""Between two attempts to find a server again that was lost."""
+RETRY_S = 1.0
+"""Time between two attempts to connect again to a server that was lost."""
 
 
 def top(
@@ -25,11 +25,11 @@ def top(
         bool, typer.Option("--once", help="Print one frame, as soon as speeds are known.")
     ] = False,
 ) -> None:
-    """Watch workers live and die. Ctrl-C ends."""
+    """Watch the workers' states, speeds and losses. Ctrl-C ends."""
     import contextlib
 
     if not (once or sys.stdout.isatty()):
-        fail("this is no terminal to watch in; --once prints one frame")
+        fail("the output is no terminal; --once prints one frame")
     with connect(url) as client, contextlib.suppress(KeyboardInterrupt):
         if once:
             _print(client)
@@ -37,38 +37,40 @@ def top(
             _watch(client)
 
 
-def _pictures(client: httpx.Client) -> Iterator[dict[str, Any]]:
-    """What the server says of itself until it leaves. Raises httpx.RequestError if it is lost."""
+def _snapshots(client: httpx.Client) -> Iterator[dict[str, Any]]:
+    """Yields the server's snapshots until it ends the stream. Raises httpx.RequestError if the
+    connection is lost."""
     import json
 
     for event in get_events(client, "/mayfly/events"):
         try:
-            picture = json.loads(event)
-            picture["nodes"]
+            snapshot = json.loads(event)
+            snapshot["nodes"]
         except (ValueError, LookupError, TypeError):
-            fail(f"{client.base_url} answers, but not with a Mayfly server's events")
-        yield picture
+            fail(f"{client.base_url} answers, but not with the events of a Mayfly server")
+        yield snapshot
 
 
 def _print(client: httpx.Client) -> None:
     import httpx
     from rich.console import Console
 
-    from mayfly_cli.top_frame import frame, paced
+    from mayfly_cli.top_frame import frame, has_speeds
 
-    # What is no terminal has no width to fit into, and nothing is to be cut short there.
+    # A file or pipe has no width, and nothing is to be cut off there.
     console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
     try:
-        shown = next(each for each in _pictures(client) if paced(each) or each.get("leaving"))
+        shown = next(each for each in _snapshots(client) if has_speeds(each) or each.get("leaving"))
     except httpx.RequestError as error:
         fail(unreachable(client, error))
     except StopIteration:
-        fail(f"{client.base_url} ended the stream before it had told anything")
+        fail(f"{client.base_url} ended the stream before it sent anything")
     console.print(frame(shown))
 
 
 def _watch(client: httpx.Client) -> None:
-    """Goes on when the server is lost and comes back; a server that was never there is an error."""
+    """Draws frames, and connects again if the server is lost. A server that never answered is an
+    error."""
     import time
 
     import httpx
@@ -83,8 +85,8 @@ def _watch(client: httpx.Client) -> None:
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             try:
-                for picture in _pictures(client):
-                    shown = frame(picture, console.width, console.height)
+                for snapshot in _snapshots(client):
+                    shown = frame(snapshot, console.width, console.height)
                     live.update(shown, refresh=True)
             except httpx.RequestError as error:
                 if shown is None:
@@ -92,4 +94,4 @@ def _watch(client: httpx.Client) -> None:
                     fail(unreachable(client, error))
             lost = Text("not connected; trying again", style="bold red")
             live.update(Group(lost, shown or ""), refresh=True)
-            time.sleep(AGAIN_S)
+            time.sleep(RETRY_S)
