@@ -1,7 +1,7 @@
 """The console script ``mayfly``, also ``python -m mayfly_cli``.
 
-It is apart from the command line itself so that Ctrl-C is understood from the first moment, while
-that is still being imported.
+It is apart from :mod:`mayfly_cli.app` so that Ctrl-C ends the process quietly from the first
+moment, while that module is still being imported.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The ``mayfly`` command.
 
-One module a command. They are all read at each start, so their top levels import only what is
-cheap; what a command works with, it imports when it runs.
+Each command has a module. All of them are read at each start, so they import at the top only what
+is cheap; the rest a command imports when it runs.
 
-Exit codes: 0 done or stopped by Ctrl-C or SIGTERM, 1 failed (one sentence on stderr says how),
-2 wrong usage. This package alone may import the reaper, and nothing else of ours may import it.
+Exit codes: 0 done, or stopped by Ctrl-C or SIGTERM; 1 failed (a sentence on stderr says why); 2
+wrong usage. Only this package may import the reaper, and no other package may import this one.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ app = typer.Typer(
 )
 
 
-def _versions(asked: bool) -> None:
-    if asked:
+def _print_versions(wanted: bool) -> None:
+    if wanted:
         version.version()
         raise typer.Exit
 
@@ -51,7 +51,12 @@ def _versions(asked: bool) -> None:
 def mayfly(
     versions: Annotated[
         bool,
-        typer.Option("--version", help="As `mayfly version`.", callback=_versions, is_eager=True),
+        typer.Option(
+            "--version",
+            help="Print the versions, as `mayfly version` does.",
+            callback=_print_versions,
+            is_eager=True,
+        ),
     ] = False,
 ) -> None:
     """Serve MLX language models from disposable workers."""

@@ -1,4 +1,4 @@
-"""How a command gives up."""
+"""The end of a command that cannot go on."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ import typer
 
 
 def fail(message: str) -> NoReturn:
-    """Says on stderr why the command can't go on, and ends it with exit code 1."""
+    """Prints the reason on stderr, and ends the command with exit code 1."""
     typer.secho(f"mayfly: {message}", fg=typer.colors.RED, err=True)
     raise typer.Exit(1)

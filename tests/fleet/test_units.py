@@ -57,7 +57,7 @@ def front(request: pytest.FixtureRequest) -> Iterator[tuple[Service, systemd.Sys
         user=os.environ.get("SUDO_USER") if scope == "system" else None,
         listen=(f"127.0.0.1:{port}",),
     )
-    manager = systemd.here()
+    manager = systemd.make_systemd()
     try:
         manager.install(service)
         yield service, manager, port

@@ -12,16 +12,16 @@ from typer.testing import CliRunner, Result
 from mayfly_cli.app import app
 from mayfly_cli.commands import service
 from mayfly_cli.services.description import Service
-from mayfly_cli.services.manager import ServiceError, Status
+from mayfly_cli.services.manager import ServiceError, ServiceStatus
 
-NOT_INSTALLED = Status(False, False, "not installed")
+NOT_INSTALLED = ServiceStatus(False, False, "not installed")
 
 
 @dataclass
 class Recorder:
     """A manager that does nothing and remembers what it was to install."""
 
-    found: Status = NOT_INSTALLED
+    found: ServiceStatus = NOT_INSTALLED
     installed: Service | None = None
     refuses: bool = False
 
@@ -36,7 +36,7 @@ class Recorder:
     def uninstall(self, name: str, scope: str) -> bool:
         return self.found.installed
 
-    def status(self, name: str, scope: str) -> Status:
+    def status(self, name: str, scope: str) -> ServiceStatus:
         return self.found
 
 
@@ -85,7 +85,7 @@ def test_a_front_end_is_told_where_to_listen(
     ("arguments", "code", "says"),
     [
         (("install", "nonsense"), 2, "nonsense"),
-        (("install", "serve", "--listen", "127.0.0.1:1"), 2, "--listen is a front end's"),
+        (("install", "serve", "--listen", "127.0.0.1:1"), 2, "--listen is for a front end"),
         (("install", "front", "--listen", "8001"), 2, "ADDRESS:PORT"),
         (("install", "front", "--listen", "::1:99999"), 2, "ADDRESS:PORT"),
         (("install", "serve", "--name", "A b"), 2, "cannot name a service"),
@@ -111,7 +111,7 @@ def test_a_manager_that_refuses_is_quoted(manager: Recorder) -> None:
 
 def test_status_says_how_it_is(manager: Recorder) -> None:
     assert mayfly("status").exit_code == 1
-    manager.found = Status(True, True, "active (running)", 7, "signal", 2, ("it moved",))
+    manager.found = ServiceStatus(True, True, "active (running)", 7, "signal", 2, ("it moved",))
     result = mayfly("status")
     assert result.exit_code == 0
     assert result.stdout == (

@@ -176,7 +176,7 @@ def test_once_prints_the_first_frame_whose_speeds_are_known(
     [
         (httpx.Response(404), "HTTP 404"),
         (httpx.Response(401), "MAYFLY_API_KEY"),
-        (httpx.Response(200, text="<html>"), "no stream of events"),
+        (httpx.Response(200, text="<html>"), "no event stream"),
         (stream({"nonsense": 1}), "not with the events of a Mayfly server"),
         (stream(), "before it sent anything"),
     ],

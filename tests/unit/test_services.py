@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from mayfly_cli.services import launchd, systemd
 from mayfly_cli.services.description import Service, front_stop_s, node_stop_s
-from mayfly_cli.services.manager import Output, ServiceError, Status
+from mayfly_cli.services.manager import CommandOutput, ServiceError, ServiceStatus
 from mayfly_reaper.settings import Budgets
 from mayfly_server.settings import FrontSettings
 
@@ -56,13 +56,15 @@ KNOWN_KEYS = {
 class Commands:
     """Stands for the system's commands: remembers those that were run, and answers."""
 
-    def __init__(self, **answers: Output) -> None:
+    def __init__(self, **answers: CommandOutput) -> None:
         self.ran: list[str] = []
         self.answers = answers
 
-    def __call__(self, command: Sequence[str]) -> Output:
+    def __call__(self, command: Sequence[str]) -> CommandOutput:
         self.ran.append(" ".join(command))
-        return self.answers.get(next(filter(self.answers.__contains__, command), ""), Output(0, ""))
+        return self.answers.get(
+            next(filter(self.answers.__contains__, command), ""), CommandOutput(0, "")
+        )
 
 
 # How long a stop may take
@@ -163,27 +165,30 @@ gui/501/mayfly.serve = {
 @pytest.mark.parametrize(
     ("printed", "status"),
     [
-        (Output(0, RUNNING), Status(True, True, "running", 4242, "Killed: 9", 2)),
+        (CommandOutput(0, RUNNING), ServiceStatus(True, True, "running", 4242, "Killed: 9", 2)),
         (
-            Output(0, FAILED),
-            Status(True, False, "spawn scheduled", None, "exit status 78: EX_CONFIG", 17169),
+            CommandOutput(0, FAILED),
+            ServiceStatus(True, False, "spawn scheduled", None, "exit status 78: EX_CONFIG", 17169),
         ),
-        (Output(0, NEW), Status(True, True, "running", 52021, "", 1)),
-        (Output(0, "something else entirely"), Status(True, False, "unknown")),
-        (Output(113, "", "Could not find service"), Status(True, False, "not loaded")),
+        (CommandOutput(0, NEW), ServiceStatus(True, True, "running", 52021, "", 1)),
+        (CommandOutput(0, "something else entirely"), ServiceStatus(True, False, "unknown")),
+        (
+            CommandOutput(113, "", "Could not find service"),
+            ServiceStatus(True, False, "not loaded"),
+        ),
     ],
 )
-def test_what_launchctl_prints_is_understood(printed: Output, status: Status) -> None:
+def test_what_launchctl_prints_is_understood(printed: CommandOutput, status: ServiceStatus) -> None:
     assert launchd.parse(printed) == status
 
 
 def test_launchctl_that_fails_says_why() -> None:
     with pytest.raises(ServiceError, match="Operation not permitted"):
-        launchd.parse(Output(1, "", "Operation not permitted"))
+        launchd.parse(CommandOutput(1, "", "Operation not permitted"))
 
 
 def test_an_agent_is_installed_and_removed(tmp_path: Path) -> None:
-    commands = Commands(print=Output(113, ""))
+    commands = Commands(print=CommandOutput(113, ""))
     mac = launchd.Launchd(tmp_path, 501, run=commands)
     plist = tmp_path / "Library/LaunchAgents/mayfly.serve.plist"
     assert not mac.status("serve", "user").installed
@@ -194,8 +199,8 @@ def test_an_agent_is_installed_and_removed(tmp_path: Path) -> None:
         "launchctl enable gui/501/mayfly.serve",
         f"launchctl bootstrap gui/501 {plist}",
     ]
-    commands.answers["print"] = Output(0, RUNNING)
-    assert mac.status("serve", "user") == launchd.parse(Output(0, RUNNING))
+    commands.answers["print"] = CommandOutput(0, RUNNING)
+    assert mac.status("serve", "user") == launchd.parse(CommandOutput(0, RUNNING))
     commands.ran.clear()
     mac.install(SERVE)
     assert "launchctl bootout gui/501/mayfly.serve" in commands.ran, "it is started anew"
@@ -218,7 +223,7 @@ def test_a_daemon_writes_to_a_log_of_its_user(tmp_path: Path) -> None:
 
 
 def test_a_property_list_that_is_refused_starts_nothing(tmp_path: Path) -> None:
-    commands = Commands(plutil=Output(1, "mayfly.serve.plist: Unexpected character"))
+    commands = Commands(plutil=CommandOutput(1, "mayfly.serve.plist: Unexpected character"))
     with pytest.raises(ServiceError, match="Unexpected character"):
         launchd.Launchd(tmp_path, 501, run=commands).install(SERVE)
     assert len(commands.ran) == 1
@@ -227,7 +232,7 @@ def test_a_property_list_that_is_refused_starts_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("manager", ["launchd", "systemd"])
 def test_a_program_that_moved_is_told(tmp_path: Path, manager: str) -> None:
     gone = replace(SERVE, command=("/gone/mayfly", "serve"))
-    commands = Commands(print=Output(0, RUNNING), show=Output(0, ACTIVE))
+    commands = Commands(print=CommandOutput(0, RUNNING), show=CommandOutput(0, ACTIVE))
     if manager == "launchd":
         mac = launchd.Launchd(tmp_path, 501, run=commands)
         mac.install(gone)
@@ -237,7 +242,7 @@ def test_a_program_that_moved_is_told(tmp_path: Path, manager: str) -> None:
         linux.install(gone)
         status = linux.status("serve", "user")
     assert status.running
-    assert status.wrong == ("/gone/mayfly is not there any more: install the service again",)
+    assert status.problems == ("/gone/mayfly is not there any more: install the service again",)
 
 
 # systemd
@@ -265,19 +270,22 @@ SubState=auto-restart
 @pytest.mark.parametrize(
     ("shown", "status"),
     [
-        (ACTIVE, Status(True, True, "active (running)", 4242, "", 3)),
-        (RESTARTING, Status(True, False, "activating (auto-restart)", None, "exit-code, status 1")),
-        ("LoadState=not-found\n", Status(False, False, "not installed")),
+        (ACTIVE, ServiceStatus(True, True, "active (running)", 4242, "", 3)),
+        (
+            RESTARTING,
+            ServiceStatus(True, False, "activating (auto-restart)", None, "exit-code, status 1"),
+        ),
+        ("LoadState=not-found\n", ServiceStatus(False, False, "not installed")),
         (
             "LoadState=bad-setting\nActiveState=inactive\nSubState=dead\nMainPID=0\n",
-            Status(
+            ServiceStatus(
                 *(True, False, "inactive (dead)"),
-                wrong=("systemd could not load it: bad-setting",),
+                problems=("systemd could not load it: bad-setting",),
             ),
         ),
     ],
 )
-def test_what_systemctl_shows_is_understood(shown: str, status: Status) -> None:
+def test_what_systemctl_shows_is_understood(shown: str, status: ServiceStatus) -> None:
     assert systemd.parse(shown) == status
 
 
@@ -321,14 +329,14 @@ def test_units_are_installed_and_removed(tmp_path: Path) -> None:
 
 def test_nothing_is_left_where_systemd_does_not_answer(tmp_path: Path) -> None:
     units = tmp_path / "units"
-    absent = Commands(show=Output(1, "", "Failed to connect to bus: No medium found"))
-    with pytest.raises(ServiceError, match=r"(?s)No medium found.*nothing was installed.*--print"):
+    absent = Commands(show=CommandOutput(1, "", "Failed to connect to bus: No medium found"))
+    with pytest.raises(ServiceError, match=r"(?s)No medium found.*Nothing was installed.*--print"):
         systemd.Systemd(units, run=absent).install(SERVE)
     assert not units.exists()
 
 
 def test_a_unit_that_cannot_be_stopped_stays(tmp_path: Path) -> None:
-    linux = systemd.Systemd(tmp_path, run=Commands(disable=Output(1, "", "Access denied")))
+    linux = systemd.Systemd(tmp_path, run=Commands(disable=CommandOutput(1, "", "Access denied")))
     linux.install(SERVE)
     with pytest.raises(ServiceError, match=r"disable --now mayfly-serve\.service: Access denied"):
         linux.uninstall("serve", "user")

@@ -1,4 +1,4 @@
-"""``mayfly chat``: a conversation in the terminal, over the same API as everybody's."""
+"""``mayfly chat``: a conversation in the terminal, over the public API."""
 
 from __future__ import annotations
 
@@ -17,16 +17,20 @@ PROMPT = "> "
 
 
 class AnswerFailed(Exception):
-    """The server refused a message or broke off its answer; the text is what it said."""
+    """A message that the server refused, or an answer that it broke off; the text is the server's
+    error message."""
 
 
 def chat(
     url: Url = DEFAULT_URL,
     model: Annotated[
-        str, typer.Option("--model", help="The model's name; by default the server's first.")
+        str, typer.Option("--model", help="The model's name; by default the server's first model.")
     ] = "",
     temperature: Annotated[
-        float, typer.Option("--temperature", help="0 always takes the likeliest word.", min=0)
+        float,
+        typer.Option(
+            "--temperature", help="Sampling temperature; 0 always takes the likeliest token.", min=0
+        ),
     ] = 0.0,
 ) -> None:
     """Talk to a model. Ctrl-C stops an answer, Ctrl-D ends the conversation."""
@@ -48,27 +52,27 @@ def _first_model(client: httpx.Client) -> str:
     try:
         return str(models["data"][0]["id"])
     except (LookupError, TypeError):
-        fail(f"{client.base_url} serves no model right now; `mayfly status` may say why")
+        fail(f"{client.base_url} serves no model right now; `mayfly status` may show why")
 
 
 def _converse(client: httpx.Client, parameters: dict[str, Any]) -> None:
     history: list[dict[str, str]] = []
     while True:
-        said = _ask()
-        if not said.strip():
+        text = _read_message()
+        if not text.strip():
             continue
-        turn = [*history, {"role": "user", "content": said}]
+        turn = [*history, {"role": "user", "content": text}]
         try:
             answer = _answer(client, {**parameters, "messages": turn})
         except AnswerFailed as error:
-            # The message is forgotten with its failed answer, so that it can be put again.
+            # The message is dropped with its failed answer, so that it can be sent again.
             typer.secho(f"\n{error}", fg=typer.colors.RED, err=True)
         else:
             if answer:
                 history = [*turn, {"role": "assistant", "content": answer}]
 
 
-def _ask() -> str:
+def _read_message() -> str:
     import contextlib
 
     with contextlib.suppress(ImportError):
@@ -77,12 +81,12 @@ def _ask() -> str:
 
 
 def _answer(client: httpx.Client, request: dict[str, Any]) -> str:
-    """Shows an answer while it comes, and returns its text, as far as Ctrl-C let it come."""
+    """Prints an answer while it comes, and returns its text, up to Ctrl-C."""
     content = []
     try:
         with client.stream("POST", "/v1/chat/completions", json=request) as response:
             if response.is_error:
-                raise AnswerFailed(_complaint(response.read(), response.status_code))
+                raise AnswerFailed(_error_text(response.read(), response.status_code))
             for delta in deltas(events(response.iter_lines())):
                 thought = delta.get("reasoning_content")
                 if thought:
@@ -92,16 +96,16 @@ def _answer(client: httpx.Client, request: dict[str, Any]) -> str:
                     content.append(text)
                     typer.echo(text, nl=False)
     except KeyboardInterrupt:
-        pass  # the connection is closed, which tells the server to stop, too
+        pass  # the connection is closed, and so the server stops generating, too
     typer.echo()
     return "".join(content)
 
 
 def deltas(stream: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """The first choice's deltas of a streamed chat completion.
+    """Yields the first choice's deltas of a streamed chat completion.
 
     Raises:
-        AnswerFailed: the stream carries an error, or what is no chat completion, or it ends
+        AnswerFailed: the stream has an error or an event that is no chat completion, or it ends
             before its ``[DONE]``.
     """
     import json
@@ -115,20 +119,22 @@ def deltas(stream: Iterable[str]) -> Iterator[dict[str, Any]]:
                 raise AnswerFailed(_message(chunk) or data)
             found = [choice["delta"] for choice in chunk["choices"]]
         except (ValueError, LookupError, TypeError) as error:
-            raise AnswerFailed(f"the server sent what is no answer: {data[:200]}") from error
+            raise AnswerFailed(
+                f"the server sent an event that is no answer: {data[:200]}"
+            ) from error
         yield from found
     raise AnswerFailed("the answer broke off")
 
 
 def _message(answer: Any) -> str | None:
-    """The message in an OpenAI error envelope, None where there is none."""
+    """Returns the message of an OpenAI error object; None if there is none."""
     try:
         return str(answer["error"]["message"])
     except (LookupError, TypeError):
         return None
 
 
-def _complaint(body: bytes, http_status: int) -> str:
+def _error_text(body: bytes, http_status: int) -> str:
     import json
 
     try:

@@ -1,4 +1,4 @@
-"""What the commands that talk to a running server share."""
+"""HTTP requests of the commands to a running server."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ if TYPE_CHECKING:
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 KEY_VARIABLES = (ADMIN_KEY_VARIABLE, API_KEY_VARIABLE)
-"""The first that is set is sent: an admin's key opens everything."""
+"""Variables with an API key; the first that is set is sent: an admin's key is valid everywhere."""
 
 Url = Annotated[str, typer.Option("--url", help="The server's address.")]
 
 
 def connect(url: str) -> httpx.Client:
-    """A client for the server at ``url``, which may leave ``http://`` out, with the key in the
-    environment if there is one. Reads may take as long as the server holds them: only connecting
-    has a time limit."""
+    """Makes a client for the server at ``url``, which may lack ``http://``, with the API key from
+    the environment, if there is one. Only connecting has a time limit, reading has none."""
     import httpx
 
     key = next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), None)
@@ -39,10 +38,8 @@ def connect(url: str) -> httpx.Client:
 
 
 def get_json(client: httpx.Client, path: str) -> Any:
-    """The JSON that the server answers to ``GET path``.
-
-    Ends the command where nobody answers, or somebody who is no Mayfly server.
-    """
+    """Returns the JSON that the server answers to ``GET path``. Ends the command if no server
+    answers, or if the answer is not one of a Mayfly server."""
     import httpx
 
     try:
@@ -50,7 +47,7 @@ def get_json(client: httpx.Client, path: str) -> Any:
         response.raise_for_status()
         return response.json()
     except httpx.HTTPStatusError as error:
-        fail(_refused(client, path, error.response.status_code))
+        fail(_refusal(client, path, error.response.status_code))
     except ValueError:
         fail(f"{client.base_url} answers {path} with something that is not JSON")
     except httpx.RequestError as error:
@@ -58,24 +55,24 @@ def get_json(client: httpx.Client, path: str) -> Any:
 
 
 def get_events(client: httpx.Client, path: str) -> Iterator[str]:
-    """The data of each server-sent event at ``path``, where one comes every second, until the
-    server ends the stream. Ends the command where it refuses.
+    """Yields the data of each server-sent event at ``path``, where one comes every second, until
+    the server ends the stream. Ends the command if the server refuses.
 
     Raises:
-        httpx.RequestError: nobody answers, or nobody does any more.
+        httpx.RequestError: no server answers, or the connection is lost.
     """
     with client.stream("GET", path, timeout=10.0) as response:
         if not response.is_success:
-            fail(_refused(client, path, response.status_code))
+            fail(_refusal(client, path, response.status_code))
         if not response.headers.get("content-type", "").startswith("text/event-stream"):
-            fail(f"{client.base_url} answers {path} with something that is no stream of events")
+            fail(f"{client.base_url} answers {path} with something that is no event stream")
         yield from events(response.iter_lines())
 
 
 def events(lines: Iterable[str]) -> Iterator[str]:
-    """The data of each server-sent event in a stream's lines, as the HTML standard parses them:
-    several ``data`` fields of one event are joined by newlines, comments and other fields skipped,
-    and an event that the stream's end cuts off is dropped."""
+    """Yields the data of each server-sent event in a stream's lines, parsed as in the HTML
+    standard: several ``data`` fields of one event are joined by newlines, comments and other fields
+    skipped, and an event that the stream's end cuts off is dropped."""
     data: list[str] = []
     for line in lines:
         if line == "":
@@ -88,17 +85,17 @@ def events(lines: Iterable[str]) -> Iterator[str]:
             data.append(value.removeprefix(" "))
 
 
-def _refused(client: httpx.Client, path: str, status: int) -> str:
+def _refusal(client: httpx.Client, path: str, status: int) -> str:
     if status in (401, 403):
         return (
-            f"{client.base_url} wants another key for {path} than it got: "
+            f"{client.base_url} does not accept this API key for {path}: "
             f"set {' or '.join(KEY_VARIABLES)}"
         )
     return f"{client.base_url} answers {path} with HTTP {status}: is that a Mayfly server?"
 
 
 def unreachable(client: httpx.Client, error: httpx.RequestError) -> str:
-    """Says that a request found no server, and what to do."""
+    """Explains a request that reached no server, and says what to do."""
     import httpx
 
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):

@@ -1,5 +1,6 @@
-"""``mayfly keys``: API keys that clients send (``new``), kept as hashes in a file, and the keys by
-which nodes and front ends know each other (``init``, ``show``, ``trust``, ``revoke``)."""
+"""``mayfly keys``: makes API keys for clients (``new``), kept as hashes in a file, and manages the
+keys by which nodes and front ends authenticate each other (``init``, ``show``, ``trust``,
+``revoke``)."""
 
 from __future__ import annotations
 
@@ -18,33 +19,36 @@ app = typer.Typer(name="keys", no_args_is_help=True)
 
 @app.callback()
 def keys() -> None:
-    """API keys of clients, and keys of nodes and front ends.
+    """Manage API keys of clients, and keys of nodes and front ends.
 
     Clients send an API key with each request: `new` makes one. Nodes and front ends on several
-    machines know each other by keys of their own: `init` makes this machine's, `show` prints its
-    public half, `trust` and `revoke` say who may connect to this machine's node.
+    machines authenticate each other by keys of their own: `init` makes this machine's key, `show`
+    prints its public half, `trust` and `revoke` control who may connect to this machine's node.
     """
 
 
 @app.command()
 def new(
     file: Annotated[
-        Path, typer.Argument(help="The keys file; made if it isn't there.", dir_okay=False)
+        Path,
+        typer.Argument(help="The keys file; it is created if it does not exist.", dir_okay=False),
     ],
-    name: Annotated[str, typer.Argument(help="Whose key it is; shown in the server's log.")],
+    name: Annotated[
+        str, typer.Argument(help="The name of the key's owner; shown in the server's log.")
+    ],
     admin: Annotated[
         bool, typer.Option("--admin", help="The key may operate and observe the server.")
     ] = False,
     requests_per_minute: Annotated[
-        int | None, typer.Option(help="Requests that it may send in a minute.", min=1)
+        int | None, typer.Option(help="Requests per minute that the key allows.", min=1)
     ] = None,
     concurrency: Annotated[
-        int | None, typer.Option(help="Requests that it may have at a time.", min=1)
+        int | None, typer.Option(help="Requests at a time that the key allows.", min=1)
     ] = None,
 ) -> None:
-    """Make an API key, print it this once, and add its hash to a file.
+    """Make an API key, print it once, and add its hash to a file.
 
-    A server that runs with --api-keys-file FILE takes the key at once.
+    A server that runs with --api-keys-file FILE accepts the key at once.
     """
     from mayfly_server.http.api_keys import KeysError, file_entry, new_key, parse_keys_file
 
@@ -57,9 +61,9 @@ def new(
         concurrency=concurrency,
     )
     try:
-        there = file.read_text() if file.exists() else ""
-        parse_keys_file(there + added)
-        # Only this user may read it; a file that is there keeps its own mode.
+        text = file.read_text() if file.exists() else ""
+        parse_keys_file(text + added)
+        # Only this user may read a new file; an existing one keeps its mode.
         descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         with os.fdopen(descriptor, "a") as target:
             target.write(added)
@@ -74,7 +78,8 @@ def new(
 
 @app.command()
 def init(state_dir: StateDir = None) -> None:
-    """Make this machine's key for the wire, and print its public half.
+    """Make this machine's key for connections between nodes and front ends, and print its public
+    half.
 
     The secret half stays in the state directory, where only this user can read it.
     """
@@ -91,7 +96,7 @@ def show(
     state_dir: StateDir = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False,
 ) -> None:
-    """Print this machine's public key, and those that it trusts."""
+    """Print this machine's public key, and the keys that it trusts."""
     from mayfly_protocol.transport import keys
 
     state = state_directory(state_dir)
@@ -114,13 +119,16 @@ def show(
 
 @app.command()
 def trust(
-    name: Annotated[str, typer.Argument(help="Whose key it is; for people.")],
-    key: Annotated[str, typer.Argument(help="What `mayfly keys show` prints there.")],
+    name: Annotated[str, typer.Argument(help="A name for the key's owner.")],
+    key: Annotated[
+        str,
+        typer.Argument(help="The key that `mayfly keys show` prints on the front end's machine."),
+    ],
     state_dir: StateDir = None,
 ) -> None:
     """Let the front end with a public key connect to this machine's node.
 
-    A node that runs takes note of it at once.
+    A running node accepts the key at once.
     """
     from mayfly_protocol.transport.keys import add_trusted
 
@@ -133,16 +141,16 @@ def revoke(
     name: Annotated[str, typer.Argument(help="A name that `mayfly keys show` prints, or a key.")],
     state_dir: StateDir = None,
 ) -> None:
-    """Trust a key no longer.
+    """Stop trusting a key.
 
-    A node that runs cuts its connections, the open ones too, within about a second.
+    A running node closes the key's connections, the open ones too, within about a second.
     """
 
     def without(trusted: dict[str, str]) -> dict[str, str]:
         left = {key: known for key, known in trusted.items() if name not in (key, known)}
         if left == trusted:
             names = ", ".join(trusted.values())
-            others = f"; those who are: {names}" if names else ", and nobody else is"
+            others = f"; trusted are: {names}" if names else ", nor is any other name"
             fail(f"{name} is not trusted here{others}")
         return left
 

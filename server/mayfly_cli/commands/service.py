@@ -1,4 +1,4 @@
-"""``mayfly service``: Mayfly under the system's own service manager."""
+"""``mayfly service``: runs Mayfly under the system's service manager."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mayfly_cli.failure import fail
 
 if TYPE_CHECKING:
     from mayfly_cli.services.description import Scope, Service
-    from mayfly_cli.services.manager import Manager
+    from mayfly_cli.services.manager import ServiceManager
 
 app = typer.Typer(name="service", no_args_is_help=True)
 
@@ -22,39 +22,43 @@ NAME = r"[a-z0-9][a-z0-9-]{0,40}"
 DEFAULT_LISTEN = "127.0.0.1:8000"
 
 
-class What(StrEnum):
+class ServiceCommand(StrEnum):
+    """A command that a service runs."""
+
     serve = "serve"
     node = "node"
     front = "front"
 
 
-Name = Annotated[str, typer.Argument(help="The service's name, as `install` had it.")]
+Name = Annotated[str, typer.Argument(help="The service's name, as given to `install`.")]
 System = Annotated[
-    bool, typer.Option("--system", help="The whole system's instead of this user's; needs root.")
+    bool,
+    typer.Option("--system", help="A service of the system instead of this user's; needs root."),
 ]
 
 
 @app.callback()
 def service() -> None:
-    """Run Mayfly as a service of this machine: launchd's on macOS, systemd's on Linux."""
+    """Run Mayfly as a service of this machine: under launchd on macOS, under systemd on Linux."""
 
 
 @app.command()
 def install(
-    what: Annotated[What, typer.Argument(help="The command that the service runs.")],
+    what: Annotated[ServiceCommand, typer.Argument(help="The command that the service runs.")],
     arguments: Annotated[
         list[str] | None, typer.Argument(help="Its arguments, after a `--`.", metavar="-- ...")
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="What the service is called, if not as the command.")
+        str | None, typer.Option(help="The service's name; by default that of the command.")
     ] = None,
     system: System = False,
     user: Annotated[
-        str | None, typer.Option(help="Whom a service of the system runs as; by default you.")
+        str | None,
+        typer.Option(help="The user that a service of the system runs as; by default you."),
     ] = None,
     listen: Annotated[
         list[str] | None,
-        typer.Option(help="ADDRESS:PORT that a front end serves on; on Linux also several."),
+        typer.Option(help="ADDRESS:PORT that a front end serves on; on Linux may be repeated."),
     ] = None,
     stop_timeout: Annotated[
         int | None,
@@ -68,9 +72,9 @@ def install(
         bool, typer.Option("--print", help="Print the files instead of installing them.")
     ] = False,
 ) -> None:
-    """Write a service's files, have them checked, and start it: now, and with the machine.
+    """Write a service's files, check them, and start it, now and whenever the machine starts.
 
-    Under a service manager `mayfly drain` is a restart in good order.
+    Under a service manager, `mayfly drain` is a restart that loses no request.
     """
     from mayfly_cli.services.manager import ServiceError
 
@@ -91,12 +95,12 @@ def install(
     for path in manager.files(described):
         typer.echo(f"wrote {path}")
     flag = " --system" if system else ""
-    typer.echo(f"started; `mayfly service status {called}{flag}` says how it is")
+    typer.echo(f"started; `mayfly service status {called}{flag}` shows its state")
 
 
 @app.command()
 def uninstall(name: Name = "serve", system: System = False) -> None:
-    """Stop a service, in good order, and remove its files."""
+    """Stop a service, so that it can finish its requests, and remove its files."""
     from mayfly_cli.services.manager import ServiceError
 
     try:
@@ -110,7 +114,7 @@ def uninstall(name: Name = "serve", system: System = False) -> None:
 
 @app.command()
 def status(name: Name = "serve", system: System = False) -> None:
-    """Say whether a service runs, and what is wrong with it. Exit code 1 if it doesn't run."""
+    """Show the state of a service, and its problems. Exit code 1 if it does not run."""
     from mayfly_cli.services.manager import ServiceError
 
     try:
@@ -121,14 +125,14 @@ def status(name: Name = "serve", system: System = False) -> None:
     details += [f"started {found.starts} times"] if found.starts else []
     details += [f"the last run ended: {found.ended}"] if found.ended else []
     typer.echo(f"{name}: {', '.join([found.state, *details])}")
-    for problem in found.wrong:
+    for problem in found.problems:
         typer.secho(problem, err=True)
     if not found.running:
         raise typer.Exit(1)
 
 
 def _described(
-    what: What,
+    what: ServiceCommand,
     arguments: list[str],
     name: str,
     scope: Scope,
@@ -138,9 +142,11 @@ def _described(
 ) -> Service:
     from mayfly_cli.services.description import Service
 
-    front = what is What.front
+    front = what is ServiceCommand.front
     if listen and not front:
-        raise typer.BadParameter("--listen is a front end's; the others take --host and --port")
+        raise typer.BadParameter(
+            "--listen is for a front end; the other commands take --host and --port"
+        )
     addresses = [_address(each) for each in listen or [DEFAULT_LISTEN]] if front else []
     if front and sys.platform == "darwin":
         if len(addresses) > 1:
@@ -149,7 +155,7 @@ def _described(
         arguments = [*arguments, "--host", host.strip("[]"), "--port", port]
     stop_s, reason = _stop(front)
     if stop_timeout is not None:
-        stop_s, reason = stop_timeout, "Said by whoever installed it."
+        stop_s, reason = stop_timeout, "Given when the service was installed."
     return Service(
         name=name,
         role=what.value,
@@ -163,7 +169,7 @@ def _described(
 
 
 def _stop(front: bool) -> tuple[int, str]:
-    """Seconds from SIGTERM to SIGKILL, and why so many."""
+    """Returns the seconds from SIGTERM to SIGKILL, and a sentence with the reason."""
     from mayfly_cli.services.description import front_stop_s, node_stop_s
     from mayfly_reaper.settings import Budgets
     from mayfly_server.settings import FrontSettings
@@ -171,7 +177,7 @@ def _stop(front: bool) -> tuple[int, str]:
     if front:
         return front_stop_s(
             FrontSettings(())
-        ), "A front end has no model: its streams take longest."
+        ), "A front end has no model to unload: its streams take longest."
     import psutil
 
     memory: int = psutil.virtual_memory().total
@@ -182,13 +188,14 @@ def _stop(front: bool) -> tuple[int, str]:
 
 
 def _program() -> tuple[str, ...]:
-    """The ``mayfly`` of this Python, wherever the service manager's PATH leads."""
+    """Returns the ``mayfly`` command of this Python, whatever the service manager's PATH is."""
     script = Path(sys.executable).with_name("mayfly")
     return (str(script),) if script.exists() else (sys.executable, "-m", "mayfly_cli")
 
 
 def _absolute(arguments: Sequence[str]) -> list[str]:
-    """A service starts in another folder: what names a file here is to name it there."""
+    """Makes arguments that name existing files absolute, since a service starts in another
+    folder."""
 
     def resolved(argument: str) -> str:
         option, is_set, value = argument.rpartition("=")
@@ -223,7 +230,8 @@ def _scope(system: bool, *, must_be_root: bool = True) -> Scope:
 
 
 def _user(given: str | None) -> str:
-    """Whom to run as: never root, for nothing of this needs it."""
+    """Returns the user that a service runs as. Ends the command if that is root, since no part of
+    Mayfly needs it."""
     import os
     import pwd
 
@@ -231,17 +239,17 @@ def _user(given: str | None) -> str:
     try:
         entry = pwd.getpwnam(user)
     except KeyError:
-        fail(f"there is no user {user} here; --user names another one")
+        fail(f"there is no user {user} here; --user names another user")
     if entry.pw_uid == 0:
-        fail("a service does not run as root; --user says as whom")
+        fail("a service does not run as root; --user names another user")
     return user
 
 
-def _manager() -> Manager:
+def _manager() -> ServiceManager:
     if sys.platform == "darwin":
         from mayfly_cli.services import launchd
 
-        return launchd.here()
+        return launchd.make_launchd()
     from mayfly_cli.services import systemd
 
-    return systemd.here()
+    return systemd.make_systemd()

@@ -1,4 +1,4 @@
-"""``mayfly version``."""
+"""``mayfly version``: prints the versions of Mayfly and its dependencies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PARTS = ("mlx", "mlx-lm", "pyzmq", "fastapi", "uvicorn")
 
 
 def version() -> None:
-    """Print the versions of Mayfly and of what it stands on."""
+    """Print the versions of Mayfly, Python and the main dependencies."""
     from importlib import metadata
 
     typer.echo(f"mayfly {metadata.version('mlx-mayfly')}")

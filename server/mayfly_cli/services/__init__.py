@@ -1,7 +1,7 @@
-"""Mayfly as a service of the system: launchd's on macOS, systemd's on Linux.
+"""Mayfly as a service of the system, under launchd on macOS or systemd on Linux.
 
 ::
 
-    Service (what is to run) --> Manager.files: a text for each path --> written, checked, started
-                                 Manager.status <-- what launchctl or systemctl prints
+    Service --> ServiceManager.files: a text for each path --> written, checked, started
+                ServiceManager.status <-- output of launchctl or systemctl
 """

@@ -1,4 +1,4 @@
-"""What a service is, whatever manages it."""
+"""A service's description, for any service manager."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ Role = Literal["serve", "node", "front"]
 Scope = Literal["user", "system"]
 
 _MARGIN_S = 5.0
-"""For processes to start and end, and a busy machine."""
-_FRONT_FAREWELL_S = 2.0
-"""What :mod:`mayfly_server.uvicorn_server` adds to the grace."""
+"""Reserve for processes to start and end on a busy machine."""
+_FRONT_EXTRA_S = 2.0
+"""Time that :mod:`mayfly_server.uvicorn_server` adds to the grace."""
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """``command`` is its argument list, with absolute paths. ``user`` is whom it runs as in the
-    system's scope. ``listen`` are a front end's ``ADDRESS:PORT``, where the manager binds them.
-    ``stop_s`` are the seconds from SIGTERM to SIGKILL, ``stop_reason`` a sentence about them."""
+    """A service to install. ``command`` is its argument list, with absolute paths; ``user`` the
+    user that it runs as in the system's scope; ``listen`` a front end's ``ADDRESS:PORT``, if the
+    manager binds them; ``stop_s`` the seconds from SIGTERM to SIGKILL, ``stop_reason`` the reason
+    for their number."""
 
     name: str
     role: Role
@@ -36,12 +37,12 @@ class Service:
 
 
 def node_stop_s(memory_bytes: int, budgets: Budgets) -> int:
-    """Seconds that a node needs from SIGTERM to its end: every rung of the ladder that its workers
-    go down by, as long as they may take with as much memory as ``memory_bytes``."""
-    rungs = [step_timeout(rung, budgets.stop_s, memory_bytes, budgets) for rung in ORDERLY]
-    return math.ceil(sum(rung for rung in rungs if math.isfinite(rung)) + _MARGIN_S)
+    """Returns the seconds that a node needs from SIGTERM to its end: the timeouts of all steps by
+    which the reaper ends a worker, with ``memory_bytes`` of memory to free."""
+    steps = [step_timeout(step, budgets.stop_s, memory_bytes, budgets) for step in ORDERLY]
+    return math.ceil(sum(step for step in steps if math.isfinite(step)) + _MARGIN_S)
 
 
 def front_stop_s(settings: FrontSettings) -> int:
-    """Seconds that a front end needs from SIGTERM to its end."""
-    return math.ceil(settings.notice_s + settings.grace_s + _FRONT_FAREWELL_S + _MARGIN_S)
+    """Returns the seconds that a front end needs from SIGTERM to its end."""
+    return math.ceil(settings.notice_s + settings.grace_s + _FRONT_EXTRA_S + _MARGIN_S)

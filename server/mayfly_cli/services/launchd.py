@@ -1,8 +1,8 @@
-"""launchd, by ``launchctl`` and property lists.
+"""Services under launchd, by ``launchctl`` and property lists.
 
-A service of the user is a LaunchAgent of the logged-in one (domain ``gui/UID``), one of the system
-a LaunchDaemon. ``launchctl print`` says how it is, in a form that Apple does not promise to keep:
-what isn't understood is left out.
+A service of the user is a LaunchAgent of the logged-in user (domain ``gui/UID``), a service of the
+system a LaunchDaemon. ``launchctl print`` shows its state, in a form that Apple does not promise to
+keep: fields that are not understood are left out.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from xml.sax.saxutils import escape
 
 from mayfly_cli.services.description import Scope, Service
 from mayfly_cli.services.manager import (
-    Output,
-    Run,
+    CommandOutput,
+    RunCommand,
     ServiceError,
-    Status,
+    ServiceStatus,
     missing_program,
-    require,
     run,
+    run_checked,
     template,
-    write,
+    write_files,
 )
 
 PREFIX = "mayfly."
 _NO_SUCH_SERVICE = (3, 113)  # of launchctl print, older and newer
 _FIELD = re.compile(r"^\t(?P<key>[a-z][a-z ]*) = (?P<value>[^{].*)$", re.MULTILINE)
-"""One tab in: those of the service itself, not of its endpoints or its environment."""
+"""A field with one tab before it belongs to the service, not to its endpoints or environment."""
 
 
 def render(service: Service, log: Path) -> str:
-    """A property list, with the reasons in comments."""
+    """Writes a service's property list, with reasons in comments."""
     user = ""
     if service.scope == "system" and service.user is not None:
         user = f"\n    <key>UserName</key>\n    <string>{escape(service.user)}</string>"
@@ -51,17 +51,17 @@ def render(service: Service, log: Path) -> str:
     )
 
 
-def parse(printed: Output) -> Status:
-    """What ``launchctl print`` says of a service, whose files are there."""
+def parse(printed: CommandOutput) -> ServiceStatus:
+    """Reads the output of ``launchctl print`` for a service whose files exist."""
     if printed.code in _NO_SUCH_SERVICE:
-        return Status(installed=True, running=False, state="not loaded")
+        return ServiceStatus(installed=True, running=False, state="not loaded")
     if printed.code:
         raise ServiceError(f"launchctl print: {printed.stderr.strip() or printed.code}")
     fields: dict[str, str] = {}
     for field in _FIELD.finditer(printed.stdout):
         fields.setdefault(field["key"], field["value"].strip())
     pid = fields.get("pid", "")
-    return Status(
+    return ServiceStatus(
         installed=True,
         running=pid.isdecimal(),
         state=fields.get("state", "unknown"),
@@ -82,10 +82,12 @@ def _ended(fields: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Launchd:
+    """launchd as a :class:`ServiceManager`."""
+
     home: Path
     uid: int
     root: Path = Path("/")
-    run: Run = run
+    run: RunCommand = run
     own: Callable[[Path, str], None] = lambda path, user: shutil.chown(path, user)
 
     def files(self, service: Service) -> dict[Path, str]:
@@ -94,13 +96,13 @@ class Launchd:
 
     def install(self, service: Service) -> None:
         [path] = files = self.files(service)
-        write(files)
-        require(self.run, "plutil", "-lint", str(path))
+        write_files(files)
+        run_checked(self.run, "plutil", "-lint", str(path))
         self._make_logs(service)
         target = self._target(service.name, service.scope)
         self._bootout(target)
-        require(self.run, "launchctl", "enable", target)
-        require(self.run, "launchctl", "bootstrap", self._domain(service.scope), str(path))
+        run_checked(self.run, "launchctl", "enable", target)
+        run_checked(self.run, "launchctl", "bootstrap", self._domain(service.scope), str(path))
 
     def uninstall(self, name: str, scope: Scope) -> bool:
         path = self._plist(name, scope)
@@ -110,27 +112,29 @@ class Launchd:
         path.unlink()
         return True
 
-    def status(self, name: str, scope: Scope) -> Status:
+    def status(self, name: str, scope: Scope) -> ServiceStatus:
         path = self._plist(name, scope)
         if not path.exists():
-            return Status(installed=False, running=False, state="not installed")
+            return ServiceStatus(installed=False, running=False, state="not installed")
         status = parse(self.run(("launchctl", "print", self._target(name, scope))))
         try:
-            wrong = missing_program(plistlib.loads(path.read_bytes()).get("ProgramArguments", ()))
+            problems = missing_program(
+                plistlib.loads(path.read_bytes()).get("ProgramArguments", ())
+            )
         except plistlib.InvalidFileException as error:
-            raise ServiceError(f"{path} is no property list: {error}") from error
-        return Status(
+            raise ServiceError(f"{path} is not a property list: {error}") from error
+        return ServiceStatus(
             installed=True,
             running=status.running,
             state=status.state,
             pid=status.pid,
             ended=status.ended,
             starts=status.starts,
-            wrong=wrong,
+            problems=problems,
         )
 
     def _make_logs(self, service: Service) -> None:
-        """A log that isn't the user's own can't be opened for him: the job ends as EX_CONFIG."""
+        """Creates the log file. It must be the user's own, or the job ends with EX_CONFIG."""
         folder = self._logs(service.scope)
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -142,9 +146,9 @@ class Launchd:
             raise ServiceError(f"{folder} cannot be used for logs: {error}") from error
 
     def _bootout(self, target: str) -> None:
-        """Ends the service; returns when it has left, or ExitTimeOut is over."""
+        """Ends the service; returns when it has ended, or ExitTimeOut is over."""
         if self.run(("launchctl", "print", target)).code == 0:
-            require(self.run, "launchctl", "bootout", target)
+            run_checked(self.run, "launchctl", "bootout", target)
 
     def _plist(self, name: str, scope: Scope) -> Path:
         folder = (
@@ -165,5 +169,6 @@ class Launchd:
         return f"{self._domain(scope)}/{PREFIX}{name}"
 
 
-def here() -> Launchd:
+def make_launchd() -> Launchd:
+    """Makes the manager of this user's launchd."""
     return Launchd(Path.home(), os.getuid())

@@ -1,4 +1,4 @@
-"""What the system's service managers have in common."""
+"""The interface of the system's service managers, and helpers for both."""
 
 from __future__ import annotations
 
@@ -14,25 +14,27 @@ from mayfly_cli.services.description import Scope, Service
 
 
 class ServiceError(Exception):
-    """The service manager refuses, or is not there. The text says what it said."""
+    """A service manager that refuses or is missing; the text is its error message."""
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
-    """What a command left."""
+class CommandOutput:
+    """Exit status and output of a command."""
 
     code: int
     stdout: str
     stderr: str = ""
 
 
-Run = Callable[[Sequence[str]], Output]
+RunCommand = Callable[[Sequence[str]], CommandOutput]
+"""Runs a command to its end."""
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
-    """``state`` is the manager's own word for it; ``ended`` how the last run ended, if one did;
-    ``wrong`` holds a sentence for each thing that keeps the service from working."""
+class ServiceStatus:
+    """State of a service. ``state`` is the manager's own term; ``ended`` describes the end of the
+    last run, if there was one; ``problems`` has a sentence for each problem that keeps the service
+    from working."""
 
     installed: bool
     running: bool
@@ -40,52 +42,56 @@ class Status:
     pid: int | None = None
     ended: str = ""
     starts: int | None = None
-    wrong: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
 
 
-class Manager(Protocol):
+class ServiceManager(Protocol):
+    """Installs and watches services: launchd or systemd."""
+
     def files(self, service: Service) -> dict[Path, str]:
-        """What the service is installed by."""
+        """Returns the text of each file that the service consists of."""
 
     def install(self, service: Service) -> None:
-        """Writes the files, has them checked, and starts the service, anew if it ran.
+        """Writes the files, checks them, and starts the service, or restarts it if it runs.
 
         Raises:
-            ServiceError: they were refused, or the service cannot be started.
+            ServiceError: the files were refused, or the service cannot be started.
         """
 
     def uninstall(self, name: str, scope: Scope) -> bool:
-        """Stops the service and removes its files; False where there are none.
+        """Stops the service and removes its files; returns False if there are none.
 
         Raises:
-            ServiceError: it cannot be stopped; its files are still there.
+            ServiceError: the service cannot be stopped; its files are kept.
         """
 
-    def status(self, name: str, scope: Scope) -> Status: ...
+    def status(self, name: str, scope: Scope) -> ServiceStatus:
+        """Asks the manager for the state of a service. Raises ServiceError."""
+        ...
 
 
-def run(command: Sequence[str]) -> Output:
-    """Raises ServiceError where there is no such command."""
+def run(command: Sequence[str]) -> CommandOutput:
+    """Runs a command to its end. Raises ServiceError if it does not exist."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError as error:
         raise ServiceError(
-            f"{command[0]} is not there: has this system no such service manager?"
+            f"{command[0]} was not found: this system may have another service manager"
         ) from error
-    return Output(done.returncode, done.stdout, done.stderr)
+    return CommandOutput(done.returncode, done.stdout, done.stderr)
 
 
-def require(run: Run, *command: str) -> str:
-    """The command's stdout. Raises ServiceError if it fails."""
+def run_checked(run: RunCommand, *command: str) -> str:
+    """Runs a command and returns its stdout. Raises ServiceError if it fails."""
     done = run(command)
     if done.code:
-        said = (done.stderr or done.stdout).strip() or f"exit status {done.code}"
-        raise ServiceError(f"{' '.join(command)}: {said}")
+        message = (done.stderr or done.stdout).strip() or f"exit status {done.code}"
+        raise ServiceError(f"{' '.join(command)}: {message}")
     return done.stdout
 
 
-def write(texts: dict[Path, str]) -> None:
-    """Raises ServiceError for a path that can't be written to."""
+def write_files(texts: dict[Path, str]) -> None:
+    """Writes files, and makes their folders. Raises ServiceError if one cannot be written."""
     for path, text in texts.items():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -96,11 +102,13 @@ def write(texts: dict[Path, str]) -> None:
 
 
 def template(name: str) -> Template:
+    """Reads one of this package's templates."""
     return Template((files(__package__) / "templates" / name).read_text(encoding="utf-8"))
 
 
 def missing_program(command: Sequence[str]) -> tuple[str, ...]:
-    """What is wrong with a command that is to be started: it moved, or was removed."""
+    """Returns the problem of a service whose program was moved or removed; empty if there is
+    none."""
     if command and Path(command[0]).exists():
         return ()
     program = command[0] if command else "its program"

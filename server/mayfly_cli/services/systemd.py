@@ -1,7 +1,7 @@
-"""systemd, by ``systemctl`` and unit files.
+"""Services under systemd, by ``systemctl`` and unit files.
 
-A front end has two units: systemd holds its socket, so that nobody is refused while the process is
-replaced.
+A front end has two units: systemd holds its socket, so that no client is refused while the process
+is replaced.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import platformdirs
 
 from mayfly_cli.services.description import Scope, Service
 from mayfly_cli.services.manager import (
-    Run,
+    RunCommand,
     ServiceError,
-    Status,
+    ServiceStatus,
     missing_program,
-    require,
     run,
+    run_checked,
     template,
-    write,
+    write_files,
 )
 
 PREFIX = "mayfly-"
@@ -33,7 +33,8 @@ _TARGETS = {"system": "multi-user.target", "user": "default.target"}
 
 
 def quoted(argument: str) -> str:
-    """As ``ExecStart=`` has it: systemd expands ``%`` and ``$`` within quotes, too."""
+    """Quotes an argument for ``ExecStart=``, where systemd expands ``%`` and ``$`` within quotes,
+    too."""
     argument = argument.replace("%", "%%").replace("$", "$$")
     if _SAFE.fullmatch(argument):
         return argument
@@ -42,12 +43,12 @@ def quoted(argument: str) -> str:
 
 
 def render(service: Service) -> dict[str, str]:
-    """The units, by their names."""
+    """Writes a service's units, by their names."""
     kind = "front" if service.role == "front" else "node"
     name = PREFIX + service.name
     system = service.scope == "system"
-    # Without root there is nothing to take away from, and what hides files needs namespaces that
-    # a user's manager may not have.
+    # Hardening takes rights from root, and hides files by namespaces that a user's manager may not
+    # have.
     hardening = template(f"{kind}.hardening").template.rstrip() if system else ""
     unit = template(f"{kind}.service").substitute(
         name=name,
@@ -66,40 +67,42 @@ def render(service: Service) -> dict[str, str]:
 
 
 def _without_gaps(unit: str) -> str:
-    """What was left empty leaves no line."""
+    """Removes the blank lines of template fields that are empty."""
     return re.sub(r"\n(?=\n(?!\[|#|\n))", "", unit)
 
 
-def parse(shown: str) -> Status:
-    """What ``systemctl show`` says of a service."""
+def parse(shown: str) -> ServiceStatus:
+    """Reads the output of ``systemctl show``."""
     fields = dict(line.partition("=")[::2] for line in shown.splitlines())
     if fields.get("LoadState") == "not-found":
-        return Status(installed=False, running=False, state="not installed")
+        return ServiceStatus(installed=False, running=False, state="not installed")
     pid = int(fields.get("MainPID") or 0) or None
     state = f"{fields.get('ActiveState', 'unknown')} ({fields.get('SubState', 'unknown')})"
     result = fields.get("Result", "success")
     ended = "" if result == "success" else f"{result}, status {fields.get('ExecMainStatus')}"
-    wrong = (
+    problems = (
         ()
         if fields.get("LoadState") == "loaded"
         else (f"systemd could not load it: {fields.get('LoadState')}",)
     )
-    return Status(
+    return ServiceStatus(
         installed=True,
         running=fields.get("ActiveState") == "active" and pid is not None,
         state=state,
         pid=pid,
         ended=ended,
         starts=int(fields.get("NRestarts") or 0) + 1 if pid else None,
-        wrong=wrong,
+        problems=problems,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Systemd:
+    """systemd as a :class:`ServiceManager`."""
+
     user_units: Path
     system_units: Path = Path("/etc/systemd/system")
-    run: Run = run
+    run: RunCommand = run
 
     def files(self, service: Service) -> dict[Path, str]:
         folder = self._folder(service.scope)
@@ -107,50 +110,50 @@ class Systemd:
 
     def install(self, service: Service) -> None:
         files = self.files(service)
-        self._needs_manager(service.scope)
-        write(files)
+        self._require_manager(service.scope)
+        write_files(files)
         if shutil.which("systemd-analyze") is not None:
             scope = ("--user",) if service.scope == "user" else ()
-            require(self.run, "systemd-analyze", *scope, "verify", *map(str, files))
+            run_checked(self.run, "systemd-analyze", *scope, "verify", *map(str, files))
         self._systemctl(service.scope, "daemon-reload")
         units = [path.name for path in files]
         self._systemctl(service.scope, "enable", *units)
-        # A socket unit cannot be restarted while its service runs: that one goes first.
+        # A socket unit cannot be restarted while its service runs: the service is stopped first.
         self._systemctl(service.scope, "stop", f"{PREFIX}{service.name}.service")
         self._systemctl(service.scope, "restart", *sorted(units, reverse=True))
 
     def uninstall(self, name: str, scope: Scope) -> bool:
         paths = [self._folder(scope) / f"{PREFIX}{name}.{kind}" for kind in ("socket", "service")]
-        there = [path for path in paths if path.exists()]
-        if not there:
+        existing = [path for path in paths if path.exists()]
+        if not existing:
             return False
-        self._systemctl(scope, "disable", "--now", *(path.name for path in there))
-        for path in there:
+        self._systemctl(scope, "disable", "--now", *(path.name for path in existing))
+        for path in existing:
             path.unlink()
         self._systemctl(scope, "daemon-reload")
         return True
 
-    def status(self, name: str, scope: Scope) -> Status:
+    def status(self, name: str, scope: Scope) -> ServiceStatus:
         path = self._folder(scope) / f"{PREFIX}{name}.service"
         if not path.exists():
-            return Status(installed=False, running=False, state="not installed")
+            return ServiceStatus(installed=False, running=False, state="not installed")
         shown = self._systemctl(scope, "show", path.name, f"--property={_PROPERTIES}")
         status = parse(shown)
-        return replace(status, wrong=status.wrong + missing_program(_command(path)))
+        return replace(status, problems=status.problems + missing_program(_command(path)))
 
-    def _needs_manager(self, scope: Scope) -> None:
-        """Files that nobody reads are not left behind."""
+    def _require_manager(self, scope: Scope) -> None:
+        """Raises ServiceError if systemd does not answer, before files are written for it."""
         try:
             self._systemctl(scope, "show", "--property=Version")
         except ServiceError as error:
             raise ServiceError(
-                f"{error}\nSo nothing was installed: systemd does not answer here. --print shows "
+                f"{error}\nNothing was installed, since systemd does not answer. --print shows "
                 "the units."
             ) from error
 
     def _systemctl(self, scope: Scope, *arguments: str) -> str:
         of = ("--user",) if scope == "user" else ()
-        return require(self.run, "systemctl", *of, *arguments)
+        return run_checked(self.run, "systemctl", *of, *arguments)
 
     def _folder(self, scope: Scope) -> Path:
         return self.system_units if scope == "system" else self.user_units
@@ -163,5 +166,6 @@ def _command(unit: Path) -> list[str]:
     return [word.replace("%%", "%").replace("$$", "$") for word in shlex.split(found[1])]
 
 
-def here() -> Systemd:
+def make_systemd() -> Systemd:
+    """Makes the manager of this user's and the system's units."""
     return Systemd(platformdirs.user_config_path() / "systemd" / "user")
