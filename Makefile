@@ -29,7 +29,7 @@ MADE := $(VENV)/.made
 RUNTIME := $(VENV)/.runtime$(addprefix -,$(EXTRA))
 DEV := $(VENV)/.dev
 
-.PHONY: help serve test coverage test-fleet test-long test-gpu lint format bench docs dashboards metrics lock wheel hooks clean distclean
+.PHONY: help serve test test-fast coverage test-fleet test-long test-gpu lint format bench docs dashboards metrics lock wheel hooks clean distclean
 .DELETE_ON_ERROR:
 
 help: ## List the commands
@@ -41,7 +41,11 @@ serve: $(RUNTIME) ## Serve the demo model on 127.0.0.1:8000 (other: ARGS="MODEL 
 test: $(DEV) ## Run the tests that CI runs
 	$(BIN)/python -m pytest $(TESTS) $(ARGS)
 
-coverage: $(DEV) ## Run the same, and say which lines and branches they reach in any process
+test-fast: $(DEV) ## Run the unit tests that start no process: a minute
+	$(BIN)/python -m pytest tests/unit -m "not process and not long" \
+		-n logical --dist loadfile $(ARGS)
+
+coverage: $(DEV) ## Run what `make test` runs, and say which lines and branches they reach in any process
 	$(BIN)/python -m pytest $(TESTS) --cov --cov-report=term:skip-covered $(ARGS)
 
 test-fleet: $(DEV) ## Run the tests of several machines, as network namespaces (Linux, as root)

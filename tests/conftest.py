@@ -17,6 +17,8 @@ from support import mlx_lm_alone  # noqa: F401 - before anything else that impor
 from support.cgroups import SmallCgroup
 from support.models import scripted, tiny
 
+pytest_plugins = ("support.process_guard",)
+
 LONG_S = 3600
 
 # No example is wrong because the machine is busy.

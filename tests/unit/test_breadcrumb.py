@@ -97,6 +97,7 @@ def test_what_is_no_breadcrumb_says_nothing(tmp_path: Path, content: bytes) -> N
     assert read(tmp_path / "missing") is None
 
 
+@pytest.mark.process
 def test_it_survives_a_kill(tmp_path: Path) -> None:
     code = (
         "import os, sys; from pathlib import Path;"

@@ -17,6 +17,7 @@ from mayfly_reaper.paths import locked
 HEAVY = {"mlx", "mlx_lm", "httpx", "rich.progress", "fastapi", "zmq", "pydantic", "transformers"}
 
 
+@pytest.mark.process
 def test_its_help_imports_nothing_heavy() -> None:
     """Start-up time, in a form that a busy machine can't falsify."""
     code = "import sys, mayfly_cli.app; print(*sys.modules)"
@@ -24,6 +25,7 @@ def test_its_help_imports_nothing_heavy() -> None:
     assert HEAVY.isdisjoint(ran.stdout.split())
 
 
+@pytest.mark.process
 def test_an_early_ctrl_c_is_understood() -> None:
     """While the command line is still being imported, too."""
     code = (

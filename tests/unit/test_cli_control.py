@@ -19,6 +19,7 @@ def run(*arguments: object) -> Result:
     return CliRunner().invoke(app, list(map(str, arguments)))
 
 
+@pytest.mark.process
 def test_workers_are_recycled_and_the_server_is_drained(tmp_path: Path) -> None:
     with RunningNode(tmp_path, workers=2, front_end=fake_front_end(), budgets=QUICK) as node:
         node.roster(lambda roster: [slot.state for slot in roster.slots] == ["ready"] * 2)
@@ -41,6 +42,7 @@ def test_workers_are_recycled_and_the_server_is_drained(tmp_path: Path) -> None:
         assert not (tmp_path / "autopsies.jsonl").exists()
 
 
+@pytest.mark.process
 def test_a_drain_can_be_left_to_itself_and_a_signal_shortens_it(tmp_path: Path) -> None:
     worker = fake_worker("--behave", "deaf")
     budgets = {"stop_s": 0.1, "leave_s": 0.1, "terminate_s": 0.1, "stacks_s": 0.1}

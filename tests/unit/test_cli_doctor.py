@@ -38,6 +38,7 @@ def shown(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> tuple[int, list[li
     return result.exit_code, [line.split() for line in result.stdout.splitlines()]
 
 
+@pytest.mark.process
 def test_a_model_is_examined(tiny_model: Path) -> None:
     result = CliRunner().invoke(app, ["doctor", str(tiny_model), "--json", "--max-rows", "5"])
     assert result.exit_code == 0
@@ -46,6 +47,7 @@ def test_a_model_is_examined(tiny_model: Path) -> None:
     assert told["rows"] == [{"context": 2048, "rows": 5}]
 
 
+@pytest.mark.process
 def test_why_there_is_nothing_to_examine_is_said() -> None:
     result = CliRunner().invoke(app, ["doctor", "./nothing"])
     assert result.exit_code == 1

@@ -22,6 +22,7 @@ def ignore(what: str, done: int, total: int) -> None:
     pass
 
 
+@pytest.mark.process
 def test_progress_is_passed_on_and_the_end_is_returned() -> None:
     seen: list[tuple[str, int, int]] = []
     command = script(
@@ -36,17 +37,20 @@ def test_progress_is_passed_on_and_the_end_is_returned() -> None:
     assert seen == [("download", 1, 2), ("convert", 0, 0)]
 
 
+@pytest.mark.process
 def test_the_fetchers_own_words_are_the_error() -> None:
     with pytest.raises(FetchFailed, match=r"^no repository of that name$"):
         fetch(script("say(event='error', message='no repository of that name')"), ignore)
 
 
+@pytest.mark.process
 def test_a_fetcher_that_dies_leaves_its_last_words_and_its_status() -> None:
     command = script("sys.exit('no space left on device')")
     with pytest.raises(FetchFailed, match="status 1: no space left on device"):
         fetch(command, ignore)
 
 
+@pytest.mark.process
 def test_a_fetcher_that_is_killed_is_reported() -> None:
     with pytest.raises(FetchFailed, match="status -9: it printed nothing"):
         fetch(script("os.kill(os.getpid(), 9)"), ignore)
@@ -67,6 +71,7 @@ def test_an_unknown_event_is_passed_over() -> None:
     assert read_events(lines, ignore) == Fetched(Path("/m"), "m")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("stubborn", [False, True], ids=["obedient", "deaf to SIGTERM"])
 def test_an_interrupt_ends_the_child(stubborn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mayfly_cli.commands.fetching.STOP_S", 0.2)

@@ -6,11 +6,14 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner, Result
 
 from mayfly_cli.app import app
 from mayfly_protocol.roster import Quarantine
 from support.node import RunningNode
+
+pytestmark = pytest.mark.process
 
 
 def run(*arguments: object) -> Result:

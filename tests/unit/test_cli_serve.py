@@ -10,6 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+pytestmark = pytest.mark.process
+
 FETCHING = """
 import json, os, time
 print(json.dumps({"event": "progress", "what": "download", "done": os.getpid(), "total": 0}))

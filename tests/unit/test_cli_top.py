@@ -238,6 +238,7 @@ class Terminal:
         os.close(self._master)
 
 
+@pytest.mark.process
 def test_a_terminal_follows_a_worker_through_its_death() -> None:
     """And the server through its absence, until Ctrl-C."""
     with FakeNode() as node:

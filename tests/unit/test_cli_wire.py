@@ -147,6 +147,7 @@ def test_a_front_end_that_others_can_reach_needs_api_keys(state: Path) -> None:
     assert refused.exit_code == 1 and "--api-keys-file" in refused.stderr
 
 
+@pytest.mark.process
 def test_a_front_end_needs_no_mlx(state: Path) -> None:
     """Nor does anything that it imports."""
     port = free_port()

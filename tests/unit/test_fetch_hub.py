@@ -14,6 +14,8 @@ import pytest
 
 from support.doubles.fake_hub import COMMIT, FakeHub, serve
 
+pytestmark = pytest.mark.process
+
 Fetch = Callable[..., "tuple[int, list[dict[str, Any]]]"]
 
 

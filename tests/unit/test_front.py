@@ -19,6 +19,8 @@ from mayfly_protocol.serving import Submit
 from support.doubles.fake_engine import WORDS, Act, FakeNode, accept, say, step, until
 from support.doubles.running_front import PATIENCE_S, RunningFront
 
+pytestmark = pytest.mark.process
+
 HELLO = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
 FEW = {"connections": {"max_connections": 64}}
 """For which there are enough open files anywhere: a want of them would be told."""

@@ -39,6 +39,7 @@ def known_metrics() -> set[str]:
     return names
 
 
+@pytest.mark.process
 def test_the_dashboards_are_those_that_are_described(tmp_path: Path) -> None:
     for kept in (GRAFANA / "dashboards").iterdir():
         (tmp_path / kept.name).write_bytes(kept.read_bytes())
@@ -129,6 +130,7 @@ def test_what_the_containers_are_given_is_there() -> None:
     assert provider["options"]["path"] in mounted
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -67,6 +67,7 @@ def test_what_cannot_be_served_on_is_refused(listener: socket.socket) -> None:
         handed(1, os.dup(datagrams.fileno()))
 
 
+@pytest.mark.process
 @pytest.mark.skipif(
     shutil.which("systemd-socket-activate") is None, reason="systemd-socket-activate is missing"
 )

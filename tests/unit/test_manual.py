@@ -75,6 +75,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Html]:
     return {name: page for name, page in pages.items() if name != "404.html"}
 
 
+@pytest.mark.process
 def test_no_link_leads_nowhere(site: dict[str, Html]) -> None:
     assert len(site) > 15
     for name, page in site.items():
@@ -89,11 +90,13 @@ def test_no_link_leads_nowhere(site: dict[str, Html]) -> None:
                 assert unquote(parts.fragment) in Html(target).ids, (name, link)
 
 
+@pytest.mark.process
 def test_nothing_is_loaded_from_elsewhere(site: dict[str, Html]) -> None:
     for name, page in site.items():
         assert [load for load in page.loads if urlsplit(load).netloc] == [], name
 
 
+@pytest.mark.process
 def test_every_key_command_and_fault_has_its_place(site: dict[str, Html]) -> None:
     configuration = site["configuration.html"].text
     assert [key for key in (*SERVER, *TABLE) if key not in configuration] == []
@@ -149,6 +152,7 @@ def source_of_mlx_lm() -> str:
     return (Path(spec.submodule_search_locations[0]) / "server.py").read_text(encoding="utf-8")
 
 
+@pytest.mark.process
 def test_the_way_from_mlx_lm_names_every_option_of_both() -> None:
     rows = rows_of("Options")
     theirs = {option for row in rows for option in re.findall(r"--[a-z-]+", row[0])}

@@ -16,6 +16,8 @@ import pytest
 from support.models import scripted
 from support.models.scripted import Fault, Play
 
+pytestmark = pytest.mark.process
+
 FORWARD = """
 import faulthandler, os, signal, sys, threading, time
 import mlx.core as mx

@@ -74,6 +74,7 @@ def test_every_byte_is_a_token(plain: Tokenizer) -> None:
     assert sorted(i for token, i in vocabulary.items() if len(token) == 1) == list(range(3, 259))
 
 
+@pytest.mark.process
 def test_training_gives_the_same_tokenizer_in_every_process() -> None:
     script = "from support.models.tokenizer import train; print(train('thinking').to_str(), end='')"
     tests = Path(__file__).parents[1]

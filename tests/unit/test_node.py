@@ -20,6 +20,8 @@ from mayfly_protocol.roster import Ask, Done, Recycle, Roster
 from mayfly_reaper.settings import WORKER_COMMAND
 from support.node import RunningNode, fake_front_end, fake_worker, get
 
+pytestmark = pytest.mark.process
+
 QUICK = {"retry_s": 0.1, "spacing_s": 0.0}
 
 

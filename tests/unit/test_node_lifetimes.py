@@ -15,6 +15,8 @@ from mayfly_protocol.roster import Ask, DrainNode, Recycle, Roster
 from support.cgroups import SmallCgroup
 from support.node import RunningNode, fake_front_end, fake_worker, get, runs
 
+pytestmark = pytest.mark.process
+
 QUICK = {"retry_s": 0.1, "spacing_s": 0.0}
 
 

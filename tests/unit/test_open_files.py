@@ -24,6 +24,7 @@ def limited(how: str, files: int, *arguments: str) -> list[str]:
     return ["sh", "-c", script, sys.executable, "-W", "error", *arguments]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("how", "raised"), [("-S", True), ("", False)])
 def test_the_limit_is_raised_as_far_as_it_may_be(how: str, raised: bool) -> None:
     script = (
@@ -36,6 +37,7 @@ def test_the_limit_is_raised_as_far_as_it_may_be(how: str, raised: bool) -> None
     assert soft == min(hard, 65536) if raised else (soft, hard) == (FILES, FILES)
 
 
+@pytest.mark.process
 def test_too_few_for_a_worker_are_raised_or_said() -> None:
     """Root may raise a hard limit, where nobody has taken that from it."""
     script = (
@@ -57,6 +59,7 @@ def test_some_files_are_not_for_connections(files: int, connections: int) -> Non
     assert ConnectionLimits().within(files).max_connections == connections
 
 
+@pytest.mark.process
 def test_more_connections_than_open_files_are_refused_in_words() -> None:
     with FakeNode() as node, ExitStack() as stack:
         logs = json.dumps({"logs": {"form": "json"}})

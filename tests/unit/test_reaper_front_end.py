@@ -9,10 +9,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import pytest
 import zmq
 
 from mayfly_reaper.processes.front_end import FrontEndProcess, listen
 from mayfly_reaper.settings import Budgets, FrontEnd
+
+pytestmark = pytest.mark.process
 
 BUDGETS = Budgets(stop_s=0.2, leave_s=0.1)
 DEAF = (

@@ -154,6 +154,7 @@ def test_what_is_not_vm_stats_is_refused(text: str) -> None:
         parse_vm_stat(text)
 
 
+@pytest.mark.process
 def test_a_mac_is_measured_by_vm_stat(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     script = tmp_path / "vm_stat"
     script.write_text(f"#!/bin/sh\ncat <<'END'\n{VM_STAT}END\n")
@@ -172,6 +173,7 @@ def test_only_a_mac_is_kept_awake() -> None:
     assert command("darwin", 17) == ("caffeinate", "-i", "-m", "-w", "17")
 
 
+@pytest.mark.process
 def test_what_keeps_it_awake_ends_with_the_node(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -323,6 +325,7 @@ def test_this_machine_can_be_measured() -> None:
     assert 0 < memory.measure().available <= memory.total()
 
 
+@pytest.mark.process
 def test_a_real_kill_for_memory_is_counted(small_cgroup: SmallCgroup) -> None:
     small_cgroup.limit(40 << 20)
     watched = OomWatch(lambda: small_cgroup.cgroup.oom_kills)

@@ -208,6 +208,7 @@ def test_a_thousand_restarts_add_no_time_series() -> None:
     assert watched.value("mayfly_worker_starts_total") == 1040
 
 
+@pytest.mark.process
 def test_a_node_serves_its_metrics(tmp_path: Path) -> None:
     port = free_port()
     with RunningNode(

@@ -34,6 +34,7 @@ def left_behind(tmp_path: Path, pid: int, settings: str = SETTINGS) -> WorkersFi
     return WorkersFile(path, print)
 
 
+@pytest.mark.process
 def test_an_orphan_is_waited_for_until_it_leaves(
     tmp_path: Path, orphan: subprocess.Popen[bytes]
 ) -> None:
@@ -48,12 +49,14 @@ def test_an_orphan_is_waited_for_until_it_leaves(
     assert workers_file.entries == []
 
 
+@pytest.mark.process
 def test_one_that_overstays_is_killed(tmp_path: Path, orphan: subprocess.Popen[bytes]) -> None:
     orphans = Orphans(left_behind(tmp_path, orphan.pid), overdue_at=100.0)
     wait_until(lambda: orphans.poll(100.0) == [], "the orphan is killed")
     assert orphan.wait() == -9
 
 
+@pytest.mark.process
 def test_a_reaper_that_is_killed_as_well_leaves_word_of_the_first_ones_orphans(
     tmp_path: Path, orphan: subprocess.Popen[bytes]
 ) -> None:
@@ -64,6 +67,7 @@ def test_a_reaper_that_is_killed_as_well_leaves_word_of_the_first_ones_orphans(
     assert [entry.pid for entry in third.entries] == [orphan.pid, 17]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("settings", ['{"slot": "s-0", "incarnation": 8}', "", "s-0"])
 def test_a_stranger_with_an_orphans_pid_is_left_alone(
     tmp_path: Path, orphan: subprocess.Popen[bytes], settings: str
@@ -73,6 +77,7 @@ def test_a_stranger_with_an_orphans_pid_is_left_alone(
     assert orphan.poll() is None
 
 
+@pytest.mark.process
 def test_a_pid_that_became_a_strangers_meanwhile_is_left_alone(
     tmp_path: Path, orphan: subprocess.Popen[bytes]
 ) -> None:
@@ -84,6 +89,7 @@ def test_a_pid_that_became_a_strangers_meanwhile_is_left_alone(
     assert orphan.poll() is None
 
 
+@pytest.mark.process
 def test_those_that_are_gone_are_no_orphans(tmp_path: Path) -> None:
     with started(SETTINGS) as process:
         process.kill()

@@ -91,6 +91,7 @@ def test_options_that_no_worker_has_are_refused(
         Spawner(settings, Runtime(tmp_path), lambda _: None)
 
 
+@pytest.mark.process
 def test_a_command_that_is_not_there_is_an_error_that_leaves_nothing(tmp_path: Path) -> None:
     pool = Pool("m", tmp_path)
     settings = NodeSettings(
@@ -110,6 +111,7 @@ def spawner(tmp_path: Path, notes: list[str]) -> tuple[Spawner, Pool]:
     return Spawner(settings, Runtime(tmp_path), notes.append), pool
 
 
+@pytest.mark.process
 def test_a_worker_is_told_where_to_leave_its_breadcrumb_and_what_it_is_spared(
     tmp_path: Path,
 ) -> None:
@@ -125,6 +127,7 @@ def test_a_worker_is_told_where_to_leave_its_breadcrumb_and_what_it_is_spared(
     assert not process.crumb.exists()
 
 
+@pytest.mark.process
 def test_where_nothing_can_be_kept_workers_start_all_the_same(tmp_path: Path) -> None:
     notes: list[str] = []
     starts, pool = spawner(tmp_path, notes)

@@ -358,6 +358,7 @@ needs_systemd_analyze = pytest.mark.skipif(
 )
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("scope", ["user", "system"])
 @pytest.mark.parametrize("service", [SERVE, FRONT])
 @needs_systemd_analyze
@@ -374,6 +375,7 @@ def test_systemd_verifies_the_units(tmp_path: Path, service: Service, scope: str
     assert (checked.returncode, complaints) == (0, []), checked.stderr
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("service", "exposure"), [(SERVE, 60), (FRONT, 25)])
 @needs_systemd_analyze
 def test_the_units_leave_little_exposed(tmp_path: Path, service: Service, exposure: int) -> None:

@@ -31,6 +31,8 @@ from support.models.scripted import Fault as Trouble
 from support.models.scripted import Play
 from support.worker import Answer, WorkerProcess, generation
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(scope="module")
 def shared(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:

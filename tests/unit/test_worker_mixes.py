@@ -201,6 +201,7 @@ def assert_alone_is_together(workers: Workers, mix: list[Request]) -> None:
     )
 
 
+@pytest.mark.process
 @given(mix=st.lists(requests(), min_size=4, max_size=10))
 @settings(max_examples=10, deadline=None)
 def test_every_text_in_a_mix_is_its_solo_cold_one(workers: Workers, mix: list[Request]) -> None:

@@ -50,6 +50,7 @@ def test_a_worker_without_a_key_lets_nobody_in_from_elsewhere() -> None:
         wire.close(0)
 
 
+@pytest.mark.process
 def test_a_worker_without_a_port_says_so(tiny_model: Path, tmp_path: Path) -> None:
     first = free_ports(2)
     with contextlib.ExitStack() as stack:

@@ -11,6 +11,8 @@ import pytest
 
 from mayfly_protocol.settings import WorkerSettings, worker_settings
 
+pytestmark = pytest.mark.process
+
 SCRIPT = """
 import contextlib, gc, runpy, sys
 import zmq

@@ -25,6 +25,7 @@ def test_what_is_written_arrives_at_once(tmp_path: Path) -> None:
     os.close(descriptor)  # it was left open
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 def test_a_full_disk_loses_the_text_and_nothing_else() -> None:
     code = (

@@ -1,0 +1,50 @@
+"""A guard that keeps `make test-fast` fast: a unit test fails if it starts a Python process and does
+not have the mark ``process``. A pytest plugin."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+UNIT = Path(__file__).parents[1] / "unit"
+
+_started: list[str] = []
+"""The commands of all Python processes that this process has started."""
+_starters: set[str] = set()
+"""Names of fixtures that started one. A test that shares such a fixture later starts none itself,
+but would if it ran alone."""
+
+
+def _note(event: str, details: tuple[Any, ...]) -> None:
+    if event in ("os.fork", "os.forkpty"):
+        _started.append(event)
+    elif event == "subprocess.Popen" and sys.executable in str(details[:2]):
+        _started.append(str(details[1]))
+
+
+sys.addaudithook(_note)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
+    before = len(_started)
+    try:
+        return (yield)
+    finally:
+        if len(_started) > before:
+            _starters.add(fixturedef.argname)
+
+
+@pytest.fixture(autouse=True)
+def no_unmarked_process(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = len(_started)
+    yield
+    marked = request.node.get_closest_marker("process") is not None
+    if not marked and request.path.is_relative_to(UNIT):
+        complaint = "a unit test that starts a Python process needs the mark `process`"
+        assert _started[before:] == [], complaint
+        assert _starters.isdisjoint(request.fixturenames), complaint
