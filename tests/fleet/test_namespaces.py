@@ -16,7 +16,7 @@ pytestmark = pytest.mark.fleet
 
 DYING = """
 import sys, time
-from namespaces import Network
+from support.namespaces import Network
 network = Network().__enter__()
 machine = network.machine("mac", 11)
 slept = machine.start(["sleep", "600"], sys.stderr)
