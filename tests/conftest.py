@@ -12,6 +12,7 @@ from pathlib import Path
 import hypothesis
 import platformdirs
 import pytest
+import structlog
 
 from support import mlx_lm_alone  # noqa: F401 - before anything else that imports mlx-lm
 from support.cgroups import SmallCgroup
@@ -20,6 +21,14 @@ from support.models import scripted, tiny
 pytest_plugins = ("support.process_guard",)
 
 LONG_S = 3600
+
+# As structlog comes, it draws an exception with all local variables: that takes two seconds.
+structlog.configure(
+    processors=[
+        *structlog.get_config()["processors"][:-1],
+        structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback),
+    ]
+)
 
 # No example is wrong because the machine is busy.
 hypothesis.settings.register_profile("mayfly", deadline=None)
