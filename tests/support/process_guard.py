@@ -1,5 +1,5 @@
-"""A guard that keeps `make test-fast` fast: a unit test fails if it starts a Python process and does
-not have the mark ``process``. A pytest plugin."""
+"""A pytest plugin that keeps `make test-fast` fast: a unit test that starts a Python process fails
+if it does not have the mark ``process``."""
 
 from __future__ import annotations
 
