@@ -13,7 +13,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from mayfly_reaper.machine.memory import MachineMemory
 from mayfly_reaper.metrics import NodeMetrics
 from mayfly_server.app import FleetMetrics
-from mayfly_server.dispatch.connector import Dialler
+from mayfly_server.dispatch.connector import Connector
 from mayfly_server.dispatch.fleet import Fleet
 from mayfly_server.metrics import Metrics
 from mayfly_server.settings import FrontSettings
@@ -36,7 +36,7 @@ def _families(families: Iterable[Metric]) -> Iterator[str]:
 async def tables() -> tuple[list[str], list[str]]:
     """The rows of the front end's table, and of that of the reaper and its workers."""
     metrics = Metrics()
-    fleet = Fleet(FrontSettings(nodes=()), metrics, Dialler())
+    fleet = Fleet(FrontSettings(nodes=()), metrics, Connector())
     fleet.start()
     try:
         front_end = [

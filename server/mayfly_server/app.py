@@ -53,7 +53,7 @@ class FleetMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         up = GaugeMetricFamily(
-            "mayfly_node_up", "Whether a node's rosters keep coming.", labels=["node"]
+            "mayfly_node_up", "1 while rosters of the node arrive, otherwise 0.", labels=["node"]
         )
         heard: dict[str, bool] = {}
         for roster, silent in self._fleet.nodes():  # several may have one name: all of them
@@ -62,15 +62,13 @@ class FleetMetrics(Collector):
             up.add_metric([node], int(is_up))
         ready = GaugeMetricFamily(
             "mayfly_workers_ready",
-            "Workers that this front end can give a request to now.",
+            "Workers that this front end can send a request to now.",
             labels=["model"],
         )
         counts = Counter(self._fleet.ready_models())
         for model in self._fleet.models():
             ready.add_metric([model.name], counts[model.name])
-        refused = GaugeMetricFamily(
-            "mayfly_quarantine_entries", "Requests that are refused because workers died of them."
-        )
+        refused = GaugeMetricFamily("mayfly_quarantine_entries", "Requests in quarantine.")
         refused.add_metric([], len(self._fleet.quarantined()))
         yield from (up, ready, refused)
 

@@ -76,14 +76,14 @@ class Metrics:
         self._models: dict[str, ModelMetrics] = {}
         # Requests as HTTP has them
         self.http_requests = self._counter(
-            "http_requests", "HTTP requests that were answered, by status.", "route", "status"
+            "http_requests", "HTTP requests answered, by status.", "route", "status"
         )
         self._rejections = self._counter(
-            "rejections", "Requests that were answered with an error, by which.", "reason"
+            "rejections", "HTTP requests answered with an error, by error.", "reason"
         )
         self.requests = self._counter(
             "requests",
-            "Requests to generate that have ended, by how: an HTTP status, cancelled or slow.",
+            "Requests to generate that have ended, by outcome: an HTTP status, cancelled or slow.",
             *("model", "outcome"),
         )
         # Prompts, of which a request has one or several
@@ -91,86 +91,90 @@ class Metrics:
             "num_requests_running", "Prompts that a worker is working on.", "model"
         )
         self.waiting = self._gauge(
-            "num_requests_waiting", "Prompts that no worker has begun with yet.", "model"
+            "num_requests_waiting", "Prompts that no worker has begun to work on.", "model"
         )
         self.success = self._counter(
-            "request_success", "Choices that have ended well, by why.", "model", "finished_reason"
+            "request_success",
+            "Choices that have ended without an error, by finish reason.",
+            "model",
+            "finished_reason",
         )
         self.prompt_tokens = self._counter(
-            "prompt_tokens", "Tokens of prompts that a worker has accepted.", "model"
+            "prompt_tokens", "Tokens of prompts accepted by a worker.", "model"
         )
         self.cached_tokens = self._counter(
             "prompt_tokens_cached",
-            "Those of them that came from a prefix cache, of prompts that have ended well.",
+            "Prompt tokens found in a prefix cache, of prompts that ended without an error.",
             "model",
         )
         self.generation_tokens = self._counter(
-            "generation_tokens", "Tokens that clients were given.", "model"
+            "generation_tokens", "Tokens sent to clients.", "model"
         )
         self.ttft = self._histogram(
             "time_to_first_token_seconds",
-            "From a request's arrival to a prompt's first token.",
+            "Time from a request's arrival to a prompt's first token.",
             _FIRST_TOKEN_S,
         )
         self.inter_token = self._histogram(
             "inter_token_latency_seconds",
-            "Between two tokens of a choice, interruptions included.",
+            "Time between two tokens of a choice, interruptions included.",
             _TOKEN_S,
         )
         self.latency = self._histogram(
             "e2e_request_latency_seconds",
-            "From a request's arrival to the end of a prompt that ended well.",
+            "Time from a request's arrival to the end of a prompt that ended without an error.",
             _REQUEST_S,
         )
         self.queue_time = self._histogram(
             "request_queue_time_seconds",
-            "From a request's arrival until a worker begins with a prompt.",
+            "Time from a request's arrival until a worker begins to work on a prompt.",
             _REQUEST_S,
         )
         # Workers that come and go meanwhile
         self.attempts = self._counter(
-            "request_attempts", "Prompts that were submitted to a worker, each time.", "model"
+            "request_attempts", "Attempts: submissions of a prompt to a worker.", "model"
         )
         self.retries = self._counter(
             "request_retries",
-            "Attempts that ended before any worker had accepted the prompt, by why.",
+            "Attempts that ended before a worker had accepted the prompt, by reason.",
             *("model", "reason"),
         )
         self.continuations = self._counter(
             "continuations",
-            "Attempts that were taken over by another one after the prompt had been accepted, "
-            "by how far it was and why.",
+            "Attempts continued by another one after the prompt had been accepted, by phase and "
+            "reason.",
             *("model", "phase", "reason"),
         )
         self.interruption = self._histogram(
             "interruption_seconds",
-            "From the loss of a worker until another one goes on where it was.",
+            "Time from the loss of a worker until another one continues its prompt.",
             _INTERRUPTION_S,
         )
         self._quarantined = self._counter(
             "quarantined",
-            "Prompts that were ended because workers died of them, by what of.",
+            "Prompts ended because they were to blame for the faults of workers, by kind of fault.",
             *("model", "kind"),
         )
         self._refused = self._counter(
             "quarantine_refusals",
-            "Prompts that were refused because workers had died of their like, by what of.",
+            "Prompts refused because they are in quarantine, by kind of fault.",
             *("model", "kind"),
         )
-        self.messages = self._counter("messages", "Messages of workers about attempts.")
+        self.messages = self._counter("messages", "Messages from workers about attempts.")
         self.late = self._counter(
             "late_messages",
-            "Messages of workers about attempts that were over already; they are dropped.",
+            "Messages from workers about attempts that had already ended; they are dropped.",
         )
         # A node's own metrics, where they are part of this page
-        self.scrapes = self._counter("node_scrapes", "Times that a node was asked for its metrics.")
+        self.scrapes = self._counter("node_scrapes", "Requests to nodes for their metrics.")
         self.scrape_failures = self._counter(
-            "node_scrape_failures", "Times that it did not answer soon enough."
+            "node_scrape_failures",
+            "Requests to nodes for their metrics not answered in time.",
         )
         self.wire_refusals = self._counter(
             "wire_refusals",
-            "What peers were refused on the wire, by who refused (each node, or this front end) "
-            "and why.",
+            "Peers and frames refused on the wire, by the refusing process (a node, or this front "
+            "end) and reason.",
             "by",
             "reason",
         )
