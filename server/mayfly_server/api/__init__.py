@@ -1,0 +1,1 @@
+"""The HTTP APIs: a folder for each, beside the modules that they share."""

@@ -156,7 +156,8 @@ class _Answer(Response):
 
     async def _to_end(self, send: Send) -> None:
         await self._work(send)
-        self._end()  # before any other task: who has read the whole answer has been counted
+        # Before any other task runs: a client that has read its answer has been counted.
+        self._end()
 
     def _end(self) -> None:
         if self._ended:
@@ -298,7 +299,7 @@ async def _merged(relays: Sequence[Relay]) -> Arrivals:
         try:
             async for events in relay.events():
                 arrived.put((prompt, events))
-                await arrived.taken()  # or what a slow reader leaves would pile up here
+                await arrived.taken()  # or events would pile up here while the client reads slowly
         finally:
             arrived.put((prompt, []))  # wakes the reader below
 

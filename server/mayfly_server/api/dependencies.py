@@ -1,4 +1,4 @@
-"""What every route of an application needs."""
+"""The FastAPI dependencies of routes: the front end's parts, and the name of the caller's key."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mayfly_server.settings import FrontSettings
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """``started`` is in seconds since 1970."""
+    """The parts of a front end; ``started`` is in seconds since 1970."""
 
     settings: FrontSettings
     metrics: Metrics
@@ -23,15 +23,16 @@ class Front:
     started: int
 
     async def model(self, asked: str | None) -> ServedModel:
-        """The served model that a request means: by its name, by an alias, by the last part of its
-        name, or by none where only one is served. Nothing is ever looked up anywhere else.
+        """The served model that a request asks for, by its name, an alias or its name's last part;
+        a request without a name gets the only one that is served. No models but the served ones are
+        searched.
 
         Raises:
-            ModelNotFound, InvalidRequest: none, or no single one.
-            Unavailable: those who might serve it have not told this front end yet.
+            ModelNotFound, InvalidRequest: no model, or several, fit.
+            Unavailable: nodes that may serve the model have sent no roster yet.
         """
         if not await self.fleet.wait_for_roster(self.settings.queue_wait_s):
-            raise Unavailable("No node has been heard of yet.", retry_after_s=1.0)
+            raise Unavailable("No node has reported to this front end yet.", retry_after_s=1.0)
         served = self.fleet.models()
         if asked is None:
             if len(served) == 1:
@@ -47,8 +48,8 @@ class Front:
         found = exact or short
         if not found and self.fleet.partly_known:
             raise Unavailable(
-                f"No node that was heard of serves the model {asked[:200]!r}, and some have not "
-                "been heard of yet.",
+                f"The model {asked[:200]!r} is served by none of the nodes that have reported to "
+                "this front end; others have not reported yet.",
                 retry_after_s=1.0,
             )
         if len(found) != 1:
@@ -58,7 +59,8 @@ class Front:
         return found[0]
 
     async def chat_model(self, asked: str | None) -> ServedModel:
-        """The same, of those that can chat. Raises InvalidRequest for one that cannot, too."""
+        """The served model that a request names. Raises as :meth:`model`, and InvalidRequest for a
+        model that cannot chat."""
         model = await self.model(asked)
         if model.card is not None and not model.card.chat:
             raise InvalidRequest(
@@ -67,7 +69,7 @@ class Front:
         return model
 
 
-# Asynchronous although they wait for nothing: FastAPI runs a plain function in a thread.
+# Asynchronous although they await nothing: FastAPI would run plain functions in threads.
 async def _front(request: Request) -> Front:
     return cast(Front, request.app.state.front)
 

@@ -1,0 +1,1 @@
+"""Probes, the fleet's status and the live page."""

@@ -15,7 +15,7 @@ from mayfly_server.errors import Unavailable
 
 router = APIRouter()
 
-Reason = Annotated[str, Field(description="Not for a caller who lacks a key that others need.")]
+Reason = Annotated[str, Field(description="Absent where the caller lacks a key that others need.")]
 
 
 class Alive(AnswerObject):
@@ -26,8 +26,8 @@ class Ready(AnswerObject):
     status: Annotated[
         Literal["ok", "stalled"],
         Field(
-            description="Stalled: the workers of a model have something to do and have not moved "
-            "for seconds. Requests are taken, and answered by the next workers if these are lost."
+            description="Stalled: the workers of a model are busy and have made no progress for "
+            "seconds. Requests are taken, and answered by the next workers if these are lost."
         ),
     ]
     reason: NotRequired[Reason]
@@ -48,7 +48,7 @@ _READY: dict[int | str, dict[str, Any]] = {
 @router.head("/livez", include_in_schema=False)
 @router.get("/livez", response_model=None, responses={200: {"model": Alive}})
 async def alive() -> Alive:
-    """This process answers."""
+    """Answers 200 as long as this process can answer."""
     return {"status": "ok"}
 
 
@@ -57,8 +57,8 @@ async def alive() -> Alive:
 @router.get("/health", name="health", response_model=None, responses=_READY)
 @router.get("/readyz", response_model=None, responses=_READY)
 async def ready(request: Request, front: FrontDep) -> JSONResponse:
-    """Whether a request would be taken now: 200, or 503. Where all is not well a word says so, and
-    the reason, unless the caller lacks a key that others need."""
+    """Answers 200 where a request would be taken now, else 503. The status names the problem, if
+    there is one, and the reason explains it, unless the caller lacks a key that others need."""
     fleet = front.fleet
     if fleet.leaving:
         return _not_ready(request, "the server is shutting down", 1.0)
@@ -87,4 +87,4 @@ def _may_see_reasons(request: Request) -> bool:
 
 def _stall(stalled: dict[str, float]) -> str:
     models = (f"{model} for {seconds:.0f} s" for model, seconds in sorted(stalled.items()))
-    return f"workers have something to do and have not moved: {', '.join(models)}"
+    return f"workers are busy and have not moved: {', '.join(models)}"

@@ -1,8 +1,8 @@
 """The live page: ``GET /``, and the files that it is made of.
 
-They are served to everybody, keys or not, for they say nothing of this server: the page asks for a
-key and sends it with each of its requests. It takes nothing from elsewhere, and its browser is told
-to see to that.
+The files are served without a key, because they contain nothing about this server: the page asks
+for a key and sends it with each of its requests. The page loads nothing from other hosts, which the
+content security policy enforces.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _HEADERS = {
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
-    "cache-control": "no-cache",  # kept, but asked for again: a new version shows at once
+    "cache-control": "no-cache",  # cached but revalidated: a new version shows at once
 }
 
 
@@ -57,7 +57,7 @@ def _load() -> Mapping[str, _File]:
 _FILES = _load()
 
 PATHS = frozenset(_FILES)
-"""Of everything that the page is made of."""
+"""The addresses of the page's files."""
 
 
 async def _serve(request: Request) -> Response:

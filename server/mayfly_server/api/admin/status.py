@@ -37,7 +37,7 @@ MIN_RATE_INTERVAL_S = 0.9
 MIN_EVENT_INTERVAL_S = 0.1
 MAX_EVENT_INTERVAL_S = 1.0
 
-# A field for every counter that the status shows.
+# One field for each counter that the status shows.
 _SlotCounters: Any = with_config(ConfigDict(extra="forbid"))(
     TypedDict(  # type: ignore[operator]
         "_SlotCounters",
@@ -54,7 +54,7 @@ class SlotStatus(_SlotCounters):  # type: ignore[misc]
     state: SlotState
     incarnation: int
     pid: int
-    rows: Annotated[int, Field(description="How many may run at once; 0 until it is known.")]
+    rows: Annotated[int, Field(description="Sequences that may run at once; 0 while unknown.")]
     phase: str
     load_done: int
     load_total: int
@@ -62,7 +62,12 @@ class SlotStatus(_SlotCounters):  # type: ignore[misc]
     age_s: float
     retry_in_s: float | None
     detail: str
-    trial: Annotated[bool, Field(description="It gets one request at a time, until it has held.")]
+    trial: Annotated[
+        bool,
+        Field(
+            description="After losses: one request at a time until the worker has run long enough."
+        ),
+    ]
 
 
 class LossStatus(AnswerObject):
@@ -101,10 +106,11 @@ class NodeStatus(AnswerObject):
     node: str
     pid: int
     epoch: str
-    protocol: Annotated[str, Field(description="The version of the wire that it speaks.")]
-    silent: Annotated[bool, Field(description="Nothing was heard of it lately.")]
+    protocol: Annotated[str, Field(description="The version of the node's wire protocol.")]
+    silent: Annotated[bool, Field(description="No roster of the node has come lately.")]
     refused: Annotated[
-        dict[str, int], Field(description="What peers were refused at its sockets, by reason.")
+        dict[str, int],
+        Field(description="Refusals of peers and messages at the node's sockets, by reason."),
     ]
     slots: list[SlotStatus]
     losses: list[LossStatus]
@@ -117,7 +123,7 @@ class Status(AnswerObject):
 
 @router.get("/mayfly/status", response_model=None, responses={200: {"model": Status}})
 async def status(front: FrontDep) -> Status:
-    """Every node and its slots, as they were last heard of."""
+    """Lists every node and its slots, as in their last roster."""
     return fleet_status(front.fleet)
 
 

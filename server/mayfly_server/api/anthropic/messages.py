@@ -77,7 +77,7 @@ async def messages(
     "/v1/messages/count_tokens", response_model=None, responses={200: {"model": TokenCount}}
 )
 async def count_tokens(request: CountTokensRequest, front: FrontDep) -> TokenCount:
-    """How many tokens the prompt of a message would have."""
+    """Counts the tokens that the prompt of a message would have."""
     prompt = chat_prompt(request)
     _constraint(request, prompt)
     model = await front.chat_model(request.model)

@@ -55,7 +55,7 @@ class MessageOutputTokensDetails(AnswerObject):
 
 
 class MessageUsage(AnswerObject):
-    input_tokens: Annotated[int, Field(description="Those that were not found in a cache.")]
+    input_tokens: Annotated[int, Field(description="Prompt tokens that were not found in a cache.")]
     cache_read_input_tokens: int
     cache_creation_input_tokens: int
     output_tokens: int
@@ -193,7 +193,7 @@ def _stop(finish: FinishReason, sequence: str | None) -> _Stop:
 
 
 def message_usage(usage: Usage) -> MessageUsage:
-    """Anthropic's input tokens are those that were not found in a cache."""
+    """Token counts as Anthropic reports them: its input tokens leave out those from a cache."""
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_read_input_tokens": usage.cached_tokens,

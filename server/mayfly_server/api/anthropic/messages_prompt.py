@@ -1,4 +1,5 @@
-"""Anthropic's messages as a model's chat template wants them, which is as OpenAI's are.
+"""Makes the prompt of a message request: Anthropic's messages and tools in OpenAI's form, which
+models' chat templates take.
 
 ::
 
@@ -7,8 +8,8 @@
     system (of the request, or a message) -> a system message
 
 Texts of one message are joined with nothing in between. The result of a tool that failed begins
-with "Error: ", for templates know no other way to say so. A last message of the assistant's is the
-beginning of the answer, which then goes on from there.
+with "Error: ", because templates have no field for it. If the last message is the assistant's, it
+is the beginning of the answer, and the model continues it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ _MODES: dict[str, Mode] = {"auto": "auto", "any": "required", "tool": "required"
 
 
 def chat_prompt(request: PromptFields) -> ChatPrompt:
-    """Raises InvalidRequest for messages and tools that do not fit together."""
+    """The prompt of a request. Raises InvalidRequest for messages and tools that do not fit
+    together."""
     messages = list(_messages(request))
     mode, forced = _tool_choice(request)
     prefilled = request.messages[-1].role == "assistant"
@@ -125,7 +127,7 @@ def _only_text(message: Message, number: int) -> str:
 def _misplaced(block: Any, role: str, number: int, place: int) -> InvalidRequest:
     param = f"messages[{number}].content[{place}]"
     return InvalidRequest(
-        f"{param}: A {block.type} block belongs into a message of role {role}.", param=param
+        f"{param}: A {block.type} block belongs in a message of role {role}.", param=param
     )
 
 
@@ -146,13 +148,13 @@ def _tool_choice(request: PromptFields) -> tuple[Mode, str | None]:
     choice = request.tool_choice
     names = [tool.name for tool in request.tools or ()]
     if len(set(names)) < len(names):
-        raise InvalidRequest("tools: two of them have the same name.", param="tools")
+        raise InvalidRequest("tools: two tools have the same name.", param="tools")
     if choice is None:
         return "auto", None
     if choice.type == "tool" and choice.name not in names:
         raise InvalidRequest("tool_choice.name: no tool has this name.", param="tool_choice.name")
     if choice.type == "any" and not names:
-        raise InvalidRequest("tool_choice: there are no tools to call.", param="tool_choice")
+        raise InvalidRequest("tool_choice: the request has no tools to call.", param="tool_choice")
     if choice.type != "tool" and choice.name is not None:
         raise InvalidRequest(
             "tool_choice.name: only a choice of type tool names one.", param="tool_choice.name"
@@ -161,7 +163,7 @@ def _tool_choice(request: PromptFields) -> tuple[Mode, str | None]:
 
 
 def _template_kwargs(request: PromptFields) -> dict[str, Any]:
-    """Where thoughts were not spoken of, the model does as it is used to."""
+    """The chat template's arguments; without any, the model thinks as its template has it."""
     kwargs: dict[str, Any] = {}
     thinking = request.thinking
     if thinking is not None:

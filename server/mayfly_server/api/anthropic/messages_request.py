@@ -1,7 +1,8 @@
-"""What ``POST /v1/messages`` and its ``count_tokens`` take.
+"""The bodies of ``POST /v1/messages`` and ``POST /v1/messages/count_tokens``.
 
-As in OpenAI's requests, types are strict, a field that is not listed is refused, and so is one that
-asks for what this server does not do; what is only a hint (where to cache, whom to bill) is taken.
+As in OpenAI's requests, types are strict, and fields that are not listed or ask for something this
+server does not support are refused. Fields that are only hints (where to cache, whom to bill) are
+accepted.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ MAX_STOP_SEQUENCES = 64
 
 
 def _as_blocks(value: Any) -> Any:
-    """A text alone is short for one block of text."""
+    """Reads a plain text as one block of text."""
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
@@ -40,7 +41,7 @@ class TextBlock(Strict):
 
 
 class ThinkingBlock(Strict):
-    """A thought of an earlier answer. Its signature signs nothing here."""
+    """A thought of an earlier answer. Its signature is ignored."""
 
     type: Literal["thinking"]
     thinking: str
@@ -48,7 +49,7 @@ class ThinkingBlock(Strict):
 
 
 class RedactedThinkingBlock(Strict):
-    """A thought that was hidden, from another server: nobody can read it."""
+    """An encrypted thought of another server. It is ignored."""
 
     type: Literal["redacted_thinking"]
     data: str
@@ -60,7 +61,7 @@ class ToolUseBlock(Strict):
     name: ToolName
     input: dict[str, Any]
     cache_control: CacheControl | None = None
-    caller: Annotated[dict[str, Any] | None, Field(description="Taken, and of no effect.")] = None
+    caller: Annotated[dict[str, Any] | None, Field(description="Accepted, without effect.")] = None
     toolset_name: Unsupported = None
 
 
@@ -92,7 +93,7 @@ class Message(Strict):
 
 
 class AnthropicTool(Strict):
-    """A function of the client's own."""
+    """A function that the client defines."""
 
     name: ToolName
     input_schema: dict[str, Any]
@@ -113,7 +114,7 @@ class ToolChoice(Strict):
 
 
 class Thinking(Strict):
-    """``budget_tokens`` reaches the chat template, where that asks for it."""
+    """``budget_tokens`` is passed to chat templates that take it."""
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -140,13 +141,13 @@ class ClearThinking(Strict):
 
 
 class ContextManagement(Strict):
-    """Only what leaves the conversation as it is."""
+    """Only edits that leave the conversation unchanged are supported."""
 
     edits: list[ClearThinking] | None = None
 
 
 class PromptFields(Strict):
-    """What a prompt is made of."""
+    """The fields that a prompt is made of."""
 
     model: str | None = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
@@ -167,7 +168,7 @@ class PromptFields(Strict):
 
 
 class MessagesRequest(PromptFields):
-    """See the module."""
+    """The body of ``POST /v1/messages``."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -202,7 +203,7 @@ class MessagesRequest(PromptFields):
 
 
 class CountTokensRequest(PromptFields):
-    """See the module."""
+    """The body of ``POST /v1/messages/count_tokens``."""
 
     model_config = ConfigDict(
         json_schema_extra={

@@ -80,9 +80,9 @@ def _tool_choice(request: ChatRequest) -> ChatToolChoice:
     choice: ChatToolChoice = request.tool_choice or ChatToolChoice("auto")
     names = [tool.function.name for tool in request.tools or ()]
     if len(set(names)) < len(names):
-        raise InvalidRequest("tools: two of them have the same name.", param="tools")
+        raise InvalidRequest("tools: two tools have the same name.", param="tools")
     if choice.mode == "required" and not names:
-        raise InvalidRequest("tool_choice: there are no tools to call.", param="tool_choice")
+        raise InvalidRequest("tool_choice: the request has no tools to call.", param="tool_choice")
     if choice.name is not None and choice.name not in names:
         raise InvalidRequest("tool_choice: no tool has this name.", param="tool_choice")
     return choice

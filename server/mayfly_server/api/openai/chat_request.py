@@ -250,7 +250,7 @@ class ChatRequest(CommonFields):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
-    # Hints that change nothing in the answer.
+    # Hints without effect on the answer.
     prompt_cache_key: Annotated[
         str | None, Field(description="Requests with the same one go to the same worker.")
     ] = None

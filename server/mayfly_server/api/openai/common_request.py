@@ -73,7 +73,7 @@ class CommonFields(SamplingFields, _FirstFields):
     guided_choice: Annotated[list[str], Field(min_length=1, max_length=1024)] | None = None
     guided_grammar: Annotated[str, Field(min_length=1)] | None = None
 
-    user: Annotated[str | None, Field(description="Taken, and of no effect.")] = None
+    user: Annotated[str | None, Field(description="Accepted, without effect.")] = None
 
 
 def ending(fields: CommonFields, max_tokens: int | None, *, formatted: bool) -> Ending:

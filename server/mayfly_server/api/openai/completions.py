@@ -50,7 +50,7 @@ _FORMS = "a string, a list of strings, a list of token ids, or a list of such li
 
 
 def _prompts(value: Any) -> Prompts:
-    """Any of the four forms as a list of prompts."""
+    """Reads any of the four forms as a list of prompts."""
     if isinstance(value, str):
         return [TextPrompt(value)]
     if not isinstance(value, list) or not value:

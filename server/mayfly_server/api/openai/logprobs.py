@@ -86,7 +86,7 @@ class TextLogprobsWriter:
 
 
 def _top(token: TokenLogprob) -> dict[str, float] | None:
-    """The likeliest tokens and, where it is not among them, the chosen one."""
+    """The likeliest tokens, and the chosen one where it is not among them."""
     if token.logprob is None:
         return None
     top = {_token_name(other): _finite(other.logprob) for other in token.top}

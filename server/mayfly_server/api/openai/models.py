@@ -1,4 +1,4 @@
-"""The routes ``GET /v1/models``, and the addresses of APIs that none of the models can serve."""
+"""The routes of ``/v1/models``, and of APIs that no model here can serve, which answer 404."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class ModelList(AnswerObject):
 
 @router.get("/v1/models", response_model=None, responses={200: {"model": ModelList}})
 async def list_models(front: FrontDep) -> ModelList:
-    """Every model that is served or being loaded."""
+    """Lists every model that is served or being loaded."""
     return {"object": "list", "data": [_model(front, model) for model in front.fleet.models()]}
 
 
 @router.get("/v1/models/{name:path}", response_model=None, responses={200: {"model": ModelObject}})
 async def get_model(name: str, front: FrontDep) -> ModelObject:
-    """One model, by any name that a request may call it."""
+    """Describes one model, by any name that a request may use for it."""
     return _model(front, await front.model(name))
 
 

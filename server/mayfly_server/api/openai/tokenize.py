@@ -1,4 +1,5 @@
-"""``POST /tokenize`` and ``/detokenize``: what a model's tokenizer makes of a prompt, and back."""
+"""The routes ``POST /tokenize``, from a prompt to a model's tokens, and ``POST /detokenize``, from
+tokens to text."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ class TokenizeRequest(Strict):
     model: str | None = None
     prompt: str | None = None
     add_special_tokens: Annotated[
-        bool | None, Field(description="Only with prompt: those that the tokenizer adds. True.")
+        bool | None,
+        Field(description="Only with prompt: add the tokenizer's special tokens (default)."),
     ] = None
     messages: Messages | None = None
     tools: Tools | None = None
@@ -73,7 +75,7 @@ class DetokenizeResponse(AnswerObject):
 
 @router.post("/tokenize", response_model=None, responses={200: {"model": TokenizeResponse}})
 async def tokenize(request: TokenizeRequest, front: FrontDep) -> Response:
-    """The tokens of a prompt as a model would see it."""
+    """Returns the tokens of a prompt as a model would see it."""
     prompt = asked_prompt(request)
     model = await (
         front.chat_model(request.model)
@@ -97,7 +99,7 @@ async def tokenize(request: TokenizeRequest, front: FrontDep) -> Response:
 
 @router.post("/detokenize", response_model=None, responses={200: {"model": DetokenizeResponse}})
 async def detokenize(request: DetokenizeRequest, front: FrontDep) -> DetokenizeResponse:
-    """The text that tokens make, special ones included."""
+    """Returns the text of tokens, special ones included."""
     model = await front.model(request.model)
     question = partial(Detokenize, ids=tuple(request.tokens))
     found = await ask_worker(front.fleet, front.settings, model.name, question)
@@ -106,7 +108,7 @@ async def detokenize(request: DetokenizeRequest, front: FrontDep) -> DetokenizeR
 
 
 def asked_prompt(request: TokenizeRequest) -> ChatPrompt | TextPrompt:
-    """Raises InvalidRequest for what does not go together."""
+    """The prompt to tokenize. Raises InvalidRequest for fields that do not go together."""
     if (request.prompt is None) == (request.messages is None):
         raise InvalidRequest("Either prompt or messages has to be given.", param="prompt")
     if request.messages is not None:
@@ -132,4 +134,4 @@ def _as_chat(request: TokenizeRequest) -> ChatRequest:
 
 
 _CHAT_FIELDS = sorted(TokenizeRequest.model_fields.keys() & ChatRequest.model_fields.keys())
-"""Of the same types in both, so that the one is always good for the other."""
+"""Fields that both requests have, with the same types."""

@@ -1,1 +1,1 @@
-"""OpenAI's ``/v1/responses``, without what would have to be stored."""
+"""OpenAI's ``/v1/responses``, without the parts that need stored responses."""

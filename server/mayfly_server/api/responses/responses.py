@@ -1,4 +1,4 @@
-"""The route ``POST /v1/responses``, and addresses of stored responses, which there are none of."""
+"""The route ``POST /v1/responses``, and those of stored responses, which answer 404."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _LOGPROBS = "message.output_text.logprobs"
     responses={200: streamed(ResponseAnswer, ResponsesEvent, RESPONSES_EVENTS)},
 )
 async def responses(request: ResponsesRequest, front: FrontDep, tenant: TenantDep) -> Response:
-    """Answers a list of items with another one, in one piece or as a stream of events."""
+    """Answers a list of items with new items, in one piece or as a stream of events."""
     prompt = chat_prompt(request)
     logprobs = _LOGPROBS in (request.include or ())
     output = _output(request, prompt, logprobs=logprobs)
@@ -61,7 +61,7 @@ async def responses(request: ResponsesRequest, front: FrontDep, tenant: TenantDe
     name = request.prompt_cache_key
     key = chat_key(prompt.messages) if name is None else named_key(name)
     job = GenerationJob(front, [generation], prefix="resp_", key=key, tenant=tenant)
-    echoed = _echoed(request)
+    echoed = _request_echo(request)
     if request.stream:
         events = partial(ResponseEvents, echoed=echoed, logprobs=logprobs)
         return StreamedAnswer(job, events)
@@ -97,7 +97,7 @@ def _constraint(request: ResponsesRequest) -> Constraint | None:
             return None
 
 
-def _echoed(request: ResponsesRequest) -> RequestEcho:
+def _request_echo(request: ResponsesRequest) -> RequestEcho:
     fields: Any = request.model_dump(by_alias=True)
     text: Any = fields["text"] or {}
     format: Any = text.get("format") or {"type": "text"}

@@ -64,7 +64,7 @@ class _Piece(NamedTuple):
     kind: ItemKind
     text: str
     call: ToolCallDelta | None = None
-    logprobs: list[ChatTokenLogprob] = []  # noqa: RUF012  never appended to
+    logprobs: list[ChatTokenLogprob] = []  # noqa: RUF012  never changed
 
 
 @dataclass(slots=True, eq=False)

@@ -1,7 +1,8 @@
-"""Items as messages for a model's chat template.
+"""Makes the prompt of a responses request: its items become messages for a model's chat template.
 
-An answer is several items: a thought, a message, the calls, in this order. What can be of one
-answer becomes one assistant message; an item that cannot follow the one before it begins another.
+An answer consists of several items: a thought, a message and the calls, in this order. Items that
+can belong to one answer become one assistant message; an item that cannot follow the one before it
+begins another.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ _THOUGHT, _TEXT, _CALL = range(3)
 
 
 def chat_prompt(request: ResponsesRequest) -> ChatPrompt:
-    """Raises InvalidRequest for items and tools that do not fit together."""
+    """The prompt of a request. Raises InvalidRequest for items and tools that do not fit
+    together."""
     mode, forced = _tool_choice(request)
     return ChatPrompt(
         messages=tuple(_messages(request)),
@@ -47,23 +49,25 @@ def _messages(request: ResponsesRequest) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     if request.instructions:
         messages.append({"role": "system", "content": request.instructions})
-    answer = _Answer(messages)
+    assistant = _AssistantMessages(messages)
     for number, item in enumerate(request.input):
         match item:
             case MessageItem(role="assistant"):
-                answer.part(_TEXT)["content"] += _text(item.content)
+                assistant.message_for(_TEXT)["content"] += _text(item.content)
             case MessageItem():
                 role = "system" if item.role == "developer" else item.role
-                answer.over({"role": role, "content": _text(item.content)})
+                assistant.append_other({"role": role, "content": _text(item.content)})
             case ReasoningItem():
                 thought = "".join(part.text for part in item.content or ())
                 if thought:
-                    message = answer.part(_THOUGHT)
+                    message = assistant.message_for(_THOUGHT)
                     message["reasoning_content"] = message.get("reasoning_content", "") + thought
             case FunctionCallItem():
-                answer.part(_CALL).setdefault("tool_calls", []).append(_call(item, number))
+                assistant.message_for(_CALL).setdefault("tool_calls", []).append(
+                    _call(item, number)
+                )
             case FunctionCallOutputItem():
-                answer.over(
+                assistant.append_other(
                     {
                         "role": "tool",
                         "tool_call_id": item.call_id,
@@ -75,24 +79,24 @@ def _messages(request: ResponsesRequest) -> list[dict[str, Any]]:
     return messages
 
 
-class _Answer:
-    """The assistant's message that items go into, and how far it is."""
+class _AssistantMessages:
+    """Appends items of the assistant to its messages; knows the kind of the last item."""
 
     def __init__(self, messages: list[dict[str, Any]]) -> None:
         self._messages = messages
-        self._reached = -1
+        self._last_kind = -1
 
-    def part(self, kind: int) -> dict[str, Any]:
-        """The message that an item of this kind belongs to: a second text, or what would have to
-        come before it, begins another."""
-        if self._reached < 0 or kind < self._reached or kind == self._reached == _TEXT:
+    def message_for(self, kind: int) -> dict[str, Any]:
+        """The message that an item of this kind belongs to. A second text begins a new message, and
+        so does an item of a kind that comes before the last item's."""
+        if self._last_kind < 0 or kind < self._last_kind or kind == self._last_kind == _TEXT:
             self._messages.append({"role": "assistant", "content": ""})
-        self._reached = kind
+        self._last_kind = kind
         return self._messages[-1]
 
-    def over(self, message: dict[str, Any]) -> None:
-        """Somebody else says something."""
-        self._reached = -1
+    def append_other(self, message: dict[str, Any]) -> None:
+        """Appends a message of another role, which ends the assistant's."""
+        self._last_kind = -1
         self._messages.append(message)
 
 
@@ -120,13 +124,13 @@ def _tool_choice(request: ResponsesRequest) -> tuple[Mode, str | None]:
     choice = request.tool_choice
     names = [tool.name for tool in request.tools or ()]
     if len(set(names)) < len(names):
-        raise InvalidRequest("tools: two of them have the same name.", param="tools")
+        raise InvalidRequest("tools: two tools have the same name.", param="tools")
     if isinstance(choice, NamedFunction):
         if choice.name not in names:
             raise InvalidRequest("tool_choice: no tool has this name.", param="tool_choice")
         return "required", choice.name
     if choice == "required" and not names:
-        raise InvalidRequest("tool_choice: there are no tools to call.", param="tool_choice")
+        raise InvalidRequest("tool_choice: the request has no tools to call.", param="tool_choice")
     return choice or "auto", None
 
 

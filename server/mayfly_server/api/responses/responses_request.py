@@ -1,8 +1,8 @@
-"""What ``POST /v1/responses`` takes.
+"""The body of ``POST /v1/responses``.
 
-Front ends keep nothing between requests: what would need an earlier response, a conversation or a
-stored prompt is refused, and a client sends its whole conversation each time, the items of earlier
-answers as it got them.
+Front ends store nothing between requests: fields that need an earlier response, a conversation or a
+stored prompt are refused. A client sends its whole conversation each time, with the items of
+earlier answers as it got them.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ Stored = Annotated[None, BeforeValidator(refused(_STATELESS))]
 
 
 def _as_parts(value: Any) -> Any:
-    """A text alone is short for one part of text."""
+    """Reads a plain text as one part of text."""
     return [{"type": "input_text", "text": value}] if isinstance(value, str) else value
 
 
 def _as_items(value: Any) -> Any:
-    """A text alone is short for a message of the user's, and an item without a type is one."""
+    """Reads a plain text as a message of the user's, and an item with a role but no type as a
+    message."""
     if isinstance(value, str):
         return [{"type": "message", "role": "user", "content": value}]
     if not isinstance(value, list):
@@ -81,7 +82,7 @@ class FunctionCallItem(Strict):
     arguments: str
     id: str | None = None
     status: Status | None = None
-    caller: Annotated[dict[str, Any] | None, Field(description="Taken, and of no effect.")] = None
+    caller: Annotated[dict[str, Any] | None, Field(description="Accepted, without effect.")] = None
     namespace: Unsupported = None
     async_: Annotated[Literal[False] | None, Field(alias="async")] = None
 
@@ -111,7 +112,7 @@ class ReasoningItem(Strict):
     id: str | None = None
     status: Status | None = None
     encrypted_content: Annotated[
-        str | None, Field(description="Of another server: nobody can read it here.")
+        str | None, Field(description="A thought of another server, which is ignored.")
     ] = None
 
 
@@ -161,7 +162,7 @@ class TextConfig(Strict):
 
 
 class Reasoning(Strict):
-    """Thoughts come back as they are, in the content of their items, and never as a summary."""
+    """Thoughts are returned unchanged, in the content of their items, never as a summary."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Literal["auto"] | None = None
@@ -177,7 +178,7 @@ def _no_background(value: Any) -> Any:
 
 
 class ResponsesRequest(Strict):
-    """See the module."""
+    """The body of ``POST /v1/responses``."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -216,7 +217,7 @@ class ResponsesRequest(Strict):
     )
     truncation: Literal["disabled"] | None = None
 
-    # Hints that change nothing in the answer.
+    # Hints without effect on the answer.
     metadata: dict[str, Annotated[str, Field(max_length=512)]] | None = None
     prompt_cache_key: Annotated[
         str | None, Field(description="Requests with the same one go to the same worker.")
