@@ -119,7 +119,7 @@ def continued(server: Server) -> float:
     return sum(float(line.split()[-1]) for line in found)
 
 
-BLOWS = {
+SIGNALS = {
     "sigkill": signal.SIGKILL,
     "sigsegv": signal.SIGSEGV,
     "sigstop": signal.SIGSTOP,
@@ -128,28 +128,28 @@ BLOWS = {
 
 
 @pytest.mark.parametrize(
-    "blow",
+    "sent",
     [
-        pytest.param(blow, id=name, marks=[] if name == "sigkill" else pytest.mark.long)
-        for name, blow in BLOWS.items()
+        pytest.param(sent, id=name, marks=[] if name == "sigkill" else pytest.mark.long)
+        for name, sent in SIGNALS.items()
     ],
 )
 def test_every_choice_says_what_it_says_undisturbed(
-    server: Server, undisturbed: dict[str, Answer], blow: signal.Signals
+    server: Server, undisturbed: dict[str, Answer], sent: signal.Signals
 ) -> None:
-    tries = (fell_into_all(server, undisturbed, blow) for _ in range(TRIES))
-    assert any(tries), "a stream was over each time when the blow fell"
+    tries = (interrupts_all(server, undisturbed, sent) for _ in range(TRIES))
+    assert any(tries), "a stream was over each time when the signal was sent"
 
 
-def fell_into_all(server: Server, undisturbed: dict[str, Answer], blow: signal.Signals) -> bool:
-    """Asks and strikes; whether all that is streamed was running then."""
+def interrupts_all(server: Server, undisturbed: dict[str, Answer], sent: signal.Signals) -> bool:
+    """Sends a signal while all choices are asked for; True if every stream was running then."""
     before = wait_for(lambda: (s := server.slot())["state"] == "ready" and s, "a worker")
     losses, moved = len(server.autopsies()), continued(server)
     answers = {name: Answer() for name in ASKED}
     with ThreadPoolExecutor(len(ASKED)) as pool:
         asked = [pool.submit(ask, server, name, answer) for name, answer in answers.items()]
         assert all(answer.begun.wait(30) for answer in answers.values())
-        os.kill(before["pid"], blow)
+        os.kill(before["pid"], sent)
         for each in asked:
             each.result()
     for name, answer in answers.items():

@@ -16,7 +16,7 @@ import pytest
 from mayfly_cli.commands.control import send_command
 from mayfly_protocol.roster import Recycle
 from mayfly_server.dispatch.link import REPORT_LAG_S
-from support.chaos_cells import CELLS, CROSS, FILLER, QUEUED, STEP_S, Blow, Cell
+from support.chaos_cells import CELLS, CROSS, FILLER, QUEUED, STEP_S, Cell, InjectedFault
 from support.chaos_client import Answer, Asking
 from support.server import Server, serving, wait_for
 
@@ -42,8 +42,8 @@ def ask(server: Server, text: str, **body: Any) -> Asking:
     return Asking(server, text, prompt_cache_key="together", logprobs=True, **body)
 
 
-def build(scripted_model: Callable[..., Path], blows: Callable[[Blow], bool]) -> Path:
-    plays = [play for cell in CELLS if blows(cell.blow) for play in cell.plays()]
+def build(scripted_model: Callable[..., Path], included: Callable[[InjectedFault], bool]) -> Path:
+    plays = [play for cell in CELLS if included(cell.injected) for play in cell.plays()]
     return scripted_model([FILLER, *plays], step_s=STEP_S)
 
 
@@ -51,7 +51,7 @@ def build(scripted_model: Callable[..., Path], blows: Callable[[Blow], bool]) ->
 def calm(
     scripted_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
-    model = build(scripted_model, lambda blow: not blow.slow)
+    model = build(scripted_model, lambda fault: not fault.slow)
     options = ("--trust-remote-code", "--workers", "3")
     with serving(model, tmp_path_factory.mktemp("calm"), *options, budgets=CALM) as server:
         yield server
@@ -61,7 +61,7 @@ def calm(
 def impatient(
     scripted_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
-    model = build(scripted_model, lambda blow: blow.slow)
+    model = build(scripted_model, lambda fault: fault.slow)
     options = ("--trust-remote-code", "--workers", "3")
     folder = tmp_path_factory.mktemp("impatient")
     with serving(model, folder, *options, budgets=IMPATIENT) as server:
@@ -113,9 +113,9 @@ def both_busy_s(server: Server) -> float:
     return max(busy) if len(busy) == 2 else 0.0
 
 
-def strike(server: Server, cell: Cell, slot: dict[str, Any]) -> None:
+def inject(server: Server, cell: Cell, slot: dict[str, Any]) -> None:
     """While the model waits: from outside, or by letting it go on to what it has to meet."""
-    match cell.blow.name:
+    match cell.injected.name:
         case "handover":
             os.kill(slot["pid"], signal.SIGTERM)
         case "recycle":
@@ -137,7 +137,7 @@ def in_mid_air(server: Server, cell: Cell) -> tuple[Answer, Answer]:
     if cell.phase is not QUEUED:
         asking = ask(server, cell.trigger, **cell.phase.body)
         if cell.held:
-            strike(server, cell, when_it_waits(server, cell))
+            inject(server, cell, when_it_waits(server, cell))
         return asking.result(), asking.result()
     blocker = ask(server, cell.blocker)
     slot = when_it_waits(server, cell)
@@ -149,7 +149,7 @@ def in_mid_air(server: Server, cell: Cell) -> tuple[Answer, Answer]:
         return sum(each["waiting"] for each in server.slots() if each["slot"] == slot["slot"])
 
     wait_for(queue, "a queue")
-    strike(server, cell, slot)
+    inject(server, cell, slot)
     return asking.result(), blocker.result()
 
 
@@ -181,47 +181,49 @@ def play(server: Server, cell: Cell) -> None:
 
     # It landed where it was meant to.
     assert moved == (2 if cell.phase is QUEUED else 1)
-    if cell.blow.kind not in ("", "left"):
+    if cell.injected.kind not in ("", "left"):
         autopsy = autopsy_of(server, running.rid)
-        assert autopsy["kind"] == cell.blow.kind
+        assert autopsy["kind"] == cell.injected.kind
         crumb = autopsy["breadcrumb"]
         assert crumb["phase"] == ("prefill" if cell.phase.name == "prefill" else "decode")
         assert (struck.rid in crumb["requests"]) == (cell.phase is not QUEUED)
-        assert bool(autopsy["suspects"] or autopsy["marked"]) == (cell.blow.kind != "killed")
+        assert bool(autopsy["suspects"] or autopsy["marked"]) == (cell.injected.kind != "killed")
 
 
 def id_of(cell: Cell) -> str:
     return cell.name
 
 
-@pytest.mark.parametrize("cell", [c for c in CROSS if not c.blow.slow], ids=id_of)
-def test_every_blow_and_every_phase(calm: Server, cell: Cell) -> None:
+@pytest.mark.parametrize("cell", [c for c in CROSS if not c.injected.slow], ids=id_of)
+def test_every_fault_and_every_phase(calm: Server, cell: Cell) -> None:
     play(calm, cell)
 
 
-@pytest.mark.parametrize("cell", [c for c in CROSS if c.blow.slow], ids=id_of)
-def test_every_slow_blow(impatient: Server, cell: Cell) -> None:
+@pytest.mark.parametrize("cell", [c for c in CROSS if c.injected.slow], ids=id_of)
+def test_every_slow_fault(impatient: Server, cell: Cell) -> None:
     play(impatient, cell)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "cell", [c for c in CELLS if not c.blow.slow and c not in CROSS], ids=id_of
+    "cell", [c for c in CELLS if not c.injected.slow and c not in CROSS], ids=id_of
 )
-def test_every_blow_in_every_phase(calm: Server, cell: Cell) -> None:
+def test_every_fault_in_every_phase(calm: Server, cell: Cell) -> None:
     play(calm, cell)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("cell", [c for c in CELLS if c.blow.slow and c not in CROSS], ids=id_of)
-def test_every_slow_blow_in_every_phase(impatient: Server, cell: Cell) -> None:
+@pytest.mark.parametrize(
+    "cell", [c for c in CELLS if c.injected.slow and c not in CROSS], ids=id_of
+)
+def test_every_slow_fault_in_every_phase(impatient: Server, cell: Cell) -> None:
     play(impatient, cell)
 
 
 def test_the_cells_cover_everything() -> None:
     assert len(CELLS) == 81
     assert len(CROSS) == 17
-    assert {cell.blow.name for cell in CROSS} == {cell.blow.name for cell in CELLS}
+    assert {cell.injected.name for cell in CROSS} == {cell.injected.name for cell in CELLS}
     assert {cell.phase.name for cell in CROSS} == {cell.phase.name for cell in CELLS}
     assert len({play.trigger for cell in CELLS for play in cell.plays()}) == 90
     assert all(replace(cell) == cell for cell in CELLS)

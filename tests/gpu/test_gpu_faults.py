@@ -50,10 +50,10 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 
 
 @dataclass
-class Story:
-    """What became of the streams while a fault struck."""
+class FaultRun:
+    """Streams on both workers while one of them met a fault."""
 
-    struck_at: float
+    fault_at: float
     over_at: float
     watch: Watch
     answers: list[Any]
@@ -68,9 +68,9 @@ class Story:
         return float(max(answer.gap_s for answer in self.answers))
 
 
-def story(server: Server, fault: str, replaced: int) -> Story:
-    """Streams on both workers, a request that strikes one of them, and all of it to its end, when
-    ``replaced`` workers have successors."""
+def run_fault(server: Server, fault: str, replaced: int) -> FaultRun:
+    """Runs streams on both workers and a request that makes one of them fail, until all have ended
+    and ``replaced`` workers have successors."""
     before, used = ready(server), gpu_memory_mb()
     assert len(before) == 2
     extra = {"ignore_eos": True}
@@ -82,7 +82,7 @@ def story(server: Server, fault: str, replaced: int) -> Story:
             for n in range(STREAMS)
         ]
         wait_for(lambda: all(len(s.answer.at) > 20 for s in streams), "tokens of every stream")
-        struck_at = time.monotonic()
+        fault_at = time.monotonic()
         words = f"It rained{cuda.trigger(fault)}."
         streams.append(Asking(server, words, max_tokens=TOKENS, temperature=0, extra_body=extra))
         answers = [stream.result() for stream in streams]
@@ -98,14 +98,14 @@ def story(server: Server, fault: str, replaced: int) -> Story:
         assert answer.finish == "length"
         assert answer.usage[1] == TOKENS
     assert all(probe.status == 200 for probe in watch.probes), "one worker was READY all the time"
-    return Story(struck_at, over_at, watch, answers, (used, gpu_memory_mb()))
+    return FaultRun(fault_at, over_at, watch, answers, (used, gpu_memory_mb()))
 
 
-def report(case: Case, told: Story, recovery: str) -> None:
-    before, after = told.memory_mb
+def report(case: Case, run: FaultRun, recovery: str) -> None:
+    before, after = run.memory_mb
     print(
-        f"\n| {case.fault} | {case.kind} | {len(told.answers)} | {told.interrupted} | 0 "
-        f"| {told.longest_gap_s:.2f} | {recovery} | {before} / {after} |",
+        f"\n| {case.fault} | {case.kind} | {len(run.answers)} | {run.interrupted} | 0 "
+        f"| {run.longest_gap_s:.2f} | {recovery} | {before} / {after} |",
         flush=True,
     )
 
@@ -115,7 +115,7 @@ def test_a_worker_is_lost_and_its_sibling_and_every_stream_go_on(
     server: Server, case: Case
 ) -> None:
     before, autopsies = ready(server), len(server.autopsies())
-    told = story(server, case.fault, replaced=1)
+    run = run_fault(server, case.fault, replaced=1)
     [autopsy] = server.autopsies()[autopsies:]
     assert autopsy["kind"] == case.kind
     assert case.cause in autopsy["first_cause"]["text"]
@@ -123,25 +123,25 @@ def test_a_worker_is_lost_and_its_sibling_and_every_stream_go_on(
     [lost] = [slot for slot in before if before[slot]["pid"] != after[slot]["pid"]]
     assert autopsy["slot"] == lost
     # What the successor has not cached yet is less, never more.
-    assert told.memory_mb[1] <= told.memory_mb[0] + 1000
+    assert run.memory_mb[1] <= run.memory_mb[0] + 1000
 
-    seen = stages(told.watch.rosters, lost, int(after[lost]["incarnation"]))
+    seen = stages(run.watch.rosters, lost, int(after[lost]["incarnation"]))
     began = min(seen.values())
-    known = f"{began - told.struck_at:.1f}"
+    known = f"{began - run.fault_at:.1f}"
     steps = ", ".join(f"{name} {at - began:.1f}" for name, at in seen.items())
-    report(case, told, f"{seen['ready'] - told.struck_at:.1f} (spawned after {known}; {steps})")
+    report(case, run, f"{seen['ready'] - run.fault_at:.1f} (spawned after {known}; {steps})")
 
 
 def test_memory_that_runs_out_in_the_middle_of_a_batch_costs_no_worker(server: Server) -> None:
     before, autopsies = ready(server), len(server.autopsies())
     case = Case("memory", "cuda_out_of_memory", "out of memory")
-    told = story(server, "memory", replaced=0)
+    run = run_fault(server, "memory", replaced=0)
     assert len(server.autopsies()) == autopsies
     assert f"batch fault {case.kind}" in server.log()
     assert {s: w["pid"] for s, w in ready(server).items()} == {
         s: w["pid"] for s, w in before.items()
     }
-    report(case, told, "0 (rebuilt)")
+    report(case, run, "0 (rebuilt)")
 
 
 def test_a_graph_cache_that_thrashes_ends_without_graphs(model: Path, tmp_path: Path) -> None:

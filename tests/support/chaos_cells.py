@@ -1,4 +1,4 @@
-"""The cells of the chaos matrix: what happens to a worker, and what its request is doing then."""
+"""Cells of the chaos matrix: a fault of a worker, and what the request is doing then."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Moment = int | Literal["prefill"]
 
 
 @dataclass(frozen=True)
-class Blow:
-    """Something that ends a worker, or its batch. ``kind`` is what an autopsy calls it: empty
-    where no worker is lost. Without an ``action`` somebody outside has to strike it while the
-    model waits. A ``slow`` one shows by the patience of the reaper alone."""
+class InjectedFault:
+    """A fault that ends a worker, or its batch. ``kind`` is the one in the autopsy: empty where no
+    worker is lost. Without an ``action`` of the model, the test injects the fault from outside
+    while the model waits. A ``slow`` fault shows only when a time limit of the reaper is over."""
 
     name: str
     kind: str = ""
@@ -35,22 +35,22 @@ class Blow:
     slow: bool = False
 
     def faults(self, at: Moment, name: str, *, held: bool) -> list[Fault]:
-        """``held``: the model waits for a word first. The wait is called ``name``."""
+        """Returns the model's faults; ``held`` makes it wait for the test first, under ``name``."""
         wait = Fault(at, "wait", name, times=1)
-        strike = [Fault(at, self.action, self.message, times=1)] if self.action else []
-        return [wait, *strike] if held or not self.action else strike
+        own = [Fault(at, self.action, self.message, times=1)] if self.action else []
+        return [wait, *own] if held or not self.action else own
 
 
-BLOWS = [
-    Blow("sigkill", "killed", "kill"),
-    Blow("sigsegv", "crashed", "segfault"),
-    Blow("sigabrt", "aborted", "abort"),
-    Blow("sigstop", "silent", "sigstop", slow=True),
-    Blow("worker fault", "metal_hang", "raise", METAL_HANG),
-    Blow("batch fault", "", "raise", SHAPES),
-    Blow("wedge", "wedged", "spin_gil_released", slow=True),
-    Blow("handover", "left"),
-    Blow("recycle"),
+INJECTED_FAULTS = [
+    InjectedFault("sigkill", "killed", "kill"),
+    InjectedFault("sigsegv", "crashed", "segfault"),
+    InjectedFault("sigabrt", "aborted", "abort"),
+    InjectedFault("sigstop", "silent", "sigstop", slow=True),
+    InjectedFault("worker fault", "metal_hang", "raise", METAL_HANG),
+    InjectedFault("batch fault", "", "raise", SHAPES),
+    InjectedFault("wedge", "wedged", "spin_gil_released", slow=True),
+    InjectedFault("handover", "left"),
+    InjectedFault("recycle"),
 ]
 
 
@@ -60,7 +60,7 @@ def _vocabulary() -> Tokenizer:
 
 
 def _token_at(reply: str, fragment: str) -> int:
-    """The number of the second token of a fragment of a reply."""
+    """Returns the number of the second token of a fragment of a reply."""
     begin = reply.index(fragment)
     offsets = _vocabulary().encode(reply).offsets
     inside = [n for n, (start, _) in enumerate(offsets) if start >= begin]
@@ -69,7 +69,7 @@ def _token_at(reply: str, fragment: str) -> int:
 
 @dataclass(frozen=True)
 class Phase:
-    """What a request is doing. ``says`` is what its client gets of the reply."""
+    """A phase of a request. ``says`` is the part of the reply that its client gets."""
 
     name: str
     reply: str
@@ -129,23 +129,23 @@ FILLER = Play("[filler]", "and so on " * 500)
 
 @dataclass(frozen=True)
 class Cell:
-    blow: Blow
+    injected: InjectedFault
     phase: Phase
 
     @property
     def name(self) -> str:
-        return f"{self.blow.name}, {self.phase.name}"
+        return f"{self.injected.name}, {self.phase.name}"
 
     @property
     def wait(self) -> str:
-        """What the model's waiting is called, where it waits."""
+        """The name of the model's wait, where it waits."""
         return self.name.replace(" ", "-").replace(",", "")
 
     @property
     def held(self) -> bool:
-        """Whether the model waits for the test before the blow: where it falls from outside, and
-        where another request has to be in the queue by then."""
-        return self.blow.action is None or self.phase is QUEUED
+        """True if the model waits for the test before the fault: where that is injected from
+        outside, and where another request has to be in the queue by then."""
+        return self.injected.action is None or self.phase is QUEUED
 
     @property
     def trigger(self) -> str:
@@ -153,16 +153,16 @@ class Cell:
 
     @property
     def blocker(self) -> str:
-        """Said by the request that the queued one waits for."""
+        """Prompt of the request that the queued one waits for."""
         return f"[before {self.name}]"
 
     def plays(self) -> list[Play]:
-        faults = self.blow.faults(self.phase.moment(), self.wait, held=self.held)
+        faults = self.injected.faults(self.phase.moment(), self.wait, held=self.held)
         if self.phase is QUEUED:
             return [Play(self.trigger, self.phase.reply), Play(self.blocker, STORY, faults)]
         return [Play(self.trigger, self.phase.reply, faults)]
 
 
-CELLS = [Cell(blow, phase) for blow in BLOWS for phase in PHASES]
-CROSS = [cell for cell in CELLS if cell.blow.name == "sigkill" or cell.phase.name == "text"]
-"""Every blow and every phase once."""
+CELLS = [Cell(fault, phase) for fault in INJECTED_FAULTS for phase in PHASES]
+CROSS = [cell for cell in CELLS if cell.injected.name == "sigkill" or cell.phase.name == "text"]
+"""Cells with every fault and every phase once."""
