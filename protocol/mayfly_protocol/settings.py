@@ -70,7 +70,7 @@ class WorkerSettings:
         int | None,
         Option("Quantize the KV cache to this number of bits.", one_of=(2, 3, 4, 5, 6, 8)),
     ] = None
-    """One of the widths that MLX quantizes to."""
+    """MLX quantizes to these widths only."""
     max_kv_size: Annotated[
         int | None, Option("Keep at most this number of tokens in the KV cache.", at_least=1)
     ] = None

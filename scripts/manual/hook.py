@@ -45,6 +45,7 @@ _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?!https?:|mailto:|#)([^)\s]+)\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the generated pages, and those from files of the repository."""
     for name, make in MADE.items():
         files.append(File.generated(config, name, content=make()))
     for source, name in TAKEN.items():
@@ -54,6 +55,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Rewrites the links of a page."""
     name = page.file.src_uri
     origins = {taken: source for source, taken in TAKEN.items()}
     folder = posixpath.dirname(origins.get(name, f"docs/{name}"))

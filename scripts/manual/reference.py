@@ -44,6 +44,7 @@ _FAMILIES: tuple[tuple[str, tuple[Kind, ...]], ...] = (
 
 
 def configuration() -> str:
+    """Writes the page on the configuration's keys."""
     models = [key for name, key in MODEL_TABLE.items() if name not in SHARED]
     server = [key for name, key in SERVER.items() if name not in SHARED]
     return "\n".join(
@@ -113,6 +114,8 @@ def _meaning(key: ConfigKey) -> str:
         parts.append(f"From {least:g} to {most:g}.")
     elif least:
         parts.append(f"At least {least:g}.")
+    if key.declared.aliases:
+        parts.append(f"Also the option {', '.join(f'`{flag}`' for flag in key.declared.aliases)}.")
     return " ".join(parts)
 
 
@@ -120,6 +123,7 @@ def _meaning(key: ConfigKey) -> str:
 
 
 def commands() -> str:
+    """Writes the page on the commands."""
     root = typer.main.get_command(app)
     lines = [
         "# Commands",
@@ -172,6 +176,7 @@ def _command(path: tuple[str, ...], command: Command) -> Iterator[str]:
 
 
 def faults() -> str:
+    """Writes the page on the faults."""
     lines = [
         "# Faults, one by one",
         "",
@@ -190,8 +195,8 @@ def faults() -> str:
         lines += [f"## {family}", ""]
         for kind in kinds:
             lines += _fault(kind)
-    told = {kind.name for _, kinds in _FAMILIES for kind in kinds}
-    assert told == set(KINDS) >= {kind.name for kind in TABLE}, "a family of faults is left out"
+    listed = {kind.name for _, kinds in _FAMILIES for kind in kinds}
+    assert listed == set(KINDS) >= {kind.name for kind in TABLE}, "a family of faults is left out"
     return "\n".join(lines)
 
 

@@ -92,7 +92,7 @@ class FrontSettings:
         ),
     ] = None
     insecure: Annotated[bool, Option("Let others use this server without a key.")] = False
-    """Without it, a server without keys refuses to listen where others reach it."""
+    """Lets a server without API keys listen where others reach it."""
     allowed_hosts: Annotated[
         tuple[str, ...],
         Option(

@@ -24,7 +24,7 @@ class Budgets:
     message; a *still* one sends beats that report no progress."""
 
     hello_s: float = 60.0
-    """From the spawn to the first message."""
+    """Time from the spawn to the first message."""
     load_silent_s: float = 60.0
     """Silence while a model loads: importing an extension from a cold disk holds the GIL, and
     with it the beats."""
@@ -54,11 +54,11 @@ class Budgets:
     """Factor on the time of a phase's first step, in which kernels compile."""
 
     leave_s: float = 5.0
-    """From the end of the drain, or a worker's ``Bye``, to its exit."""
+    """Time from the end of the drain, or a worker's ``Bye``, to its exit."""
     stacks_s: float = 1.0
-    """For writing every thread's stack to stderr."""
+    """Time for writing every thread's stack to stderr."""
     terminate_s: float = 2.0
-    """From SIGTERM to the next step."""
+    """Time from SIGTERM to the next step."""
     teardown_s_per_gb: float = 0.1
     """Added to the times to leave for every 10^9 bytes of weights: SIGKILL in the middle of a big
     teardown has stranded wired memory on macOS."""
@@ -200,7 +200,7 @@ class NodeSettings:
     front_end: FrontEnd | None = None
     metrics: MetricsAddress = field(default_factory=MetricsAddress)
     network: Network | None = None
-    """None: only processes of this machine reach the node."""
+    """None if only processes of this machine reach the node."""
     budgets: Budgets = field(default_factory=Budgets)
     preload_blas: Annotated[
         bool,

@@ -94,13 +94,15 @@ class ConfigKey:
 
 
 def keys_of(*settings: type[Any]) -> dict[str, ConfigKey]:
-    """Returns the keys of settings dataclasses and of those nested in them, by name."""
+    """Returns the keys of settings dataclasses and of those nested in them, by name. Raises
+    TypeError if a name is declared twice, in different ways."""
     found: dict[str, ConfigKey] = {}
     for each in settings:
         for _, part in _declarations(each):
             keys = [part] if isinstance(part, ConfigKey) else keys_of(part).values()
             for key in keys:
-                found.setdefault(key.name, key)
+                if found.setdefault(key.name, key) != key:
+                    raise TypeError(f"{each.__name__}: there is another option {key.name}")
     return found
 
 
@@ -125,7 +127,7 @@ def field_values(settings: type[Any], values: Values) -> dict[str, Any]:
 
 
 def _declarations(settings: type[Any]) -> tuple[tuple[str, ConfigKey | type[Any]], ...]:
-    """The fields of a dataclass that are keys or settings dataclasses themselves."""
+    """Returns the fields of a dataclass that are keys or settings dataclasses themselves."""
     hints = get_type_hints(settings, include_extras=True)
     found: list[tuple[str, ConfigKey | type[Any]]] = []
     for field in fields(settings):
