@@ -1,4 +1,4 @@
-"""What is written down of a loss."""
+"""Autopsies: records of losses, their file, and the redaction of prompts."""
 
 from __future__ import annotations
 

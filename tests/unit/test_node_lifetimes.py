@@ -1,4 +1,4 @@
-"""A node with real processes: workers that are worn, that fault, that are left behind."""
+"""A node with real processes: recycles, faults, orphans."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def rosters_until(node: RunningNode, incarnation: int) -> list[Roster]:
     return seen
 
 
-def test_a_worn_worker_serves_until_its_successor_does(tmp_path: Path) -> None:
+def test_a_worker_that_is_due_serves_until_its_successor_does(tmp_path: Path) -> None:
     with RunningNode(tmp_path, budgets=QUICK, lifetime={"max_inferences": 3}) as node:
         node.ready()
         seen = rosters_until(node, 4)
@@ -46,7 +46,7 @@ def test_a_worn_worker_serves_until_its_successor_does(tmp_path: Path) -> None:
     assert not (tmp_path / "autopsies.jsonl").exists()
 
 
-def test_without_room_for_two_a_worn_worker_is_replaced_in_its_place(tmp_path: Path) -> None:
+def test_without_room_for_two_a_due_worker_is_replaced_in_its_place(tmp_path: Path) -> None:
     worker = fake_worker("--footprint", str(10**15))
     with RunningNode(tmp_path, worker, budgets=QUICK, lifetime={"max_inferences": 3}) as node:
         node.ready()

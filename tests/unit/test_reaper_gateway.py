@@ -1,4 +1,4 @@
-"""A node's sockets for front ends, when somebody may not connect any more."""
+"""The gateway's sockets after a key was revoked."""
 
 from __future__ import annotations
 

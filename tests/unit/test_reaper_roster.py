@@ -128,7 +128,7 @@ def test_an_answer_does_not_put_the_next_roster_off() -> None:
 def test_a_slot_whose_worker_is_being_replaced_has_two_views() -> None:
     rules = SlotRules(Budgets(), lambda: 0.0, itertools.count(2).__next__)
     slot = slot_after(Ready("ipc:///w", CARD), Beat("idle", 1))
-    slot, _ = rules.step(slot, RecycleRequested(surge=True, reason="worn"), 10.0)
+    slot, _ = rules.step(slot, RecycleRequested(surge=True, reason="due"), 10.0)
     serving, loading = slot_views(slot, "m", 10.0)
     assert (serving.slot, serving.incarnation, serving.state) == ("s", 1, "ready")
     assert (loading.slot, loading.incarnation, loading.state) == ("s", 2, "spawning")

@@ -1,4 +1,4 @@
-"""Whatever happens, in whatever order: what must hold for a slot all the same."""
+"""Invariants of a slot under any sequence of events."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class SpawnGate:
             promised: the memory beyond that which workers that are still loading will take.
         """
         if now < self._paused_until:
-            reason = f"the machine is given a pause: {self._pause_reason}"
+            reason = f"spawns are paused after a fault of the machine: {self._pause_reason}"
             return SpawnDeferred(self._paused_until, reason)
         memory = self.memory(now)
         free = max(0, memory.available - promised)

@@ -293,10 +293,10 @@ class SlotRules:
         slot = replace(slot.with_worker(role, None), memory_needed=needed)
         if slot.stopping:
             slot = replace(slot, idle_state="gone", detail="stopped")
-            return slot, _record_loss(worker, "nothing: the node stops")
+            return slot, _record_loss(worker, "not replaced: the node stops")
         if role == "predecessor":
             slot = replace(slot, recycling=False)
-            return slot, _record_loss(worker, "nothing: its successor serves")
+            return slot, _record_loss(worker, "not replaced: its successor serves")
         if verdict is not None:
             slot = _with_mitigations(slot, worker, verdict)
         if role == "successor":
@@ -322,7 +322,8 @@ class SlotRules:
             no_room_for_surge=worker.verdict is not None and worker.verdict.kind in OUT_OF_MEMORY,
             detail="",
         )
-        return slot, _record_loss(worker, f"the worker before it serves on; again in {wait:.1f} s")
+        done = f"the worker that it was to replace serves on; next try in {wait:.1f} s"
+        return slot, _record_loss(worker, done)
 
     def _respawn(
         self, slot: Slot, worker: Incarnation, verdict: Verdict | None, now: float

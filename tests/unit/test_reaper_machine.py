@@ -1,4 +1,4 @@
-"""What keeps a machine from starting a worker: a fault of its own, memory that is not back."""
+"""Memory of the machine, evidence of out-of-memory kills, and the spawn gate."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ def test_a_fault_of_the_machine_holds_every_slot_and_longer_each_time() -> None:
         pauses.append(until - now)
         for name in ("a", "b"):
             held = machine.deferral(now, slot(0, name))
-            assert held == (until - now, "the machine is given a pause: killed_by_system: x")
+            reason = "spawns are paused after a fault of the machine: killed_by_system: x"
+            assert held == (until - now, reason)
         now = until
         assert machine.deferral(now, slot(0)) is None
     assert pauses[:3] == pytest.approx([0.5, 1.0, 2.0])

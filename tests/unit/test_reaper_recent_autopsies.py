@@ -1,4 +1,4 @@
-"""The last autopsies, as rosters tell them."""
+"""The last autopsies in short, as they are in rosters."""
 
 from __future__ import annotations
 

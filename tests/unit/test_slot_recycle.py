@@ -1,4 +1,4 @@
-"""How a worker that nothing is wrong with is replaced."""
+"""Planned recycles: the replacement of healthy workers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DRAIN = Drain(BUDGETS.drain_s)
 
 def surging() -> Scenario:
     scenario = Scenario().steady()
-    assert scenario.apply(RecycleRequested(surge=True, reason="worn")) == [Spawn(2)]
+    assert scenario.apply(RecycleRequested(surge=True, reason="due")) == [Spawn(2)]
     return scenario
 
 
@@ -37,7 +37,7 @@ def test_a_surge_has_one_that_serves_at_any_time() -> None:
     scenario = surging()
     assert (state_of(scenario, 1), state_of(scenario, 2)) == ("ready", "spawning")
     scenario.receive(IDLE, 1)
-    assert scenario.slot.detail == "worn"
+    assert scenario.slot.detail == "due"
     assert scenario.receive(READY, 2) == [SendMessage(1, DRAIN)]
     assert (state_of(scenario, 1), state_of(scenario, 2)) == ("draining", "ready")
     assert scenario.slot.incarnation == 2
@@ -57,11 +57,11 @@ def test_only_one_worker_is_replaced_at_a_time() -> None:
     assert scenario.apply(RecycleRequested(surge=True)) == []
 
 
-def test_a_worn_worker_serves_on_if_its_successor_fails() -> None:
+def test_a_worker_that_is_due_serves_on_if_its_successor_fails() -> None:
     scenario = surging()
     (record,) = scenario.apply(ProcessExited(2, -signal.SIGSEGV)) + scenario.wait(0.05, beat=IDLE)
     assert isinstance(record, RecordLoss)
-    assert record.done == "the worker before it serves on; again in 0.5 s"
+    assert record.done == "the worker that it was to replace serves on; next try in 0.5 s"
     assert state_of(scenario, 1) == "ready"
     assert not scenario.slot.recycling
     assert scenario.slot.recycle_not_before == pytest.approx(scenario.now + 0.5)
@@ -102,7 +102,7 @@ def test_a_successor_that_is_ready_leaves_one_that_is_dying_alone() -> None:
     assert (state_of(scenario, 1), state_of(scenario, 2)) == ("gone", "ready")
     (record,) = scenario.apply(ProcessExited(1, 70))
     assert isinstance(record, RecordLoss)
-    assert record.done == "nothing: its successor serves"
+    assert record.done == "not replaced: its successor serves"
 
 
 def test_a_predecessor_that_overstays_is_killed_and_its_successor_is_not_disturbed() -> None:
@@ -143,8 +143,8 @@ def test_a_stop_in_the_middle_of_a_surge_ends_both() -> None:
 
 def test_a_replacement_in_place_is_over_when_the_next_is_ready() -> None:
     scenario = Scenario().steady()
-    scenario.apply(RecycleRequested(reason="worn"))
-    assert (scenario.slot.state, scenario.slot.detail) == ("draining", "worn")
+    scenario.apply(RecycleRequested(reason="due"))
+    assert (scenario.slot.state, scenario.slot.detail) == ("draining", "due")
     assert scenario.exit(Exit.RECYCLED) == [Spawn(2)]
     assert scenario.slot.recycling
     scenario.ready()
@@ -224,11 +224,11 @@ def planned(*slots: Slot, room: int = PLENTY, asked: tuple[str, ...] = ()) -> Pl
     return next_recycle(slots, TEN, asked, lambda: room, spacing_s=1.0, now=100.0)
 
 
-def test_nothing_is_replaced_that_is_not_worn() -> None:
+def test_nothing_is_replaced_that_is_not_due() -> None:
     assert planned(slot("a", used(9)), slot("b", used(9))) is None
 
 
-def test_a_worn_worker_is_replaced_with_a_surge_where_there_is_room() -> None:
+def test_a_worker_that_is_due_is_replaced_with_a_surge_where_there_is_room() -> None:
     busy = slot("b", used(11, busy=True))
     assert planned(slot("a", used(9)), busy) == PlannedRecycle(
         "b", True, "recycle due: 11 inferences", "inferences"
@@ -267,7 +267,7 @@ def test_one_of_a_pool_at_a_time() -> None:
     assert planned(due, slot("b", used(0), stopping=True)) is None
 
 
-def test_who_was_asked_for_goes_first_and_whether_it_is_worn_or_not() -> None:
+def test_who_was_asked_for_goes_first_and_whether_it_is_due_or_not() -> None:
     slots = slot("a", used(30)), slot("b", used(0, busy=True))
     assert planned(*slots, asked=("b",)) == PlannedRecycle("b", True, "somebody asked for it")
     assert planned(*slots, asked=("b",), room=0) == PlannedRecycle(
@@ -275,7 +275,7 @@ def test_who_was_asked_for_goes_first_and_whether_it_is_worn_or_not() -> None:
     )
 
 
-def test_an_overdue_worker_goes_before_one_that_is_only_worn() -> None:
+def test_an_overdue_worker_goes_before_one_that_is_only_due() -> None:
     slots = slot("a", used(11)), slot("b", used(30))
     assert planned(*slots) == PlannedRecycle("b", True, "recycle due: 30 inferences", "inferences")
 

@@ -1,4 +1,4 @@
-"""How a slot tells a worker that is silent or stands still from one that is slow."""
+"""Hang detection: silent and wedged workers, and slow ones, which are left alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an exit means."""
+"""Exit causes: the verdicts that exit statuses and stderr make."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a slot makes of faults that come again, and of a machine that is in no state to go on."""
+"""Faults that recur: recycles, trials, back-off, and mitigations for the next workers."""
 
 from __future__ import annotations
 
