@@ -40,7 +40,7 @@ from mayfly_worker.prefix_cache import PrefixCache
 
 @dataclass(frozen=True, slots=True)
 class LoadProgress:
-    """``done`` of ``total`` bytes of a phase of loading are done."""
+    """Progress of a phase of loading, in bytes."""
 
     phase: LoadPhase
     done: int
@@ -58,7 +58,7 @@ class ModelLoaded:
 
 @dataclass(frozen=True, slots=True)
 class LoadFailed:
-    """There will be no engine; with a fault of model scope, trying again cannot help."""
+    """Loading failed: there will be no engine. If the fault is of model scope, no retry helps."""
 
     error: BaseException
     kind: str
@@ -133,8 +133,7 @@ class EngineThread:
         return replace(loaded, card=within(loaded.card, budget)), budget
 
     def _run(self, engine: Engine, build: Callable[[], Engine], canary: Canary) -> Engine | None:
-        """Runs an engine until it raises. Returns a new one to run, None if the thread is to
-        end."""
+        """Runs an engine until it raises. Returns its successor, None if the thread is to end."""
         try:
             engine.run()
         except Exception as error:
@@ -148,8 +147,7 @@ class EngineThread:
         return None
 
     def _passes(self, canary: Canary) -> bool:
-        """Checks that the model still computes what it did, after a fault that it seemed to
-        survive."""
+        """True if the model's results are still right, after a fault that it seemed to survive."""
         try:
             canary.check(self._counters)
         except Exception as error:

@@ -38,12 +38,12 @@ from mayfly_worker.text.prompts import RenderedPrompt, check_ids, param_of, rend
 
 THREADS = 2
 MAX_ANSWER_BYTES = MAX_FRAME_BYTES // 2
-"""Of an inquiry's answer. A frame that is too long would cut the connection, for every other
-request."""
+"""Longest answer to an inquiry. A frame over the limit would cut the connection, for every other
+request, too."""
 _ID_BYTES = 5
 """Most bytes that a token id takes on the wire."""
 UNLIMITED = 1 << 30
-"""Context of a model that names none."""
+"""Context length that is assumed of a model that names none."""
 
 _log = structlog.get_logger()
 
@@ -233,11 +233,11 @@ class PreparationPool:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="prepare")
 
     def prepare(self, key: str, submit: Submit) -> None:
-        """Posts a PreparationDone later."""
+        """Prepares a request on a thread of the pool, which then posts a PreparationDone."""
         self._threads.submit(self._prepare, key, submit)
 
     def answer(self, peer: bytes, inquiry: Inquiry) -> None:
-        """Posts an InquiryDone later."""
+        """Answers an inquiry on a thread of the pool, which then posts an InquiryDone."""
         self._threads.submit(self._answer, peer, inquiry)
 
     def _prepare(self, key: str, submit: Submit) -> None:
@@ -262,7 +262,7 @@ class PreparationPool:
 
 
 def _resumed_ids(submit: Submit, choice: int) -> list[int]:
-    """The ids that other workers generated of a choice."""
+    """The token ids of a choice that other workers generated."""
     return list(submit.resume[choice]) if choice < len(submit.resume) else []
 
 

@@ -54,8 +54,8 @@ LINGER_S = 1.0
 """Time that the last messages have to leave the process."""
 WATCHDOG_INTERVAL_S = 1.0
 GIL_LIMIT_S = 60.0
-"""Time for which the main thread may not run. Longer, and another thread holds the GIL, so that
-neither a signal nor a message of the reaper has any effect: a watchdog in C then prints every stack
+"""Longest time for which the main thread may stand still. After it another thread holds the GIL, so
+that neither a signal nor a message of the reaper has any effect: a watchdog in C prints every stack
 and ends the process."""
 
 Report = EngineReport | PreparationDone | InquiryDone
@@ -78,12 +78,12 @@ class WorkerLoop:
         self._engine_thread = EngineThread(settings, weight_reader, self._post)
         self._counters = EngineCounters(phase="loading")
         self._requests: RequestTable | None = None
-        """None until the model is loaded."""
+        """The requests; None until the model is loaded."""
         self._kv_budget = 0
         self._process = psutil.Process()
         self._next_beat = self._next_watchdog = 0.0
         self._drain_until: float | None = None
-        """None unless the worker drains."""
+        """Monotonic time at which a draining worker exits at the latest; None unless it drains."""
         self._exit_code = Exit.BYE
 
     # The loop

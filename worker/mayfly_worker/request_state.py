@@ -2,7 +2,7 @@
 
 ::
 
-    PREPARING --> QUEUED --> RUNNING --> over
+    PREPARING --> QUEUED --> RUNNING --> finished
         |            |          |
         +--Rejected--+          +-- Finish, Failed or Handover
 

@@ -90,7 +90,7 @@ class Outbox:
         self._bytes.pop(peer, None)
 
     def give_up(self, peer: bytes) -> None:
-        """Drops a peer's frames, now and from now on."""
+        """Drops a peer's frames, those that wait and all later ones."""
         self.forget(peer)
         self.lost.add(peer)
 
@@ -169,11 +169,11 @@ class Wire:
         if self._zap is None:
             return
         revoked = self._zap.poll()
-        for name, peer in self._peers.items() if revoked else ():
+        for peer_id, peer in self._peers.items() if revoked else ():
             if peer.key in revoked:
                 why = f"key {peer.key} hears no more"
                 self.refusals.refuse(peer.address, "revoked", why)
-                self.outbox.give_up(name)
+                self.outbox.give_up(peer_id)
 
     def send_to_reaper(self, message: ToReaper) -> None:
         """Sends without waiting: a reaper that does not read misses the message."""
@@ -184,24 +184,26 @@ class Wire:
                 "message dropped: the reaper does not read", message=type(message).__name__
             )
 
-    def send(self, name: bytes, message: ToFrontEnd) -> None:
+    def send(self, peer_id: bytes, message: ToFrontEnd) -> None:
         """Sends to the front end with this routing id."""
-        self.outbox.send(name, codec.encode(message))
+        self.outbox.send(peer_id, codec.encode(message))
 
     def take_lost_peers(self) -> list[bytes]:
         """Forgets the front ends that were given up since the last call, and returns them."""
-        return self._forget([name for name in self._peers if name in self.outbox.lost])
+        return self._forget([peer_id for peer_id in self._peers if peer_id in self.outbox.lost])
 
     def take_silent_peers(self) -> list[bytes]:
         """Forgets the front ends that sent nothing for PEER_TIMEOUT_S, and returns them."""
         before = time.monotonic() - PEER_TIMEOUT_S
-        return self._forget([name for name, peer in self._peers.items() if peer.heard_at < before])
+        return self._forget(
+            [peer_id for peer_id, peer in self._peers.items() if peer.heard_at < before]
+        )
 
-    def _forget(self, names: list[bytes]) -> list[bytes]:
-        for name in names:
-            self.outbox.forget(name)
-            del self._peers[name]
-        return names
+    def _forget(self, peer_ids: list[bytes]) -> list[bytes]:
+        for peer_id in peer_ids:
+            self.outbox.forget(peer_id)
+            del self._peers[peer_id]
+        return peer_ids
 
     def receive_from_reaper(self) -> Iterator[ToSlot]:
         """Yields the reaper's messages that have arrived, without waiting."""
@@ -214,19 +216,19 @@ class Wire:
     def receive_from_front_ends(self) -> Iterator[tuple[bytes, ToWorker]]:
         """Yields messages that have arrived, with their sender's routing id, without waiting."""
         arrived = self._arrived() if self._zap is None else self._arrived_guarded(self._zap)
-        for key, address, (name, *frames) in arrived:
+        for key, address, (peer_id, *frames) in arrived:
             if len(frames) != 1:
                 why = f"{len(frames)} frames instead of one"
-                self.refusals.refuse(address or name.hex(), "nonsense", why)
+                self.refusals.refuse(address or peer_id.hex(), "nonsense", why)
                 continue
             try:
                 message = codec.to_worker.decode(frames[0])
             except codec.BadFrame as error:
-                self.refusals.refuse(address or name.hex(), error.reason, str(error))
+                self.refusals.refuse(address or peer_id.hex(), error.reason, str(error))
                 continue
-            peer = self._peers.setdefault(name, _Peer(0.0, key, address))
+            peer = self._peers.setdefault(peer_id, _Peer(0.0, key, address))
             peer.heard_at = time.monotonic()
-            yield name, message
+            yield peer_id, message
 
     def _arrived(self) -> Iterator[tuple[str, str, list[bytes]]]:
         for _ in range(FRAMES_A_ROUND):

@@ -21,7 +21,7 @@ from typing import Literal, TextIO
 
 Stage = Literal["download", "convert"]
 Report = Callable[[Stage, int, int], None]
-"""Takes a stage, the bytes done and the bytes in all."""
+"""A function that takes a stage, the bytes done and the bytes in all."""
 
 INTERVAL_S = 0.1
 

@@ -15,7 +15,7 @@ _SINGLES = ("items", "additionalProperties", "additionalItems")
 _UNSATISFIABLE = "Unsatisfiable"
 
 CompileError = Callable[[Any], str]
-"""Compiles a schema and returns its error, or an empty string."""
+"""A function that compiles a schema and returns its error, or an empty string."""
 
 
 def locate_error(

@@ -21,7 +21,7 @@ class Automaton:
     """
 
     def __init__(self, strings: Sequence[str]) -> None:
-        """Empty strings match nothing."""
+        """Builds the automaton. Empty strings match nothing."""
         self.strings = tuple(strings)
         self.depth = [0]
         """By node, the number of last characters that could still become a match."""

@@ -80,7 +80,7 @@ class TextPiece(NamedTuple):
     finish: FinishReason | None = None
 
     def joined(self, later: TextPiece) -> TextPiece:
-        """This piece and a ``later`` one as one."""
+        """Joins this piece and a ``later`` one."""
         return TextPiece(
             self.text + later.text,
             self.reasoning + later.reasoning,
