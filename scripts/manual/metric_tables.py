@@ -12,7 +12,7 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from mayfly_reaper.machine.memory import MachineMemory
 from mayfly_reaper.metrics import NodeMetrics
-from mayfly_server.app import FleetMetrics
+from mayfly_server.api.admin.metrics_page import FleetMetrics
 from mayfly_server.dispatch.connector import Connector
 from mayfly_server.dispatch.fleet import Fleet
 from mayfly_server.metrics import Metrics

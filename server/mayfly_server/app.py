@@ -1,29 +1,22 @@
-"""The ASGI application of a front end.
-
-What a front end knows of its nodes, as metrics: made when somebody asks.
-"""
+"""The ASGI application of a front end: its routes, its middleware and its background tasks."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import structlog
-from fastapi import FastAPI, Response
-from prometheus_client import CONTENT_TYPE_LATEST
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from fastapi import FastAPI
 
 from mayfly_protocol.transport.addresses import node_address
 from mayfly_protocol.transport.keys import read_pair
 from mayfly_server.api import openapi
-from mayfly_server.api.admin import health, page, status
+from mayfly_server.api.admin import health, metrics_page, page, status
 from mayfly_server.api.anthropic import messages
-from mayfly_server.api.dependencies import Front, FrontDep
+from mayfly_server.api.dependencies import Front
 from mayfly_server.api.openai import chat, completions, models, tokenize
 from mayfly_server.api.responses import responses
 from mayfly_server.dispatch.connector import Connector
@@ -44,48 +37,19 @@ from mayfly_server.http.origins import OriginCheck, with_cors
 from mayfly_server.metrics import Metrics
 from mayfly_server.settings import FrontSettings
 
-
-class FleetMetrics(Collector):
-    """To be registered once the fleet listens; for its event loop's thread."""
-
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
-
-    def collect(self) -> Iterator[Metric]:
-        up = GaugeMetricFamily(
-            "mayfly_node_up", "1 while rosters of the node arrive, otherwise 0.", labels=["node"]
-        )
-        heard: dict[str, bool] = {}
-        for roster, silent in self._fleet.nodes():  # several may have one name: all of them
-            heard[roster.node] = heard.get(roster.node, True) and not silent
-        for node, is_up in heard.items():
-            up.add_metric([node], int(is_up))
-        ready = GaugeMetricFamily(
-            "mayfly_workers_ready",
-            "Workers that this front end can send a request to now.",
-            labels=["model"],
-        )
-        counts = Counter(self._fleet.ready_models())
-        for model in self._fleet.models():
-            ready.add_metric([model.name], counts[model.name])
-        refused = GaugeMetricFamily("mayfly_quarantine_entries", "Requests in quarantine.")
-        refused.add_metric([], len(self._fleet.quarantined()))
-        yield from (up, ready, refused)
-
-
 FILE_WATCH_INTERVAL_S = 1.0
 
 _log = structlog.get_logger(__name__)
 
 
 def create_app(settings: FrontSettings, keys: Sequence[Key] = ()) -> FastAPI:
-    """Listens to its nodes for as long as its lifespan lasts; ``app.state.front`` is what it knows
-    meanwhile. ``keys`` open it beside those of the settings' file.
+    """Makes the application. It listens to its nodes during its lifespan, and ``app.state.front``
+    holds their state meanwhile. ``keys`` are valid beside those of the settings' file.
 
     Raises:
-        KeysError: the file cannot be used.
-        IdentityError: this front end's own key cannot be.
-        AddressError: one of the nodes cannot be dialled.
+        KeysError: the keys file cannot be used.
+        IdentityError: this front end's own key pair cannot be used.
+        AddressError: a node's address cannot be used.
     """
     connector = Connector(read_pair(settings.state_dir) if settings.state_dir else None)
     for address in settings.nodes:
@@ -97,7 +61,7 @@ def create_app(settings: FrontSettings, keys: Sequence[Key] = ()) -> FastAPI:
         asyncio.get_running_loop().set_exception_handler(_log_unhandled)
         metrics = Metrics()
         fleet = Fleet(settings, metrics, connector)
-        metrics.registry.register(FleetMetrics(fleet))
+        metrics.registry.register(metrics_page.FleetMetrics(fleet))
         fleet.start()
         tasks = [asyncio.create_task(_watch_keys(keyring), name="watch the keys file")]
         if settings.nodes_file is not None:
@@ -117,7 +81,7 @@ def create_app(settings: FrontSettings, keys: Sequence[Key] = ()) -> FastAPI:
         version=openapi.package_version(),
         generate_unique_id_function=lambda route: route.name,
         lifespan=lifespan,
-        docs_url=None,  # they would load their scripts from elsewhere
+        docs_url=None,  # their scripts would come from another site
         redoc_url=None,
         separate_input_output_schemas=False,
         strict_content_type=False,  # bodies are checked by StrictRoute
@@ -136,7 +100,7 @@ def create_app(settings: FrontSettings, keys: Sequence[Key] = ()) -> FastAPI:
     ):
         app.include_router(undocumented)
     if settings.metrics != "off":
-        app.add_api_route("/metrics", metrics_page, include_in_schema=False)
+        app.include_router(metrics_page.router)
     # The middleware added last sees a request first: see the drawing in mayfly_server.http.
     app.add_middleware(RelativeRedirects)
     app.add_middleware(BodyLimit, limit=settings.max_body_bytes)
@@ -168,16 +132,8 @@ async def _watch_nodes(nodes: NodeList) -> None:
         nodes.reload_if_changed()
 
 
-async def metrics_page(front: FrontDep) -> Response:
-    """What this front end counts, and if the settings say so what its nodes do."""
-    pages = [front.metrics.exposition()]
-    if front.settings.node_metrics:
-        pages += await front.fleet.node_metrics()
-    return Response(b"".join(pages), media_type=CONTENT_TYPE_LATEST)
-
-
 def _log_unhandled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Instead of asyncio's own words, which quote what a task was about."""
+    """Logs in place of asyncio, whose text quotes what a task was about."""
     _log.error(
         "unhandled exception in the background",
         what=str(context["message"]).partition(" callback ")[0],

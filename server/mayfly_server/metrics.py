@@ -1,22 +1,8 @@
-"""What a front end counts, for Prometheus. ``docs/metrics.md`` lists all of it.
+"""Metrics of a front end, for Prometheus. ``docs/metrics.md`` lists all of them.
 
 Names end as vLLM's do where they mean the same, so that dashboards carry over. Labels take few
-values each: models that are served, routes, and reasons out of closed lists. Whatever comes from a
-client or a worker and is in no list is ``other``.
-
-What one prompt adds to the metrics on its way.
-
-::
-
-    arrived --> waiting --first sign of work--> running ----------> ended
-                 |   ^                           |   ^
-                 +---+ retried, continued        +---+ continued: interrupted until the next
-                                                       worker goes on with it
-
-The relay says what happens; a clock in seconds is injected. What is called for every token does no
-look-up by labels.
-
-What peers were refused on the wire, here and at every node, for Prometheus.
+values each: models that are served, routes, and reasons out of closed lists. A value that comes
+from a client or a worker and is in no list is ``other``.
 """
 
 from __future__ import annotations
@@ -41,11 +27,14 @@ from mayfly_protocol.serving import Delta, Usage
 from mayfly_protocol.transport.zap import Reason
 from mayfly_server.errors import RequestError
 
-# A counter's time of birth would double the number of series; Prometheus finds resets itself.
+# A counter's creation time would double the number of series; Prometheus finds resets itself.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
+THIS_FRONT_END = "front end"
+"""The label for the refusals of this front end itself."""
 PHASES: Final = ("queued", "prefill", "decode")
 FINISHED: Final[tuple[FinishReason, ...]] = ("stop", "length", "tool_calls")
+_REASONS = get_args(Reason)
 _CAUSES = frozenset(
     {
         *("lost", "stalled", "gap", "out_of_turn", "cut_short", "cancelled"),
@@ -69,12 +58,12 @@ _INTERRUPTION_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 
 
 
 class Metrics:
-    """One registry a front end, so that several in one process do not share their counts."""
+    """The metrics of one front end, in a registry of its own: several may run in one process."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._models: dict[str, ModelMetrics] = {}
-        # Requests as HTTP has them
+        # HTTP requests
         self.http_requests = self._counter(
             "http_requests", "HTTP requests answered, by status.", "route", "status"
         )
@@ -86,7 +75,7 @@ class Metrics:
             "Requests to generate that have ended, by outcome: an HTTP status, cancelled or slow.",
             *("model", "outcome"),
         )
-        # Prompts, of which a request has one or several
+        # Prompts: a request has one or several
         self.running = self._gauge(
             "num_requests_running", "Prompts that a worker is working on.", "model"
         )
@@ -130,7 +119,7 @@ class Metrics:
             "Time from a request's arrival until a worker begins to work on a prompt.",
             _REQUEST_S,
         )
-        # Workers that come and go meanwhile
+        # Attempts: prompts move when workers are lost
         self.attempts = self._counter(
             "request_attempts", "Attempts: submissions of a prompt to a worker.", "model"
         )
@@ -165,7 +154,7 @@ class Metrics:
             "late_messages",
             "Messages from workers about attempts that had already ended; they are dropped.",
         )
-        # A node's own metrics, where they are part of this page
+        # Nodes' own metrics, where /metrics includes them
         self.scrapes = self._counter("node_scrapes", "Requests to nodes for their metrics.")
         self.scrape_failures = self._counter(
             "node_scrape_failures",
@@ -180,38 +169,41 @@ class Metrics:
         )
 
     def of(self, model: str) -> ModelMetrics:
-        """What is counted of one served model."""
+        """The metrics of one served model."""
         found = self._models.get(model)
         if found is None:
             found = self._models[model] = ModelMetrics(self, model)
         return found
 
     def rejected(self, error: RequestError) -> None:
+        """Counts a request that was answered with an error."""
         self._rejections.labels(reason_of(error)).inc()
 
     def quarantined(self, model: str, kind: str) -> None:
+        """Counts a prompt that was put into quarantine."""
         self._quarantined.labels(model, fault(kind)).inc()
 
     def refused(self, model: str, kind: str) -> None:
+        """Counts a prompt that was refused because it is in quarantine."""
         self._refused.labels(model, fault(kind)).inc()
 
     def exposition(self) -> bytes:
-        """Prometheus's text format."""
+        """All metrics in Prometheus's text format."""
         return generate_latest(self.registry)
 
-    def _counter(self, name: str, what: str, *labels: str) -> Counter:
-        return Counter(f"mayfly_{name}", what, labels, registry=self.registry)
+    def _counter(self, name: str, help: str, *labels: str) -> Counter:
+        return Counter(f"mayfly_{name}", help, labels, registry=self.registry)
 
-    def _gauge(self, name: str, what: str, *labels: str) -> Gauge:
-        return Gauge(f"mayfly_{name}", what, labels, registry=self.registry)
+    def _gauge(self, name: str, help: str, *labels: str) -> Gauge:
+        return Gauge(f"mayfly_{name}", help, labels, registry=self.registry)
 
-    def _histogram(self, name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(f"mayfly_{name}", what, ["model"], buckets=buckets, registry=self.registry)
+    def _histogram(self, name: str, help: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"mayfly_{name}", help, ["model"], buckets=buckets, registry=self.registry)
 
 
 class ModelMetrics:
-    """One model's time series, looked up once: what is counted for every token must be cheap. All
-    that are sure to exist begin at 0, so that a first increase is seen as one."""
+    """One model's time series, looked up once, for counting a token must be cheap. Series that are
+    sure to exist begin at 0, so that Prometheus sees the first increase."""
 
     def __init__(self, metrics: Metrics, model: str) -> None:
         self.running = metrics.running.labels(model)
@@ -241,33 +233,41 @@ class ModelMetrics:
 
 
 def cause(why: str) -> str:
-    """Why an attempt was over, as a label: of a closed list."""
+    """The label for the reason that an attempt ended; ``other`` if it is in no list."""
     name = why.replace(" ", "_")
     return name if name in _CAUSES else fault(name)
 
 
 def fault(kind: str) -> str:
-    """What a worker says that it died of, as a label: of a closed list."""
+    """The label for a kind of fault that a worker names; ``other`` if it is unknown."""
     return kind if kind in KINDS else "other"
 
 
 def reason_of(error: RequestError) -> str:
-    """An error's class as a label: ``ModelNotFound`` is ``model_not_found``."""
+    """The label for an error's class: ``ModelNotFound`` is ``model_not_found``."""
     if type(error) is RequestError:
         return "internal_error"
     return re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__).lower()
 
 
 class PromptMetrics:
-    """Made when the request arrives; :meth:`arrived` when somebody waits for the prompt, and
-    :meth:`ended` in any case."""
+    """Counts one prompt on its way, as its relay reports it::
+
+        arrived --> waiting --first sign of work--> running ----------> ended
+                     |   ^                           |   ^
+                     +---+ retried, continued        +---+ continued: interrupted until the next
+                                                           worker goes on with it
+
+    To be made when the request arrives. :meth:`ended` has to be called in any case. ``clock`` is in
+    seconds. The methods that are called for every token do no look-up by labels.
+    """
 
     __slots__ = (
         "_accepted",
         "_arrived_at",
         "_began",
         "_clock",
-        "_here",
+        "_counted",
         "_lost_at",
         "_metrics",
         "_token_at",
@@ -277,26 +277,28 @@ class PromptMetrics:
         self._metrics = metrics
         self._clock = clock
         self._arrived_at = clock()
-        self._here = self._accepted = self._began = False
+        self._counted = self._accepted = self._began = False
         self._token_at: dict[int, float] = {}
         self._lost_at: float | None = None
 
     def arrived(self) -> None:
-        if not self._here:
-            self._here = True
+        """The prompt begins to wait for a worker."""
+        if not self._counted:
+            self._counted = True
             self._metrics.waiting.inc()
 
     def submitted(self) -> None:
+        """The prompt was submitted to a worker."""
         self._metrics.attempts.inc()
 
     def accepted(self, prompt_tokens: int) -> None:
-        """By a worker; only the first one's acceptance counts."""
+        """A worker has accepted the prompt; only the first acceptance counts."""
         if not self._accepted:
             self._accepted = True
             self._metrics.prompt_tokens.inc(prompt_tokens)
 
     def progressed(self) -> None:
-        """A worker has begun with it, or goes on."""
+        """A worker has begun with the prompt, or goes on with it."""
         if not self._began:
             self._began = True
             self._metrics.queue_time.observe(self._clock() - self._arrived_at)
@@ -306,7 +308,7 @@ class PromptMetrics:
             self._resumed(self._clock())
 
     def generated(self, delta: Delta) -> None:
-        """A worker has drawn tokens, or ended a choice."""
+        """A worker has generated tokens, or ended a choice."""
         metrics = self._metrics
         if not self._began:
             self.progressed()
@@ -336,10 +338,10 @@ class PromptMetrics:
             self._lost_at = self._clock()
 
     def ended(self, usage: Usage | None) -> None:
-        """Well, with a usage; or not. Only the first time counts."""
-        if not self._here:
+        """The prompt has ended: well if there is a usage. Only the first call counts."""
+        if not self._counted:
             return
-        self._here = False
+        self._counted = False
         (self._metrics.running if self._began else self._metrics.waiting).dec()
         if usage is not None:
             self._metrics.cached_tokens.inc(usage.cached_tokens)
@@ -351,19 +353,16 @@ class PromptMetrics:
             self._lost_at = None
 
 
-HERE = "front end"
-_REASONS = get_args(Reason)
-
-
 class RefusalCounts:
-    """Adds to a counter with the labels (who refused, reason) what counts that only grow have grown
-    by. ``epoch`` tells a source that was started again, and counts from nothing, from itself."""
+    """Adds the growth of the refusal counts of nodes, and of this front end, to a counter with the
+    labels (who refused, reason). ``epoch`` changes when a source starts again and counts from 0."""
 
     def __init__(self, counter: Counter) -> None:
         self._counter = counter
         self._last: dict[str, tuple[str, Mapping[str, int]]] = {}
 
     def take(self, source: str, epoch: str, counts: Mapping[str, int]) -> None:
+        """Takes a source's present counts, by reason."""
         if source not in self._last:
             for reason in _REASONS:  # at 0, so that the first refusal is seen as an increase
                 self._counter.labels(source, reason)

@@ -30,7 +30,7 @@ from mayfly_server.dispatch.node_link import NodeLink
 from mayfly_server.dispatch.quarantine import QuarantineView, unrelated
 from mayfly_server.dispatch.rosters import Incarnation, Rosters, Slot
 from mayfly_server.dispatch.routing import Candidate, choose
-from mayfly_server.metrics import HERE, Metrics, RefusalCounts
+from mayfly_server.metrics import THIS_FRONT_END, Metrics, RefusalCounts
 from mayfly_server.settings import FrontSettings
 
 SCRAPE_WAIT_S = 2.0
@@ -360,4 +360,4 @@ class Fleet:
                 node.reopen_if_silent(self._loop.time())
             for link in list(self._links.values()):
                 link.ping(self._loop.time())
-            self._refused.take(HERE, "", self._refusals.counts)
+            self._refused.take(THIS_FRONT_END, "", self._refusals.counts)
