@@ -14,7 +14,7 @@ import platformdirs
 import pytest
 import structlog
 
-from support import mlx_lm_alone  # noqa: F401 - before anything else that imports mlx-lm
+from support import import_mlx_lm  # noqa: F401 - before anything else that imports mlx-lm
 from support.cgroups import SmallCgroup
 from support.models import scripted, tiny
 

@@ -41,7 +41,7 @@ def browser() -> Iterator[Browser]:
 
 
 @dataclass
-class Watched:
+class WatchedPage:
     """A page, and what went wrong in it: nothing may. ``answers`` that are errors are logged by
     the browser, so those that a test provokes are counted apart."""
 
@@ -59,16 +59,18 @@ class Watched:
 
 
 @pytest.fixture
-def visit(browser: Browser) -> Iterator[Callable[..., Watched]]:
+def visit(browser: Browser) -> Iterator[Callable[..., WatchedPage]]:
     """Opens the page of a server in a browser profile of its own, and sees to it afterwards that
     it had nothing to complain of and asked nobody else."""
-    visited: list[Watched] = []
+    visited: list[WatchedPage] = []
 
-    def go(origin: str, *, width: int = 1280, height: int = 680, scheme: str = "light") -> Watched:
+    def go(
+        origin: str, *, width: int = 1280, height: int = 680, scheme: str = "light"
+    ) -> WatchedPage:
         size = {"width": width, "height": height}
         context = browser.new_context(viewport=size, color_scheme=scheme, reduced_motion="reduce")
         context.set_default_timeout(PATIENCE_MS)
-        watched = Watched(context.new_page(), origin)
+        watched = WatchedPage(context.new_page(), origin)
         page = watched.page
         page.on("console", lambda said: watched.complaints.append(f"{said.type}: {said.text}"))
         page.on("pageerror", lambda error: watched.complaints.append(str(error)))

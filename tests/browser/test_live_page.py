@@ -16,12 +16,12 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
-from browser.conftest import RosterClock, Watched
+from browser.conftest import RosterClock, WatchedPage
 from mayfly_server.http.api_keys import Key, digest_of
-from support.doubles.fake_engine import FakeNode, say
-from support.doubles.running_front import RunningFront
+from support.doubles.fake_node import FakeNode, answer_words
 from support.models import scripted
-from support.models.scripted import Play
+from support.models.scripted import ScriptedReply
+from support.running_front import RunningFront
 from support.server import Server, serving, wait_for
 
 SOON_S = 2.0
@@ -31,13 +31,13 @@ STORY = " ".join(f"On day {day} the mayfly danced above the water." for day in r
 KEYS = (Key("someone", digest_of("key-of-someone")), Key("me", digest_of("key-of-me"), admin=True))
 PHONE = {"width": 360, "height": 740}
 
-Visit = Callable[..., Watched]
+Visit = Callable[..., WatchedPage]
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("page")
-    model = scripted.build(folder / "mayfly-tales", [Play("story", STORY)], step_s=STEP_S)
+    model = scripted.build(folder / "mayfly-tales", [ScriptedReply("story", STORY)], step_s=STEP_S)
     with serving(model, folder, "--trust-remote-code", "--workers", "2") as server:
         wait_for(lambda: [s["state"] for s in server.slots()] == ["ready"] * 2, "both workers")
         yield server
@@ -114,7 +114,7 @@ def test_a_worker_dies_before_the_readers_eyes(server: Server, visit: Visit) -> 
 
 def test_a_load_has_a_bar(visit: Visit) -> None:
     with FakeNode() as node:
-        node.worker(say("hi"))
+        node.worker(answer_words("hi"))
         with RunningFront(node.control) as front:
             page = visit(front.url).page
             view = node.view("slot-1")
@@ -204,7 +204,7 @@ def test_the_keyboard_reaches_everything(server: Server, visit: Visit) -> None:
 def test_with_keys_it_asks_for_one(visit: Visit) -> None:
     """It opens for everybody, and shows what the reader's key may see. The key stays in the tab."""
     with FakeNode() as node:
-        node.worker(say("I", " am", " here."))
+        node.worker(answer_words("I", " am", " here."))
         with RunningFront(node.control, ready=False, keys=KEYS) as front:
             front.wait_workers(1)
             watched = visit(front.url)

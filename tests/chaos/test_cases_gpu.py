@@ -13,8 +13,8 @@ import openai
 import pytest
 
 from mayfly_protocol.serving import Ping
-from support.chaos_client import Asking
-from support.models.scripted import Fault, Play
+from support.chaos_client import StreamingClient
+from support.models.scripted import ModelFault, ScriptedReply
 from support.server import Server, serving, wait_for
 from support.worker import WorkerProcess, generation
 
@@ -34,12 +34,12 @@ HANDLES = "[metal::malloc] Resource limit (499000) exceeded."
 GRAPH = "cudaGraphAddKernelNode(&node, graph_, nullptr, 0, &params) failed: invalid argument"
 
 PLAYS = [
-    *(Play(f"[abort {n}]", TALE, [Fault(9, "abort", times=1)]) for n in range(6)),
-    Play("[poison]", TALE, [Fault("prefill", "abort")]),
-    Play("[handles]", TALE, [Fault(50, "raise", HANDLES, times=1)]),
-    Play("[graph]", TALE, [Fault(20, "raise", GRAPH)]),
-    Play("[tale]", TALE),
-    Play("[epic]", EPIC),
+    *(ScriptedReply(f"[abort {n}]", TALE, [ModelFault(9, "abort", times=1)]) for n in range(6)),
+    ScriptedReply("[poison]", TALE, [ModelFault("prefill", "abort")]),
+    ScriptedReply("[handles]", TALE, [ModelFault(50, "raise", HANDLES, times=1)]),
+    ScriptedReply("[graph]", TALE, [ModelFault(20, "raise", GRAPH)]),
+    ScriptedReply("[tale]", TALE),
+    ScriptedReply("[epic]", EPIC),
 ]
 OPTIONS = ("--trust-remote-code", "--workers", "2")
 TRIES = 3
@@ -86,28 +86,28 @@ def test_R110_aborts_in_a_row_and_the_server_stays(server: Server, numbers: Sequ
     before = len(kinds(server))
     front_end = server.node()["pid"]
     for number in numbers:
-        assert Asking(server, f"[abort {number}]").result().text == TALE
+        assert StreamingClient(server, f"[abort {number}]").result().text == TALE
     assert_lost(server, before, ["aborted"] * len(numbers))
     whole(server)
     assert server.http.get("/readyz").status_code == 200
     assert server.node()["pid"] == front_end
-    assert Asking(server, "[tale]").result().text == TALE
+    assert StreamingClient(server, "[tale]").result().text == TALE
 
 
 def test_R111_a_prompt_that_aborts_its_prefill_is_not_retried_for_ever(unscathed: Server) -> None:
     server = unscathed
     whole(server)
     before = len(kinds(server))
-    first = Asking(server, "[poison]").error
+    first = StreamingClient(server, "[poison]").error
     assert isinstance(first, openai.APIError)
     assert first.code == "aborted"
-    again = Asking(server, "[poison]").error
+    again = StreamingClient(server, "[poison]").error
     assert isinstance(again, openai.InternalServerError)
     assert again.code == "aborted"
     assert again.response.headers["x-should-retry"] == "false"
     assert_lost(server, before, ["aborted"] * 3)
     whole(server)
-    assert Asking(server, "[tale]").result().text == TALE
+    assert StreamingClient(server, "[tale]").result().text == TALE
 
 
 def test_R112_streams_of_the_other_worker_do_not_notice(server: Server) -> None:
@@ -119,7 +119,7 @@ def noticed_by_its_own_alone(server: Server) -> bool:
     """Kills one of two workers with four streams: whether those of the other one went on. False,
     too, where the four were never seen together."""
     whole(server)
-    asked = [Asking(server, "[epic]", seed=number) for number in range(4)]
+    asked = [StreamingClient(server, "[epic]", seed=number) for number in range(4)]
     busy = together(server, asked)
     if busy:
         assert len(busy) == 2, "they share the load"
@@ -131,7 +131,7 @@ def noticed_by_its_own_alone(server: Server) -> bool:
     return spared > 0 and all(gap < 0.5 for gap in gaps[:spared])
 
 
-def together(server: Server, asked: Sequence[Asking]) -> list[dict[str, Any]]:
+def together(server: Server, asked: Sequence[StreamingClient]) -> list[dict[str, Any]]:
     """The slots in which all of them run; none where one of them has ended before."""
     while all(each.is_alive() for each in asked):
         busy = [slot for slot in server.slots() if slot["running"]]
@@ -144,8 +144,8 @@ def together(server: Server, asked: Sequence[Asking]) -> list[dict[str, Any]]:
 def test_R113_a_worker_without_handles_leaves_and_nobody_is_cut_short(server: Server) -> None:
     whole(server)
     before = len(kinds(server))
-    others = [Asking(server, "[tale]", prompt_cache_key="together") for _ in range(2)]
-    struck = Asking(server, "[handles]", prompt_cache_key="together")
+    others = [StreamingClient(server, "[tale]", prompt_cache_key="together") for _ in range(2)]
+    struck = StreamingClient(server, "[handles]", prompt_cache_key="together")
     assert [each.result().text for each in (struck, *others)] == [TALE] * 3
     assert kinds(server)[before:] == [], "that is no loss"
     assert "metal_resource_limit" in server.log()
@@ -157,7 +157,7 @@ def test_R113_a_worker_without_handles_leaves_and_nobody_is_cut_short(server: Se
 def test_R113_ten_thousand_tokens_leave_nothing_behind(
     scripted_model: Callable[..., Path], tmp_path: Path
 ) -> None:
-    model = scripted_model([Play("[tale]", TALE)], context=12_000)
+    model = scripted_model([ScriptedReply("[tale]", TALE)], context=12_000)
     with WorkerProcess(model, tmp_path, trust_remote_code=True, prefix_cache=1 << 20) as worker:
         worker.wait_ready()
         worker.ask(generation("warm up", max_tokens=64))
@@ -195,15 +195,15 @@ def test_R116_a_kernel_that_cannot_be_launched_is_one_requests_error(unscathed: 
     server = unscathed
     whole(server)
     before = len(kinds(server))
-    beside = Asking(server, "[tale]", prompt_cache_key="together")
-    asking = Asking(server, "[graph]", prompt_cache_key="together")
+    beside = StreamingClient(server, "[tale]", prompt_cache_key="together")
+    asking = StreamingClient(server, "[graph]", prompt_cache_key="together")
     assert isinstance(asking.error, openai.APIError)
     assert asking.error.code == "cuda_graph_launch"
     assert TALE.startswith(asking.answer.text)
     assert beside.result().text == TALE
     assert_lost(server, before, ["cuda_graph_launch"] * 3)
     whole(server)
-    assert Asking(server, "[tale]").result().text == TALE
+    assert StreamingClient(server, "[tale]").result().text == TALE
 
 
 def test_R117_prompts_of_many_lengths_through_one_worker(tiny_model: Path, tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 import openai
 import pytest
 
-from support.chaos_client import Asking
-from support.models.scripted import Fault, Play
+from support.chaos_client import StreamingClient
+from support.models.scripted import ModelFault, ScriptedReply
 from support.server import Server, serving, wait_for
 
 BUDGETS = {"retry_s": 0.1, "retry_max_s": 0.5, "spacing_s": 0.1}
@@ -26,8 +26,10 @@ def server(
     scripted_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
     """With one worker, and a bug that strikes once."""
-    boom = Play("[boom]", TALE, [Fault(5, "raise", "somebody's bug", times=1)])
-    model = scripted_model([boom, Play("[tale]", TALE), Play("[long]", "on " * 900)], step_s=0.005)
+    boom = ScriptedReply("[boom]", TALE, [ModelFault(5, "raise", "somebody's bug", times=1)])
+    model = scripted_model(
+        [boom, ScriptedReply("[tale]", TALE), ScriptedReply("[long]", "on " * 900)], step_s=0.005
+    )
     folder = tmp_path_factory.mktemp("lifecycle")
     with serving(model, folder, "--trust-remote-code", budgets=BUDGETS) as server:
         yield server
@@ -44,11 +46,13 @@ def test_R79_requests_outwait_a_worker_that_dies_while_it_loads(
     scripted_model: Callable[..., Path], tmp_path: Path
 ) -> None:
     model = scripted_model(
-        [Play("[tale]", TALE)], load_faults=[Fault("load", "kill", times=2)], step_s=0.005
+        [ScriptedReply("[tale]", TALE)],
+        load_faults=[ModelFault("load", "kill", times=2)],
+        step_s=0.005,
     )
     with serving(model, tmp_path, "--trust-remote-code", wait=False, budgets=BUDGETS) as server:
         wait_for(lambda: _answers(server), "the front end")
-        streamed = Asking(server, "[tale]")
+        streamed = StreamingClient(server, "[tale]")
         whole = server.chat("[tale]", max_tokens=None)
         assert whole.choices[0].message.content == TALE
         assert streamed.result().text == TALE
@@ -62,7 +66,7 @@ def test_R79_a_model_that_cannot_load_any_more_ends_what_waits_for_it(
     model = tmp_path / "model"
     shutil.copytree(tiny_model, model)
     with serving(model, tmp_path, budgets=BUDGETS) as server:
-        streamed = Asking(server, "go", max_tokens=1900, temperature=0)
+        streamed = StreamingClient(server, "go", max_tokens=1900, temperature=0)
         wait_for(lambda: len(streamed.answer.at) > 5, "a stream")
         if broken == "weights":
             (model / "model.safetensors").write_bytes(b"not weights")
@@ -86,7 +90,7 @@ def test_R79_a_model_that_cannot_load_any_more_ends_what_waits_for_it(
 
 
 def test_R81_the_engines_end_is_not_the_servers(server: Server) -> None:
-    waiting = [Asking(server, "[boom]"), Asking(server, "[tale]")]
+    waiting = [StreamingClient(server, "[boom]"), StreamingClient(server, "[tale]")]
     assert [each.result().text for each in waiting] == [TALE, TALE]
     assert [autopsy["kind"] for autopsy in server.autopsies()] == ["unknown"]
     assert server.http.get("/health").status_code == 200

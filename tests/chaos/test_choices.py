@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from support.api import CHAT, TEXT, Json, user
+from support.api_client import CHAT, TEXT, Json, user
 from support.server import Server, serving, wait_for
 
 BUDGETS = {
@@ -49,7 +49,7 @@ ASKED: dict[str, tuple[str, Json]] = {
 
 
 @dataclass
-class Answer:
+class ChoiceAnswers:
     """What each choice said; ``begun`` is set when chunks have come."""
 
     texts: dict[int, str] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class Answer:
         return self.texts, self.finish, self.usage
 
 
-def ask(server: Server, name: str, answer: Answer) -> Answer:
+def ask(server: Server, name: str, answer: ChoiceAnswers) -> ChoiceAnswers:
     path, fields = ASKED[name]
     prompt = {"messages": [user(f"Write about {name}.")]} if path == CHAT else {}
     body = {"model": server.model, "max_tokens": TOKENS, "stream": True, **prompt, **fields}
@@ -108,9 +108,9 @@ def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 @pytest.fixture(scope="module")
-def undisturbed(server: Server) -> dict[str, Answer]:
+def undisturbed(server: Server) -> dict[str, ChoiceAnswers]:
     """One after the other."""
-    return {name: ask(server, name, Answer()) for name in ASKED}
+    return {name: ask(server, name, ChoiceAnswers()) for name in ASKED}
 
 
 def continued(server: Server) -> float:
@@ -135,17 +135,19 @@ SIGNALS = {
     ],
 )
 def test_every_choice_says_what_it_says_undisturbed(
-    server: Server, undisturbed: dict[str, Answer], sent: signal.Signals
+    server: Server, undisturbed: dict[str, ChoiceAnswers], sent: signal.Signals
 ) -> None:
     tries = (interrupts_all(server, undisturbed, sent) for _ in range(TRIES))
     assert any(tries), "a stream was over each time when the signal was sent"
 
 
-def interrupts_all(server: Server, undisturbed: dict[str, Answer], sent: signal.Signals) -> bool:
+def interrupts_all(
+    server: Server, undisturbed: dict[str, ChoiceAnswers], sent: signal.Signals
+) -> bool:
     """Sends a signal while all choices are asked for; True if every stream was running then."""
     before = wait_for(lambda: (s := server.slot())["state"] == "ready" and s, "a worker")
     losses, moved = len(server.autopsies()), continued(server)
-    answers = {name: Answer() for name in ASKED}
+    answers = {name: ChoiceAnswers() for name in ASKED}
     with ThreadPoolExecutor(len(ASKED)) as pool:
         asked = [pool.submit(ask, server, name, answer) for name, answer in answers.items()]
         assert all(answer.begun.wait(30) for answer in answers.values())

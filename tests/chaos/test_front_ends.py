@@ -11,8 +11,8 @@ import openai
 import psutil
 
 from mayfly_cli.commands.control import read_roster
-from support.chaos_client import Asking
-from support.models.scripted import Play
+from support.chaos_client import StreamingClient
+from support.models.scripted import ScriptedReply
 from support.server import Server, another_front_end, serving, wait_for
 
 TALE = " ".join(f"word{number}" for number in range(60))
@@ -45,7 +45,9 @@ def test_a_killed_front_end_leaves_all_others_untouched(
     scripted_model: Callable[..., Path], tmp_path: Path
 ) -> None:
     """Two nodes with a front end each, and a third front end that knows both nodes."""
-    model = scripted_model([Play("[tale]", TALE), Play("[endless]", ENDLESS)], step_s=0.02)
+    model = scripted_model(
+        [ScriptedReply("[tale]", TALE), ScriptedReply("[endless]", ENDLESS)], step_s=0.02
+    )
     folders = [tmp_path / name for name in ("one", "two")]
     for folder in folders:
         folder.mkdir()
@@ -68,8 +70,8 @@ def unnoticed(one: Server, *others: str) -> bool:
     """Kills a server's front end while all have streams: whether those of the others went on."""
     one.wait_ready()
 
-    def stream(url: str, text: str = "[tale]") -> list[Asking]:
-        return [Asking(one, text, url=url, seed=number) for number in range(EACH)]
+    def stream(url: str, text: str = "[tale]") -> list[StreamingClient]:
+        return [StreamingClient(one, text, url=url, seed=number) for number in range(EACH)]
 
     losing = stream(one.url, "[endless]")
     spared = [asking for url in others for asking in stream(url)]

@@ -11,8 +11,8 @@ from statistics import median
 
 import pytest
 
-from support.chaos_client import Asking
-from support.models.scripted import Play
+from support.chaos_client import StreamingClient
+from support.models.scripted import ScriptedReply
 from support.server import Server, serving, wait_for
 
 KILLS = 7
@@ -30,7 +30,7 @@ def interrupted(server: Server) -> float:
         "every worker, idle",
     )
     idle = {slot["slot"]: slot["generated_tokens"] for slot in server.slots()}
-    asking = Asking(server, "[tale]")
+    asking = StreamingClient(server, "[tale]")
 
     def running() -> dict[str, object] | None:
         moved = (s for s in server.slots() if s["generated_tokens"] > idle[s["slot"]] + 20)
@@ -49,13 +49,13 @@ def interrupted(server: Server) -> float:
 def test_the_gap_after_a_kill_is_a_prefill_and_a_moment(
     scripted_model: Callable[..., Path], tmp_path: Path
 ) -> None:
-    model = scripted_model([Play("[tale]", TALE)], step_s=STEP_S)
+    model = scripted_model([ScriptedReply("[tale]", TALE)], step_s=STEP_S)
     options = ("--trust-remote-code", "--workers", "2")
     with serving(model, tmp_path, *options, budgets=BUDGETS) as server:
         gaps = [interrupted(server) for _ in range(KILLS)]
         # A prefill of what it had, without anybody dying, as a client sees it.
         started = time.monotonic()
-        first = Asking(server, f"[tale] {TALE}", max_tokens=2).result().at[0]
+        first = StreamingClient(server, f"[tale] {TALE}", max_tokens=2).result().at[0]
         prefill_s = first - started
         print(
             f"gaps {', '.join(f'{gap:.3f}' for gap in sorted(gaps))} s; prefill {prefill_s:.3f} s"

@@ -12,7 +12,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from support.models.scripted import Play
+from support.models.scripted import ScriptedReply
 from support.server import Server, alive, serving, wait_for
 
 
@@ -45,7 +45,7 @@ def test_a_request_survives_the_death_of_its_worker(
     scripted_model: Callable[..., Path], tmp_path: Path
 ) -> None:
     reply = " ".join(f"word{i}" for i in range(40))
-    model = scripted_model([Play("go", reply)], step_s=0.02)
+    model = scripted_model([ScriptedReply("go", reply)], step_s=0.02)
     with serving(model, tmp_path, "--trust-remote-code") as server:
         stream = server.client.chat.completions.create(
             model=server.model,
@@ -85,7 +85,7 @@ MORE_STOPS = [
 def test_R100_R101_stopping_leaves_nothing(
     scripted_model: Callable[..., Path], tmp_path: Path, when: str, how: signal.Signals
 ) -> None:
-    model = scripted_model([Play("go", "word " * 2000)], step_s=0.01)
+    model = scripted_model([ScriptedReply("go", "word " * 2000)], step_s=0.01)
     with serving(model, tmp_path, "--trust-remote-code", wait=when != "starting") as server:
         reader, failures = None, list[Exception]()
         if when == "starting":

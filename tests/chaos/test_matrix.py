@@ -16,8 +16,16 @@ import pytest
 from mayfly_cli.commands.control import send_command
 from mayfly_protocol.roster import Recycle
 from mayfly_server.dispatch.link import REPORT_LAG_S
-from support.chaos_cells import CELLS, CROSS, FILLER, QUEUED, STEP_S, Cell, InjectedFault
-from support.chaos_client import Answer, Asking
+from support.chaos_client import StreamedAnswer, StreamingClient
+from support.chaos_matrix import (
+    FILLER,
+    MATRIX,
+    QUEUED,
+    ROW_AND_COLUMN,
+    STEP_S,
+    InjectedFault,
+    MatrixCase,
+)
 from support.server import Server, serving, wait_for
 
 CALM = {
@@ -37,13 +45,13 @@ CALM = {
 IMPATIENT = CALM | {"decode_s": 8.0, "prefill_s": 8.0, "first_factor": 1.0, "silent_s": 4.0}
 
 
-def ask(server: Server, text: str, **body: Any) -> Asking:
+def ask(server: Server, text: str, **body: Any) -> StreamingClient:
     """All of them prefer the same worker."""
-    return Asking(server, text, prompt_cache_key="together", logprobs=True, **body)
+    return StreamingClient(server, text, prompt_cache_key="together", logprobs=True, **body)
 
 
 def build(scripted_model: Callable[..., Path], included: Callable[[InjectedFault], bool]) -> Path:
-    plays = [play for cell in CELLS if included(cell.injected) for play in cell.plays()]
+    plays = [play for cell in MATRIX if included(cell.injected) for play in cell.plays()]
     return scripted_model([FILLER, *plays], step_s=STEP_S)
 
 
@@ -113,7 +121,7 @@ def both_busy_s(server: Server) -> float:
     return max(busy) if len(busy) == 2 else 0.0
 
 
-def inject(server: Server, cell: Cell, slot: dict[str, Any]) -> None:
+def inject(server: Server, cell: MatrixCase, slot: dict[str, Any]) -> None:
     """While the model waits: from outside, or by letting it go on to what it has to meet."""
     match cell.injected.name:
         case "handover":
@@ -124,7 +132,7 @@ def inject(server: Server, cell: Cell, slot: dict[str, Any]) -> None:
             (server.folder / f"{cell.wait}.go").touch()
 
 
-def when_it_waits(server: Server, cell: Cell) -> dict[str, Any]:
+def when_it_waits(server: Server, cell: MatrixCase) -> dict[str, Any]:
     """The slot of the worker whose model waits for a word."""
     waits = server.folder / f"{cell.wait}.waits"
     wait_for(waits.exists, "the moment")
@@ -132,7 +140,7 @@ def when_it_waits(server: Server, cell: Cell) -> dict[str, Any]:
     return next(slot for slot in server.slots() if slot["pid"] == pid)
 
 
-def in_mid_air(server: Server, cell: Cell) -> tuple[Answer, Answer]:
+def in_mid_air(server: Server, cell: MatrixCase) -> tuple[StreamedAnswer, StreamedAnswer]:
     """What a request got that was struck, and what the one got that was running then."""
     if cell.phase is not QUEUED:
         asking = ask(server, cell.trigger, **cell.phase.body)
@@ -163,7 +171,7 @@ def autopsy_of(server: Server, rid: str) -> dict[str, Any]:
     return wait_for(found, f"an autopsy that knows {rid}")
 
 
-def play(server: Server, cell: Cell) -> None:
+def play(server: Server, cell: MatrixCase) -> None:
     # One to lose and one to go on with; where requests are to meet, all, so that they do.
     wait_for(lambda: ready(server, 3 if cell.phase is QUEUED else 2), "workers")
     wait_for(lambda: idle(server), "an end of what was before")
@@ -190,40 +198,42 @@ def play(server: Server, cell: Cell) -> None:
         assert bool(autopsy["suspects"] or autopsy["marked"]) == (cell.injected.kind != "killed")
 
 
-def id_of(cell: Cell) -> str:
+def id_of(cell: MatrixCase) -> str:
     return cell.name
 
 
-@pytest.mark.parametrize("cell", [c for c in CROSS if not c.injected.slow], ids=id_of)
-def test_every_fault_and_every_phase(calm: Server, cell: Cell) -> None:
+@pytest.mark.parametrize("cell", [c for c in ROW_AND_COLUMN if not c.injected.slow], ids=id_of)
+def test_every_fault_and_every_phase(calm: Server, cell: MatrixCase) -> None:
     play(calm, cell)
 
 
-@pytest.mark.parametrize("cell", [c for c in CROSS if c.injected.slow], ids=id_of)
-def test_every_slow_fault(impatient: Server, cell: Cell) -> None:
+@pytest.mark.parametrize("cell", [c for c in ROW_AND_COLUMN if c.injected.slow], ids=id_of)
+def test_every_slow_fault(impatient: Server, cell: MatrixCase) -> None:
     play(impatient, cell)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "cell", [c for c in CELLS if not c.injected.slow and c not in CROSS], ids=id_of
+    "cell", [c for c in MATRIX if not c.injected.slow and c not in ROW_AND_COLUMN], ids=id_of
 )
-def test_every_fault_in_every_phase(calm: Server, cell: Cell) -> None:
+def test_every_fault_in_every_phase(calm: Server, cell: MatrixCase) -> None:
     play(calm, cell)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "cell", [c for c in CELLS if c.injected.slow and c not in CROSS], ids=id_of
+    "cell", [c for c in MATRIX if c.injected.slow and c not in ROW_AND_COLUMN], ids=id_of
 )
-def test_every_slow_fault_in_every_phase(impatient: Server, cell: Cell) -> None:
+def test_every_slow_fault_in_every_phase(impatient: Server, cell: MatrixCase) -> None:
     play(impatient, cell)
 
 
 def test_the_cells_cover_everything() -> None:
-    assert len(CELLS) == 81
-    assert len(CROSS) == 17
-    assert {cell.injected.name for cell in CROSS} == {cell.injected.name for cell in CELLS}
-    assert {cell.phase.name for cell in CROSS} == {cell.phase.name for cell in CELLS}
-    assert len({play.trigger for cell in CELLS for play in cell.plays()}) == 90
-    assert all(replace(cell) == cell for cell in CELLS)
+    assert len(MATRIX) == 81
+    assert len(ROW_AND_COLUMN) == 17
+    assert {cell.injected.name for cell in ROW_AND_COLUMN} == {
+        cell.injected.name for cell in MATRIX
+    }
+    assert {cell.phase.name for cell in ROW_AND_COLUMN} == {cell.phase.name for cell in MATRIX}
+    assert len({play.trigger for cell in MATRIX for play in cell.plays()}) == 90
+    assert all(replace(cell) == cell for cell in MATRIX)

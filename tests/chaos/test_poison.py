@@ -11,9 +11,9 @@ from pathlib import Path
 import openai
 import pytest
 
-from support.chaos_cells import METAL_HANG, SHAPES
-from support.chaos_client import Asking
-from support.models.scripted import Action, Fault, Play
+from support.chaos_client import StreamingClient
+from support.chaos_matrix import METAL_HANG, SHAPES
+from support.models.scripted import FaultAction, ModelFault, ScriptedReply
 from support.server import another_front_end, serving, wait_for
 
 INNOCENTS = 100
@@ -37,20 +37,20 @@ def reply(number: int) -> str:
     return " ".join(f"{number} says {n}" for n in range(3 + number * 7 % 20))
 
 
-def plays(poison: Play) -> list[Play]:
-    return [poison, *(Play(f"[{n:03}]", reply(n)) for n in range(INNOCENTS))]
+def plays(poison: ScriptedReply) -> list[ScriptedReply]:
+    return [poison, *(ScriptedReply(f"[{n:03}]", reply(n)) for n in range(INNOCENTS))]
 
 
-def refused(asking: Asking) -> openai.APIError:
+def refused(asking: StreamingClient) -> openai.APIError:
     error = asking.error
     assert isinstance(error, openai.APIError), error
     return error
 
 
-CASES: list[tuple[int | str, Action, str, str, int]] = [
+CASES: list[tuple[int | str, FaultAction, str, str, int]] = [
     (FATAL, "segfault", "", "crashed", 3),
 ]
-MORE_CASES: list[tuple[int | str, Action, str, str, int]] = [
+MORE_CASES: list[tuple[int | str, FaultAction, str, str, int]] = [
     ("prefill", "segfault", "", "crashed", 3),
     ("prefill", "raise", METAL_HANG, "metal_hang", 3),
     (FATAL, "raise", METAL_HANG, "metal_hang", 3),
@@ -70,13 +70,13 @@ def test_a_poisonous_request_is_found_and_stopped(
     scripted_model: Callable[..., Path],
     tmp_path: Path,
     at: int | str,
-    action: Action,
+    action: FaultAction,
     message: str,
     kind: str,
     deaths: int,
 ) -> None:
-    fault = Fault(at, action, message)  # type: ignore[arg-type]
-    model = scripted_model(plays(Play("[poison]", TALE, [fault])), step_s=0.005)
+    fault = ModelFault(at, action, message)  # type: ignore[arg-type]
+    model = scripted_model(plays(ScriptedReply("[poison]", TALE, [fault])), step_s=0.005)
     options = ("--trust-remote-code", "--workers", "3")
     with (
         serving(model, tmp_path, *options, budgets=BUDGETS) as server,
@@ -86,11 +86,11 @@ def test_a_poisonous_request_is_found_and_stopped(
         wait_for(lambda: all(s["state"] == "ready" for s in server.slots()), "every worker")
 
         def ask(number: int) -> str:
-            return Asking(server, f"[{number:03}]").result().text
+            return StreamingClient(server, f"[{number:03}]").result().text
 
         asked = [pool.submit(ask, number) for number in range(INNOCENTS)]
         wait_for(lambda: sum(each.done() for each in asked) >= 5, "some answers")
-        poison = Asking(server, "[poison]")
+        poison = StreamingClient(server, "[poison]")
         error = refused(poison)
         assert error.code == kind
         assert error.body["retryable"] is False  # type: ignore[index]
@@ -106,7 +106,7 @@ def test_a_poisonous_request_is_found_and_stopped(
             took_s = []
             for seed in (8, 9):
                 began = time.monotonic()
-                again = refused(Asking(server, "[poison]", url=url, seed=seed))
+                again = refused(StreamingClient(server, "[poison]", url=url, seed=seed))
                 took_s.append(time.monotonic() - began)
                 assert isinstance(again, openai.InternalServerError)
                 assert again.code == kind
@@ -131,17 +131,17 @@ def test_a_random_fault_delays_no_innocent(
     """Whenever it falls: nobody has to wait behind another for having been there."""
     at = random.Random(seed).randrange(0, 60)
     text = " ".join(f"word {number}" for number in range(30))
-    plain = [Play(f"[{n:02}]", text) for n in range(AT_ONCE - 1)]
-    fault = Fault(at, "raise", message, times=1)
-    victims = [Play(f"[victim {n}]", text, [fault]) for n in range(TRIES)]
+    plain = [ScriptedReply(f"[{n:02}]", text) for n in range(AT_ONCE - 1)]
+    fault = ModelFault(at, "raise", message, times=1)
+    victims = [ScriptedReply(f"[victim {n}]", text, [fault]) for n in range(TRIES)]
     model = scripted_model([*victims, *plain], step_s=0.02)
     options = ("--trust-remote-code", "--workers", "2")
     with serving(model, tmp_path, *options, budgets=BUDGETS) as server:
 
-        def longest_gap_s(victim: Play) -> float:
+        def longest_gap_s(victim: ScriptedReply) -> float:
             wait_for(lambda: all(s["state"] == "ready" for s in server.slots()), "every worker")
             asked = [
-                Asking(server, play.trigger, prompt_cache_key="together")
+                StreamingClient(server, play.trigger, prompt_cache_key="together")
                 for play in (*plain, victim)
             ]
             answers = [each.result() for each in asked]

@@ -18,9 +18,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from support.models.scripted import Action, Fault, Play
+from support.models.scripted import FaultAction, ModelFault, ScriptedReply
 from support.server import Server, serving, wait_for
-from support.watching import Watch
+from support.server_watch import ServerWatch
 
 METAL = "[METAL] Command buffer execution failed: "
 TIMEOUT = METAL + "Caused GPU Timeout Error (00000002:kIOGPUCommandBufferCallbackErrorTimeout)"
@@ -55,11 +55,11 @@ IMPATIENT = {
 
 
 @dataclass(frozen=True)
-class Case:
+class ReactionCase:
     """A fault, the kind that it is to be known as, and what of it is to stand as first cause."""
 
     name: str
-    action: Action
+    action: FaultAction
     kind: str
     cause: str
     message: str = ""
@@ -67,29 +67,29 @@ class Case:
     def trigger(self, at: int | str, number: int) -> str:
         return f"[{self.name} {at}, {number}]"
 
-    def play(self, at: int | str, number: int) -> Play:
+    def play(self, at: int | str, number: int) -> ScriptedReply:
         """A request that meets it once."""
-        fault = Fault(at, self.action, self.message, times=1)  # type: ignore[arg-type]
-        return Play(self.trigger(at, number), REPLY, [fault])
+        fault = ModelFault(at, self.action, self.message, times=1)  # type: ignore[arg-type]
+        return ScriptedReply(self.trigger(at, number), REPLY, [fault])
 
 
 LOST = [
-    Case("raise", "raise", "metal_timeout", TIMEOUT, TIMEOUT),
-    Case("abort", "abort", "metal_hang", HANG, f"{TERMINATE}\n{MASK}"),
-    Case("segfault", "segfault", "crashed", "killed by SIGSEGV"),
-    Case("spin", "spin_gil_released", "wedged", "no progress in"),
-    Case("spin with the GIL", "spin_gil_held", "silent", "no heartbeat for 4 s"),
-    Case("stop", "sigstop", "silent", "no heartbeat for 4 s"),
+    ReactionCase("raise", "raise", "metal_timeout", TIMEOUT, TIMEOUT),
+    ReactionCase("abort", "abort", "metal_hang", HANG, f"{TERMINATE}\n{MASK}"),
+    ReactionCase("segfault", "segfault", "crashed", "killed by SIGSEGV"),
+    ReactionCase("spin", "spin_gil_released", "wedged", "no progress in"),
+    ReactionCase("spin with the GIL", "spin_gil_held", "silent", "no heartbeat for 4 s"),
+    ReactionCase("stop", "sigstop", "silent", "no heartbeat for 4 s"),
 ]
 MORE_LOST = [
-    Case("sticky", "raise", "cuda_sticky", STICKY, STICKY),
-    Case("unnamed", "raise", "unknown", "the model is unwell", "the model is unwell"),
-    Case("kill", "kill", "killed", "SIGKILL from outside"),
-    Case("leave", "exit", "left", "exit status 0 (bye)", "0"),
-    Case("nan", "nan", "nonfinite_logits", "logits"),
-    Case("constant", "constant", "nonfinite_logits", "logits"),
+    ReactionCase("sticky", "raise", "cuda_sticky", STICKY, STICKY),
+    ReactionCase("unnamed", "raise", "unknown", "the model is unwell", "the model is unwell"),
+    ReactionCase("kill", "kill", "killed", "SIGKILL from outside"),
+    ReactionCase("leave", "exit", "left", "exit status 0 (bye)", "0"),
+    ReactionCase("nan", "nan", "nonfinite_logits", "logits"),
+    ReactionCase("constant", "constant", "nonfinite_logits", "logits"),
 ]
-MASKED = Case(
+MASKED = ReactionCase(
     "masked", "raise_masked", "cuda_graph_thrash", THRASH, "\n".join([THRASH, *[MASK] * 99])
 )
 EVERYWHERE: list[int | str] = ["prefill", 0, 5]
@@ -114,10 +114,10 @@ def server(
         for at in EVERYWHERE
         for number in range(TRIES)
     ]
-    plays.append(Play("[batch]", REPLY, [Fault(5, "raise", ALLOCATION, times=1)]))
-    plays.append(Play("[full disk]", REPLY, [Fault(5, "raise", ALLOCATION, times=1)]))
-    plays.append(Play("[recycle]", REPLY, [Fault(5, "raise", HANDLES, times=1)]))
-    plays.append(Play("[exit 3]", REPLY, [Fault(5, "exit", "3", times=1)]))
+    plays.append(ScriptedReply("[batch]", REPLY, [ModelFault(5, "raise", ALLOCATION, times=1)]))
+    plays.append(ScriptedReply("[full disk]", REPLY, [ModelFault(5, "raise", ALLOCATION, times=1)]))
+    plays.append(ScriptedReply("[recycle]", REPLY, [ModelFault(5, "raise", HANDLES, times=1)]))
+    plays.append(ScriptedReply("[exit 3]", REPLY, [ModelFault(5, "exit", "3", times=1)]))
     model = scripted_model(plays, step_s=0.01)
     folder = tmp_path_factory.mktemp("reactions")
     with serving(model, folder, "--trust-remote-code", budgets=IMPATIENT) as server:
@@ -134,17 +134,17 @@ def ready(server: Server, incarnation: int) -> dict[str, object]:
     return wait_for(found, f"incarnation {incarnation}")
 
 
-def lose(server: Server, case: Case, at: int | str) -> None:
+def lose(server: Server, case: ReactionCase, at: int | str) -> None:
     tries = (lost(server, case, case.trigger(at, number)) for number in range(TRIES))
     assert any(tries), "the probe never told of it at once"
 
 
-def lost(server: Server, case: Case, trigger: str) -> bool:
+def lost(server: Server, case: ReactionCase, trigger: str) -> bool:
     """Whether the probe told of it at once. Where the machine stops somebody for a while, news
     reach them late; all else has to be true there, too."""
     before = int(ready(server, 0)["incarnation"])  # type: ignore[call-overload]
     wait_for(lambda: server.http.get("/health").status_code == 200, "a healthy server")
-    with Watch(server) as watch:
+    with ServerWatch(server) as watch:
         wait_for(lambda: watch.rosters and watch.probes, "what is watched")
         asked_at = time.monotonic()
         answer = server.chat(trigger, max_tokens=None)
@@ -158,13 +158,13 @@ def lost(server: Server, case: Case, trigger: str) -> bool:
     return told_at_once(watch)
 
 
-def over(watch: Watch) -> bool:
+def over(watch: ServerWatch) -> bool:
     with contextlib.suppress(StopIteration):  # where it has not even seen the beginning
         return watch.outage[1] < math.inf and watch.probes[-1].status == 200
     return False
 
 
-def assert_health_told_the_truth(watch: Watch, asked_at: float) -> None:
+def assert_health_told_the_truth(watch: ServerWatch, asked_at: float) -> None:
     _, up = watch.outage
     turns = [status for status, _ in itertools.groupby(probe.status for probe in watch.probes)]
     assert turns in ([200, 503, 200], [200]), "a single outage, which a late watch may have missed"
@@ -176,7 +176,7 @@ def assert_health_told_the_truth(watch: Watch, asked_at: float) -> None:
             assert int(probe.retry_after) >= 1
 
 
-def told_at_once(watch: Watch) -> bool:
+def told_at_once(watch: ServerWatch) -> bool:
     down, up = watch.outage
     for probe in watch.probes:
         if probe.status == 200 and down + 1 < probe.asked_at < up - 0.5 - probe.took_s:
@@ -187,7 +187,7 @@ def told_at_once(watch: Watch) -> bool:
 
 
 @pytest.mark.parametrize("case", LOST, ids=lambda case: case.name)
-def test_a_worker_is_lost_and_its_request_is_not(server: Server, case: Case) -> None:
+def test_a_worker_is_lost_and_its_request_is_not(server: Server, case: ReactionCase) -> None:
     lose(server, case, 5)
 
 
@@ -207,14 +207,16 @@ def test_what_cleanup_raises_does_not_stand_where_the_first_cause_belongs(server
 
 @pytest.mark.long
 @pytest.mark.parametrize(("case", "at"), MATRIX)
-def test_wherever_it_happens(server: Server, case: Case, at: int | str) -> None:
+def test_wherever_it_happens(server: Server, case: ReactionCase, at: int | str) -> None:
     lose(server, case, at)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("case", LOST, ids=lambda case: case.name)
-def test_while_it_loads(scripted_model: Callable[..., Path], tmp_path: Path, case: Case) -> None:
-    fault = Fault("load", case.action, case.message, times=1)
+def test_while_it_loads(
+    scripted_model: Callable[..., Path], tmp_path: Path, case: ReactionCase
+) -> None:
+    fault = ModelFault("load", case.action, case.message, times=1)
     model = scripted_model(load_faults=[fault], default=REPLY)
     # Imports alone hold the GIL for seconds where the machine is busy.
     budgets = {**IMPATIENT, "load_silent_s": 12.0, "load_still_s": 15.0}

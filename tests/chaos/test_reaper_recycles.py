@@ -10,14 +10,14 @@ import psutil
 import pytest
 
 from mayfly_reaper.paths import runtime_of
-from support.models.scripted import Fault, Play
+from support.models.scripted import ModelFault, ScriptedReply
 from support.server import Server, serving, wait_for
 
 REPLY = " ".join(f"word{number}" for number in range(8))
 CLIENTS = 3
 
 
-class Load:
+class RepeatingClients:
     """Clients that ask again as soon as they are answered. To be entered."""
 
     def __init__(self, server: Server) -> None:
@@ -27,7 +27,7 @@ class Load:
         self._over = threading.Event()
         self._threads = [threading.Thread(target=self._run) for _ in range(CLIENTS)]
 
-    def __enter__(self) -> Load:
+    def __enter__(self) -> RepeatingClients:
         for thread in self._threads:
             thread.start()
         return self
@@ -52,7 +52,7 @@ class Load:
 def test_a_worker_that_leaks_is_replaced_before_memory_ends(
     scripted_model: Callable[..., Path], tmp_path: Path
 ) -> None:
-    leaks = Play("[leak]", REPLY, [Fault(3, "leak", "600", times=1)])
+    leaks = ScriptedReply("[leak]", REPLY, [ModelFault(3, "leak", "600", times=1)])
     model = scripted_model([leaks], step_s=0.02)
     options = ("--trust-remote-code", "--max-footprint", "0.5")
     with serving(model, tmp_path, *options, budgets={"spacing_s": 0.0}) as server:
@@ -86,7 +86,7 @@ def test_forced_recycles_fail_no_request_and_leave_nothing(
     recycles: int,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    model = scripted_model([Play("go", REPLY)], step_s=0.02)
+    model = scripted_model([ScriptedReply("go", REPLY)], step_s=0.02)
     options = ("--trust-remote-code", "--max-inferences", "2")
     budgets = {"retry_s": 0.1, "spacing_s": 0.0}
     with serving(model, tmp_path, *options, budgets=budgets) as server:
@@ -101,7 +101,7 @@ def test_forced_recycles_fail_no_request_and_leave_nothing(
                 30.0 * times,
             )
 
-        with Load(server) as load:
+        with RepeatingClients(server) as load:
             recycled(recycles // 2)
             middle = size_of(lasting)
             recycled(recycles)

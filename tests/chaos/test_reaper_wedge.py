@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from support.models.scripted import Fault, Play
+from support.models.scripted import ModelFault, ScriptedReply
 from support.server import Server, serving, wait_for
 
 REPLY = " ".join(f"word{number}" for number in range(12))
@@ -32,8 +32,10 @@ BUDGETS = {
 @pytest.fixture
 def server(scripted_model: Callable[..., Path], tmp_path: Path) -> Iterator[Server]:
     """One row at a time, six milliseconds for each token of a prompt."""
-    spin = Fault(3, "spin_gil_released", times=1)
-    model = scripted_model([Play("[spin]", REPLY, [spin])], prefill_token_s=0.006, default=REPLY)
+    spin = ModelFault(3, "spin_gil_released", times=1)
+    model = scripted_model(
+        [ScriptedReply("[spin]", REPLY, [spin])], prefill_token_s=0.006, default=REPLY
+    )
     options = ("--trust-remote-code", "--max-rows", "1")
     with serving(model, tmp_path, *options, budgets=BUDGETS) as server:
         yield server

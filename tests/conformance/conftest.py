@@ -10,12 +10,12 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from mayfly_server.http.api_keys import from_environment
-from support.doubles.fake_engine import FakeNode
-from support.doubles.running_front import RunningFront
-from support.edge import ADMIN, LIMITS, SECRET
+from support.doubles.fake_node import FakeNode
 from support.models import scripted
 from support.models.tokenizer import START
-from support.scripted_answers import plays
+from support.raw_http import ADMIN, LIMITS, SECRET
+from support.running_front import RunningFront
+from support.scripted_answers import scripted_replies
 from support.server import Server, serving
 
 SLOW_STEP_S = 0.05
@@ -48,7 +48,7 @@ def tiny(tools_model: Path, folder: Callable[[], Path]) -> Iterator[Server]:
 @pytest.fixture(scope="package")
 def script(folder: Callable[[], Path]) -> Iterator[Server]:
     """A model with tools and thoughts that says what :mod:`conformance.plays` has it say."""
-    model = scripted.build(folder() / "script", plays(), tokenizer="thinking")
+    model = scripted.build(folder() / "script", scripted_replies(), tokenizer="thinking")
     with serving(model, folder(), "--trust-remote-code") as server:
         yield server
 
@@ -58,7 +58,7 @@ def slow(folder: Callable[[], Path]) -> Iterator[Server]:
     """The same at 20 tokens a second, and 250 prompt tokens a second."""
     model = scripted.build(
         folder() / "slow",
-        plays(),
+        scripted_replies(),
         tokenizer="thinking",
         step_s=SLOW_STEP_S,
         prefill_token_s=SLOW_PREFILL_TOKEN_S,
@@ -72,7 +72,7 @@ def fussy(folder: Callable[[], Path]) -> Iterator[Server]:
     """The same with a small context, a template that refuses a lot, and a tokenizer that begins
     raw prompts with a token of its own."""
     model = scripted.build(
-        folder() / "fussy", plays(), context=FUSSY_CONTEXT, template=FUSSY_TEMPLATE
+        folder() / "fussy", scripted_replies(), context=FUSSY_CONTEXT, template=FUSSY_TEMPLATE
     )
     path = str(model / "tokenizer.json")
     tokenizer = Tokenizer.from_file(path)

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from support.api import CHAT, PATHS, TEXT, Json, answer, body, choice, post, refused, user
+from support.api_client import CHAT, PATHS, TEXT, Json, answer, body, choice, post, refused, user
 from support.server import Server, serving
 
 JSON = {"content-type": "application/json"}

@@ -19,16 +19,16 @@ from mayfly_protocol.requests import TokenPrompt
 from mayfly_worker.engine import caches
 from mayfly_worker.model.probe import probe
 from mayfly_worker.model.reference_store import ReferenceStore
-from support.api import CHAT, TEXT, Json, answer, choice, together, user, whole_stream
-from support.engine import GREEDY, Ask, Bench
+from support.api_client import CHAT, TEXT, Json, answer, choice, together, user, whole_stream
+from support.engine_harness import GREEDY, EngineHarness, EngineRequest
 from support.models import tiny as tiny_models
 from support.server import Server
-from support.worker import Answer, WorkerProcess, generation
+from support.worker import AttemptAnswer, WorkerProcess, generation
 
 SYSTEM = "You are the archivist of a small museum and answer in complete sentences. " * 6
 
 
-class Cold:
+class ColdModel:
     """A model folder's greedy answers without a server."""
 
     def __init__(self, folder: Path) -> None:
@@ -42,7 +42,9 @@ class Cold:
     def ids(self, prompt: list[int], max_tokens: int) -> list[int]:
         key = (tuple(prompt), max_tokens)
         if key not in self._known:
-            [found] = Bench(self._model, self._width).run([Ask(prompt, GREEDY, max_tokens)])
+            [found] = EngineHarness(self._model, self._width).run(
+                [EngineRequest(prompt, GREEDY, max_tokens)]
+            )
             self._known[key] = found.ids()
         return self._known[key]
 
@@ -59,9 +61,9 @@ class Cold:
 
 
 @pytest.fixture(scope="module")
-def cold(tools_model: Path) -> Cold:
+def cold(tools_model: Path) -> ColdModel:
     """Of the model that ``tiny`` serves."""
-    return Cold(tools_model)
+    return ColdModel(tools_model)
 
 
 def text(server: Server, prompt: str, max_tokens: int, **fields: Any) -> str:
@@ -76,7 +78,7 @@ def later(seconds: float, call: Any) -> Any:
 
 @pytest.mark.parametrize("turns", [12, pytest.param(60, marks=pytest.mark.long)])
 def test_R87_penalties_and_biases_beside_a_plain_prompt(
-    tiny: Server, cold: Cold, turns: int
+    tiny: Server, cold: ColdModel, turns: int
 ) -> None:
     rng = random.Random(87)
     extras: list[Json] = [
@@ -106,7 +108,9 @@ def test_R87_penalties_and_biases_beside_a_plain_prompt(
 
 
 @pytest.mark.parametrize("rounds", [3, pytest.param(20, marks=pytest.mark.long)])
-def test_R88_sixteen_at_once_get_their_own_answers(tiny: Server, cold: Cold, rounds: int) -> None:
+def test_R88_sixteen_at_once_get_their_own_answers(
+    tiny: Server, cold: ColdModel, rounds: int
+) -> None:
     conversations = [
         [{"role": "system", "content": SYSTEM}, user(f"Tell me about exhibit {100 + 7 * i}.")]
         for i in range(16)
@@ -122,7 +126,7 @@ def test_R88_sixteen_at_once_get_their_own_answers(tiny: Server, cold: Cold, rou
         assert [one["text"] for one in found] == [right[i] for i in order]
 
 
-def test_R92_an_answer_sent_back_as_part_of_the_prompt(tiny: Server, cold: Cold) -> None:
+def test_R92_an_answer_sent_back_as_part_of_the_prompt(tiny: Server, cold: ColdModel) -> None:
     prompt = "In the beginning there was a very long sentence about nothing in particular, and"
     for _ in range(4):
         said = text(tiny, prompt, 10)
@@ -135,7 +139,7 @@ def test_R92_an_answer_sent_back_as_part_of_the_prompt(tiny: Server, cold: Cold)
     assert used["prompt_tokens_details"]["cached_tokens"] == used["prompt_tokens"] - 1
 
 
-def test_R93_earlier_prompts_leave_no_trace(tiny: Server, cold: Cold) -> None:
+def test_R93_earlier_prompts_leave_no_trace(tiny: Server, cold: ColdModel) -> None:
     a = SYSTEM + "First question."
     b = SYSTEM + "Second question, which is longer than the first."
     c = SYSTEM[:200] + " Something else."
@@ -143,7 +147,7 @@ def test_R93_earlier_prompts_leave_no_trace(tiny: Server, cold: Cold) -> None:
         assert text(tiny, prompt, 24) == cold.text(prompt, 24)
 
 
-def test_R94_a_new_question_after_the_same_system_prompt(tiny: Server, cold: Cold) -> None:
+def test_R94_a_new_question_after_the_same_system_prompt(tiny: Server, cold: ColdModel) -> None:
     system = {"role": "system", "content": SYSTEM + "You like lists."}
     for question in ("Who built it?", "When was it opened?", "What is on the second floor?"):
         messages = [system, user(question)]
@@ -153,7 +157,7 @@ def test_R94_a_new_question_after_the_same_system_prompt(tiny: Server, cold: Col
     assert found["usage"]["prompt_tokens_details"]["cached_tokens"] > 50
 
 
-def test_R97_four_of_the_same_at_once_are_the_same(tiny: Server, cold: Cold) -> None:
+def test_R97_four_of_the_same_at_once_are_the_same(tiny: Server, cold: ColdModel) -> None:
     for turn in range(10):
         prompt = f"{turn} times the same question"
         found = together(*[partial(text, tiny, prompt, 40)] * 4)
@@ -164,7 +168,7 @@ def test_R97_four_of_the_same_at_once_are_the_same(tiny: Server, cold: Cold) -> 
 def test_R90_R93_whatever_the_cache_can_do(architecture: str, tmp_path: Path) -> None:
     """A long prompt, then short ones that are its beginning, on a real worker."""
     folder = tiny_models.build(tmp_path / "model", architecture=architecture)
-    cold = Cold(folder)
+    cold = ColdModel(folder)
     rng = random.Random(90)
     long = [rng.randrange(8, 1700) for _ in range(360)]
     short, other = long[:60], long[:60] + [rng.randrange(8, 1700) for _ in range(20)]
@@ -175,9 +179,9 @@ def test_R90_R93_whatever_the_cache_can_do(architecture: str, tmp_path: Path) ->
             assert found.ids() == cold.ids(prompt, 20)
 
 
-def in_flight(worker: WorkerProcess, prompts: list[list[int]], most: int) -> list[Answer]:
+def in_flight(worker: WorkerProcess, prompts: list[list[int]], most: int) -> list[AttemptAnswer]:
     """Asks for all of them, so many at a time."""
-    answers: list[Answer] = []
+    answers: list[AttemptAnswer] = []
     for prompt in prompts:
         answers.append(worker.submit(generation(TokenPrompt(tuple(prompt)), max_tokens=8)))
         worker.wait(lambda: sum(not a.end for a in answers) < most, "room for another one")
@@ -189,7 +193,7 @@ def in_flight(worker: WorkerProcess, prompts: list[list[int]], most: int) -> lis
 def test_R96_a_tree_of_prompts_in_a_cache_that_evicts_all_the_time(
     tiny_model: Path, tmp_path: Path, count: int
 ) -> None:
-    cold = Cold(tiny_model)
+    cold = ColdModel(tiny_model)
     rng = random.Random(96)
     tree: list[list[int]] = [[rng.randrange(8, 1700) for _ in range(30)]]
     while len(tree) < 25:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from support.api import TEXT, Json, answer, choice, post, refused, tokenizer_of, whole_stream
+from support.api_client import TEXT, Json, answer, choice, post, refused, tokenizer_of, whole_stream
 from support.server import Server
 
 P, Q = "Once upon a time", "def main():"

@@ -20,8 +20,8 @@ import httpx
 import pytest
 
 from conformance.conftest import SLOW_PREFILL_TOKEN_S, SLOW_STEP_S
-from support.api import CHAT, Json, answer, body, choice, post, together, user, whole_stream
-from support.models.scripted import Fault, Play
+from support.api_client import CHAT, Json, answer, body, choice, post, together, user, whole_stream
+from support.models.scripted import ModelFault, ScriptedReply
 from support.scripted_answers import CHARACTERS, NEVER_ENDING
 from support.server import Server, serving, wait_for
 
@@ -253,8 +253,8 @@ def test_R84_a_request_that_breaks_its_prefill_breaks_no_other(
     scripted_model: Callable[..., Path], tmp_path: Path
 ) -> None:
     fine = "fine " * 30
-    broken = Play("[broken]", "never", faults=[Fault("prefill", "raise", SHAPES)])
-    model = scripted_model([broken, Play("[fine]", fine)], step_s=0.01)
+    broken = ScriptedReply("[broken]", "never", faults=[ModelFault("prefill", "raise", SHAPES)])
+    model = scripted_model([broken, ScriptedReply("[fine]", fine)], step_s=0.01)
     with serving(model, tmp_path, "--trust-remote-code") as server:
 
         def break_it() -> httpx.Response:

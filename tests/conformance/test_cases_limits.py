@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from conformance.conftest import FUSSY_CONTEXT
-from support.api import (
+from support.api_client import (
     CHAT,
     PATHS,
     TEXT,
@@ -115,7 +115,7 @@ def test_R28_a_huge_budget_is_what_the_context_leaves(fussy: Server, path: str) 
         assert used["total_tokens"] == FUSSY_CONTEXT
 
 
-class Undisturbed:
+class UndisturbedAnswer:
     """An answer without stops: its whole text, and where its tokens end in it."""
 
     def __init__(self, server: Server, path: str) -> None:
@@ -148,7 +148,7 @@ class Undisturbed:
 
 @both_routes
 def test_R29_stops_are_found_wherever_tokens_end(tiny: Server, path: str) -> None:
-    found = Undisturbed(tiny, path)
+    found = UndisturbedAnswer(tiny, path)
     text, borders = found.text, found.borders
     for border in borders[3:20:4]:
         found.stopped_by(text[border - 2 : border + 2])

@@ -10,22 +10,22 @@ from typing import Any
 import httpx
 import pytest
 
-from support.doubles.fake_engine import FakeNode
-from support.doubles.running_front import RunningFront
-from support.edge import (
+from support.doubles.fake_node import FakeNode
+from support.raw_http import (
     CHAT,
     HELLO,
     MESSAGE,
     MIB,
     SECRET,
     TEXT,
-    Memory,
-    answers_meanwhile,
+    MemoryGrowth,
+    assert_probe_answers_during,
     bearer,
     connect,
+    read_to_end,
     status_of,
-    told,
 )
+from support.running_front import RunningFront
 
 
 @pytest.mark.parametrize("count", [129, 10**6, 10**9, 2**63, 10**30])
@@ -42,8 +42,8 @@ def test_R128_no_request_multiplies_itself(front: RunningFront, count: int, fiel
                 assert min(refused_s(path, asked) for _ in range(3)) < 1
         assert front.client.post(TEXT, json={"prompt": "a", field: -1}).status_code == 400
 
-    with Memory() as memory:
-        answers_meanwhile(front, send)
+    with MemoryGrowth() as memory:
+        assert_probe_answers_during(front, send)
     assert memory.peak < 8 * MIB
 
 
@@ -54,7 +54,7 @@ def test_R128_many_prompts_at_once(front: RunningFront) -> None:
             assert response.status_code == 400
             assert response.json()["error"]["param"] in ("prompt", "n")
 
-    answers_meanwhile(front, send)
+    assert_probe_answers_during(front, send)
 
 
 DEEP = {
@@ -96,7 +96,7 @@ def test_R132_wide_bodies_cost_no_more_than_long_ones(node: FakeNode) -> None:
     with RunningFront(node.control) as front:
         for unit in (b"[],", b"{},", b"0,", b'"",'):
             body = b'{"messages": [' + unit * (8 * MIB // len(unit)) + b"0]}"
-            with Memory() as memory:
+            with MemoryGrowth() as memory:
                 response = front.client.post(
                     CHAT, content=body, headers={"content-type": "application/json"}
                 )
@@ -126,7 +126,7 @@ def test_R133_two_hundred_megabytes(locked: RunningFront, key: str, chunked: boo
     headers = bearer(key) | {"content-type": "application/json"}
     if not chunked:
         headers["content-length"] = str(size + 10)
-    with Memory() as memory, httpx.Client(timeout=30) as client:
+    with MemoryGrowth() as memory, httpx.Client(timeout=30) as client:
         began = time.monotonic()
         response = client.post(locked.url + CHAT, content=chunks(size), headers=headers)
         assert time.monotonic() - began < 10
@@ -140,10 +140,10 @@ def test_R133_ten_gigabytes_and_silence(hurried: RunningFront) -> None:
     head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\n"
     with connect(hurried) as connection:
         connection.sendall(f"{head}Content-Length: {10 << 30}\r\n\r\n".encode())
-        assert status_of(told(connection)) == 413
+        assert status_of(read_to_end(connection)) == 413
     with connect(hurried) as connection:
         connection.sendall(f"{head}Content-Length: {1 << 20}\r\n\r\n".encode())
-        assert status_of(told(connection)) == 408
+        assert status_of(read_to_end(connection)) == 408
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "br", "zstd", "deflate, gzip"])

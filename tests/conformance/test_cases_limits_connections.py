@@ -13,26 +13,26 @@ from typing import Any
 import pytest
 
 from mayfly_server.settings import ConnectionLimits
-from support.doubles.fake_engine import FakeNode, accept, step
-from support.doubles.running_front import RunningFront
-from support.edge import (
+from support.doubles.fake_node import FakeNode, accept, step
+from support.raw_http import (
     CHAT,
     HELLO,
     MIB,
     SECRET,
-    Memory,
-    answers_meanwhile,
-    ask,
+    MemoryGrowth,
+    assert_probe_answers_during,
     bearer,
     connect,
+    read_to_end,
     status_of,
-    told,
+    status_of_raw,
 )
+from support.running_front import RunningFront
 
 
 def test_R130_heads_have_bounds(front: RunningFront) -> None:
     def status(head: str) -> int:
-        return ask(front, f"{head}\r\n\r\n")
+        return status_of_raw(front, f"{head}\r\n\r\n")
 
     start = "GET /livez HTTP/1.1\r\nHost: localhost"
     assert status(f"{start}\r\nX: {'x' * 30_000}") == 200
@@ -54,13 +54,13 @@ def test_R130_heads_have_bounds(front: RunningFront) -> None:
 )
 def test_R130_what_never_ends_is_cut_off(front: RunningFront, line: bytes, status: int) -> None:
     """A hundred megabytes of one head: at most a little of it is ever held."""
-    with Memory() as memory, connect(front) as connection:
+    with MemoryGrowth() as memory, connect(front) as connection:
         start = b"GET " if status == 414 else b"GET / HTTP/1.1\r\nHost: localhost\r\n"
         with contextlib.suppress(ConnectionError, TimeoutError):
             connection.sendall(start)
             for _ in range(100 * MIB // len(line)):
                 connection.sendall(line)
-        answer = told(connection)
+        answer = read_to_end(connection)
     assert status_of(answer) in (status, 0)
     assert memory.peak < 8 * MIB
     assert front.client.get("/livez").status_code == 200
@@ -83,8 +83,8 @@ def test_R130_slow_lorises(hurried: RunningFront) -> None:
                 with contextlib.suppress(ConnectionError):
                     loris.sendall(b"\r\n\r\n")
 
-        answers_meanwhile(hurried, drip)
-        answers = [told(loris) for loris in lorises]
+        assert_probe_answers_during(hurried, drip)
+        answers = [read_to_end(loris) for loris in lorises]
     assert time.monotonic() - began < 15
     assert {status_of(answer) for answer in answers[:180]} == {408}
     assert {status_of(answer) for answer in answers[180:]} == {0}
@@ -95,7 +95,7 @@ def test_R130_slow_bodies(hurried: RunningFront) -> None:
     for framing in ("Content-Length: 100\r\n\r\n{", "Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n"):
         with connect(hurried) as connection:
             connection.sendall((head + framing).encode())
-            answer = told(connection)
+            answer = read_to_end(connection)
         assert status_of(answer) == 408
         assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["retryable"] is True
 
@@ -107,12 +107,12 @@ def test_R130_trailers_and_chunk_extensions_have_bounds(hurried: RunningFront) -
     ).encode()
     endless = (b"1;" + b"x" * 65536, b"1\r\n{\r\n0\r\nX: " + b"x" * 65536)
     for start in endless:
-        with Memory() as memory, connect(hurried) as connection:
+        with MemoryGrowth() as memory, connect(hurried) as connection:
             with contextlib.suppress(ConnectionError, TimeoutError):
                 connection.sendall(head + start)
                 for _ in range(400):
                     connection.sendall(b"x" * 65536)
-            assert status_of(told(connection)) in (431, 400, 0)
+            assert status_of(read_to_end(connection)) in (431, 400, 0)
         assert memory.peak < 8 * MIB
 
 
@@ -136,10 +136,10 @@ def test_R130_so_many_connections(node: FakeNode) -> None:
         front.wait(lambda: len(front.connections) == 5)
         with connect(front) as one_more:
             one_more.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            assert status_of(told(one_more)) == 503
+            assert status_of(read_to_end(one_more)) == 503
         held.pop().close()
         front.wait(lambda: len(front.connections) == 4)
-        assert ask(front, "GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n") == 200
+        assert status_of_raw(front, "GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n") == 200
 
 
 def test_R130_a_client_that_does_not_read_is_cut(hurried: RunningFront, node: FakeNode) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from conformance.conftest import FUSSY_CONTEXT
-from support.api import CHAT, PATHS, post, refused, tokens, user, whole_stream
+from support.api_client import CHAT, PATHS, post, refused, tokens, user, whole_stream
 from support.server import Server, wait_for
 
 both_routes = pytest.mark.parametrize("path", PATHS)

@@ -16,9 +16,9 @@ import pytest
 from mayfly_server.api.admin.page import PATHS as PAGE
 from mayfly_server.http.api_keys import Key, digest_of, file_entry, from_environment
 from mayfly_server.http.auth import PROBES
-from support.doubles.fake_engine import FakeNode, accept, finish, step
-from support.doubles.running_front import RunningFront
-from support.edge import ADMIN, CHAT, HELLO, SECRET, TEXT, bearer, connect, told
+from support.doubles.fake_node import FakeNode, accept, finish, step
+from support.raw_http import ADMIN, CHAT, HELLO, SECRET, TEXT, bearer, connect, read_to_end
+from support.running_front import RunningFront
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
@@ -149,7 +149,7 @@ def test_R127_keys_are_never_told(
                     seen.append(answer_of(locked, method, path, bearer(key)))
         with connect(locked) as connection:
             connection.sendall(f"GET / HTTP/1.1\r\nAuthorization: {SECRET}\r\n\0\r\n\r\n".encode())
-            seen.append(told(connection).decode())
+            seen.append(read_to_end(connection).decode())
     seen += [caplog.text, *capfd.readouterr()]
     for text in seen:
         assert SECRET not in text

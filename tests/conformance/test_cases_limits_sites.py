@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from mayfly_server.http.api_keys import from_environment
-from support.doubles.fake_engine import FakeNode
-from support.doubles.running_front import RunningFront
-from support.edge import CHAT, HELLO, SECRET, TEXT, ask, bearer
+from support.doubles.fake_node import FakeNode
+from support.raw_http import CHAT, HELLO, SECRET, TEXT, bearer, status_of_raw
+from support.running_front import RunningFront
 
 
 def test_R122_names_are_looked_up_and_nothing_else(
@@ -49,24 +49,29 @@ BAD_HOSTS = ("evil.example", "evil.example:8000", "localhost.evil.example", "0.0
 @pytest.mark.parametrize("path", ["/livez", "/v1/models", "/nonsense", "/mayfly/status"])
 def test_R137_foreign_hosts_without_a_key(front: RunningFront, path: str) -> None:
     for host in BAD_HOSTS:
-        assert ask(front, f"GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n") == 421
-        assert ask(front, f"GET http://localhost{path} HTTP/1.1\r\nHost: {host}\r\n\r\n") == 421
+        assert status_of_raw(front, f"GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n") == 421
+        assert (
+            status_of_raw(front, f"GET http://localhost{path} HTTP/1.1\r\nHost: {host}\r\n\r\n")
+            == 421
+        )
     for host in GOOD_HOSTS:
-        assert ask(front, f"GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n") in (200, 404)
-    assert ask(front, f"GET {path} HTTP/1.0\r\n\r\n") in (200, 404)
+        assert status_of_raw(front, f"GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n") in (200, 404)
+    assert status_of_raw(front, f"GET {path} HTTP/1.0\r\n\r\n") in (200, 404)
     for head in ("", "Host:\r\n", "Host: localhost\r\nHost: localhost\r\n", "Host: a b\r\n"):
-        assert ask(front, f"GET {path} HTTP/1.1\r\n{head}\r\n") == 400
+        assert status_of_raw(front, f"GET {path} HTTP/1.1\r\n{head}\r\n") == 400
 
 
 def test_R137_with_a_key_any_host_will_do(locked: RunningFront, node: FakeNode) -> None:
     """A page that had its name rebound has no key. Configured hosts hold all the same."""
     head = f"Authorization: Bearer {SECRET}\r\n\r\n"
     for host in (*BAD_HOSTS, *GOOD_HOSTS):
-        assert ask(locked, f"GET /v1/models HTTP/1.1\r\nHost: {host}\r\n{head}") == 200
+        assert status_of_raw(locked, f"GET /v1/models HTTP/1.1\r\nHost: {host}\r\n{head}") == 200
     keys = from_environment({"MAYFLY_API_KEYS": SECRET})
     with RunningFront(node.control, keys=keys, allowed_hosts=("api.example",)) as front:
         for host, status in {"api.example": 200, "localhost": 200, "evil.example": 421}.items():
-            assert ask(front, f"GET /v1/models HTTP/1.1\r\nHost: {host}\r\n{head}") == status
+            assert (
+                status_of_raw(front, f"GET /v1/models HTTP/1.1\r\nHost: {host}\r\n{head}") == status
+            )
 
 
 FOREIGN = ("https://evil.example", "null", "http://localhost:3000", "http://localhost")

@@ -18,7 +18,7 @@ import zmq
 from mayfly_protocol.codec import encode
 from mayfly_protocol.lifecycle import Bye
 from mayfly_protocol.serving import Pong
-from support.api import CHAT, PATHS, body, post, user
+from support.api_client import CHAT, PATHS, body, post, user
 from support.server import Server, serving
 
 ROOT = Path(__file__).parents[2]
@@ -95,7 +95,7 @@ def test_R135_nothing_listens_but_the_http_port(tiny: Server) -> None:
         assert folder.st_uid == os.getuid()
 
 
-class Bomb:
+class PickleBomb:
     """What a pickle of it would do."""
 
     def __init__(self, marker: Path) -> None:
@@ -113,8 +113,8 @@ def test_R135_nonsense_on_internal_sockets_changes_nothing(tiny: Server, tmp_pat
         [b""] * 20,
         *([b"x"] * count for count in range(1, 21)),
         [os.urandom(50 << 20)],
-        [pickle.dumps(Bomb(tmp_path / "marker"))],
-        [pickle.dumps(Bomb(tmp_path / "marker"), protocol=0)],
+        [pickle.dumps(PickleBomb(tmp_path / "marker"))],
+        [pickle.dumps(PickleBomb(tmp_path / "marker"), protocol=0)],
         [encode(Bye(0))],
         [encode(Pong(1))],
         [encode(Pong(1)).replace(b"Pong", b"Pwng")],

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from support.api import CHAT, post, refused, tokenizer_of, tokens, user
+from support.api_client import CHAT, post, refused, tokenizer_of, tokens, user
 from support.models import scripted, tiny
 from support.models.tokenizer import END, START, TEMPLATES
 from support.server import Server, serving, wait_for

@@ -12,7 +12,17 @@ import pytest
 from mlx_lm.utils import load_model
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from support.api import CHAT, TEXT, Json, answer, choice, post, refused, tokenizer_of, whole_stream
+from support.api_client import (
+    CHAT,
+    TEXT,
+    Json,
+    answer,
+    choice,
+    post,
+    refused,
+    tokenizer_of,
+    whole_stream,
+)
 from support.server import Server
 
 PROMPTS = ["Once upon a time", "def main():"]

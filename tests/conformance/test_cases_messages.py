@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from support.api import (
+from support.api_client import (
     CHAT,
     PATHS,
     TEXT,

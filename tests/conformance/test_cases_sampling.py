@@ -12,7 +12,7 @@ from typing import Any
 import openai
 import pytest
 
-from support.api import (
+from support.api_client import (
     CHAT,
     PATHS,
     Json,

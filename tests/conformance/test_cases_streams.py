@@ -12,7 +12,7 @@ import pytest
 
 from conformance.conftest import SLOW_STEP_S
 from mayfly_protocol.serving import Failed, Finish, Rejected, Submit
-from support.api import (
+from support.api_client import (
     CHAT,
     PATHS,
     TEXT,
@@ -27,9 +27,18 @@ from support.api import (
     user,
     whole_stream,
 )
-from support.doubles.fake_engine import DIE, WORDS, Act, FakeNode, Script, accept, say, until
-from support.doubles.running_front import RunningFront
+from support.doubles.fake_node import (
+    DIE,
+    WORDS,
+    AnswerScript,
+    FakeNode,
+    ScriptStep,
+    accept,
+    answer_then,
+    answer_words,
+)
 from support.models.tokenizer import PAD
+from support.running_front import RunningFront
 from support.scripted_answers import CHARACTERS, byte_ids
 from support.server import Server
 
@@ -208,25 +217,25 @@ def test_R48_the_body_ends_with_the_chunk_of_no_length(tiny: Server, path: str) 
 # Workers that fail, before a front end as it is
 
 
-def script_of(*acts: Callable[[Submit], Act]) -> Script:
+def script_of(*acts: Callable[[Submit], ScriptStep]) -> AnswerScript:
     return lambda submit: iter([act(submit) for act in acts])
 
 
-def fail(submit: Submit) -> Act:
+def fail(submit: Submit) -> ScriptStep:
     return Failed(submit.rid, submit.attempt, "metal_buffer_size", "out of something")
 
 
-def end(submit: Submit) -> Act:
+def end(submit: Submit) -> ScriptStep:
     """As if all were well."""
     return Finish(submit.rid, submit.attempt, "done")
 
 
-def refuse(submit: Submit) -> Act:
+def refuse(submit: Submit) -> ScriptStep:
     code = "context_length_exceeded"
     return Rejected(submit.rid, submit.attempt, "invalid", "too long", "messages", code)
 
 
-def close(submit: Submit) -> Act:
+def close(submit: Submit) -> ScriptStep:
     return DIE
 
 
@@ -235,11 +244,11 @@ def close(submit: Submit) -> Act:
     [
         (script_of(fail), 500, "metal_buffer_size"),
         (script_of(accept, fail), None, "metal_buffer_size"),
-        (until(2, script_of(fail)), None, "metal_buffer_size"),
+        (answer_then(2, script_of(fail)), None, "metal_buffer_size"),
         (script_of(close), 503, "model_unavailable"),
         (script_of(accept, close), None, "model_unavailable"),
-        (until(2, script_of(close)), None, "model_unavailable"),
-        (until(2, script_of(end)), None, "model_unavailable"),
+        (answer_then(2, script_of(close)), None, "model_unavailable"),
+        (answer_then(2, script_of(end)), None, "model_unavailable"),
         (script_of(refuse), 400, "context_length_exceeded"),
     ],
     ids=[
@@ -250,7 +259,7 @@ def close(submit: Submit) -> Act:
 )
 @both_routes
 def test_R69_failures_never_look_like_an_end(
-    path: str, worker: Script, status: int | None, code: str
+    path: str, worker: AnswerScript, status: int | None, code: str
 ) -> None:
     """``status`` where the headers are not out yet; otherwise the error is an event."""
     with FakeNode() as node:
@@ -274,8 +283,8 @@ def test_R69_failures_never_look_like_an_end(
 @both_routes
 def test_R69_where_another_worker_goes_on_nothing_is_seen(path: str) -> None:
     with FakeNode() as node:
-        node.worker(until(2, script_of(close)))
-        node.worker(say())
+        node.worker(answer_then(2, script_of(close)))
+        node.worker(answer_words())
         with RunningFront(node.control) as front:
             front.wait_workers(2)
             asked: Json = {"messages": [user("hi")]} if path == CHAT else {"prompt": "hi"}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from support.api import (
+from support.api_client import (
     CHAT,
     PATHS,
     Json,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.api import CHAT, Json, answer, choice, function, refused, user, whole_stream
+from support.api_client import CHAT, Json, answer, choice, function, refused, user, whole_stream
 from support.scripted_answers import (
     CALL,
     CUT_SHORT,

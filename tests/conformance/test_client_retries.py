@@ -15,8 +15,8 @@ import pytest
 
 from mayfly_protocol.serving import Failed, Rejected, Submit
 from mayfly_server.http.api_keys import Key, from_environment
-from support.doubles.fake_engine import Act, FakeNode, FakeWorker, Script, say
-from support.doubles.running_front import RunningFront
+from support.doubles.fake_node import AnswerScript, FakeNode, FakeWorker, ScriptStep, answer_words
+from support.running_front import RunningFront
 
 Ask = Callable[[RunningFront], Any]
 SECRET = "a-key-of-a-client"
@@ -52,11 +52,11 @@ def node() -> Iterator[FakeNode]:
         yield node
 
 
-def first(script: Script, *, then: Script) -> Script:
+def first(script: AnswerScript, *, then: AnswerScript) -> AnswerScript:
     """The first request gets the one, those after it the other."""
     seen: list[str] = []
 
-    def either(submit: Submit) -> Iterator[Act]:
+    def either(submit: Submit) -> Iterator[ScriptStep]:
         seen.append(submit.rid)
         return (script if submit.rid == seen[0] else then)(submit)
 
@@ -69,10 +69,10 @@ def rids(worker: FakeWorker) -> set[str]:
 
 @clients
 def test_a_full_server_is_asked_again_when_it_said(node: FakeNode, ask: Ask) -> None:
-    def full(submit: Submit) -> Iterator[Act]:
+    def full(submit: Submit) -> Iterator[ScriptStep]:
         yield Rejected(submit.rid, submit.attempt, "full", "full", retry_after_s=2.0)
 
-    worker = node.worker(first(full, then=say()))
+    worker = node.worker(first(full, then=answer_words()))
     with RunningFront(node.control) as front:
         before = time.monotonic()
         assert ask(front)
@@ -82,7 +82,7 @@ def test_a_full_server_is_asked_again_when_it_said(node: FakeNode, ask: Ask) -> 
 
 @clients
 def test_what_would_fail_again_is_not_asked_again(node: FakeNode, ask: Ask) -> None:
-    def fails(submit: Submit) -> Iterator[Act]:
+    def fails(submit: Submit) -> Iterator[ScriptStep]:
         yield Failed(submit.rid, submit.attempt, "metal_buffer_size", "too large")
 
     worker = node.worker(fails)
@@ -96,7 +96,7 @@ def test_what_would_fail_again_is_not_asked_again(node: FakeNode, ask: Ask) -> N
 
 @clients
 def test_a_wrong_request_is_not_asked_again(node: FakeNode, ask: Ask) -> None:
-    def invalid(submit: Submit) -> Iterator[Act]:
+    def invalid(submit: Submit) -> Iterator[ScriptStep]:
         yield Rejected(submit.rid, submit.attempt, "invalid", "no", param="messages")
 
     worker = node.worker(invalid)
@@ -111,7 +111,7 @@ def test_a_wrong_request_is_not_asked_again(node: FakeNode, ask: Ask) -> None:
 @clients
 def test_a_model_that_is_being_loaded_is_waited_for(node: FakeNode, ask: Ask) -> None:
     """Nothing is held here, so that the clients have to come again."""
-    node.worker(say(), state="loading", load_done=1, load_total=2, age_s=1.0)
+    node.worker(answer_words(), state="loading", load_done=1, load_total=2, age_s=1.0)
     ready = replace(node.view("slot-1"), state="ready")
     with RunningFront(node.control, ready=False, queue_wait_s=0.0) as front:
         front.wait(lambda: "50 %" in front.client.get("/readyz").text)
@@ -131,7 +131,7 @@ def test_a_model_that_is_being_loaded_is_waited_for(node: FakeNode, ask: Ask) ->
 def test_a_key_that_has_sent_enough_is_slowed_down(node: FakeNode, ask: Ask) -> None:
     [key] = from_environment({"MAYFLY_API_KEYS": SECRET})
     limited = Key(key.name, key.digest, requests_per_minute=60)
-    worker = node.worker(say())
+    worker = node.worker(answer_words())
     with RunningFront(node.control, keys=[limited]) as front:
         headers = {"authorization": f"Bearer {SECRET}"}
         while front.client.get("/v1/models", headers=headers).status_code == 200:

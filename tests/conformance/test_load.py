@@ -16,17 +16,17 @@ from mayfly_protocol.counters import Memory
 from mayfly_protocol.lifecycle import Beat
 from mayfly_protocol.requests import Generation, TokenPrompt
 from mayfly_protocol.serving import Cancel, Finish
-from support.api import CHAT, together, user
-from support.api import answer as answer_of
+from support.api_client import CHAT, together, user
+from support.api_client import answer as answer_of
 from support.server import Server
-from support.worker import Answer, WorkerProcess, generation
+from support.worker import AttemptAnswer, WorkerProcess, generation
 
 PREFIX_BYTES = 1 << 20
 MB = 1 << 20
 
 
 @dataclass
-class Load:
+class LoadGenerator:
     """Requests to one worker, at most ``most`` at a time; a part of them is cancelled, at once or
     after some tokens."""
 
@@ -35,10 +35,10 @@ class Load:
     most: int
     cancelled: float
 
-    def run(self, count: int, make: Callable[[random.Random], Generation]) -> list[Answer]:
-        doomed: list[tuple[int, Answer]] = []
-        answers: list[Answer] = []
-        open_: list[Answer] = []
+    def run(self, count: int, make: Callable[[random.Random], Generation]) -> list[AttemptAnswer]:
+        doomed: list[tuple[int, AttemptAnswer]] = []
+        answers: list[AttemptAnswer] = []
+        open_: list[AttemptAnswer] = []
 
         def in_flight() -> int:
             open_[:] = [answer for answer in open_ if not answer.end]
@@ -109,7 +109,7 @@ def test_mixed_requests_with_random_cancels_leave_nothing(
     with worker:
         worker.wait_ready()
         right = worker.ask(last).ids()
-        load = Load(worker, random.Random(6), most=24, cancelled=0.4)
+        load = LoadGenerator(worker, random.Random(6), most=24, cancelled=0.4)
         load.run(40, mixed)
         before = load.idle()
         answers = load.run(count, mixed)
@@ -128,7 +128,7 @@ def test_mixed_requests_with_random_cancels_leave_nothing(
 def test_R106_a_worker_s_memory_has_a_plateau(worker: WorkerProcess, count: int) -> None:
     with worker:
         worker.wait_ready()
-        load = Load(worker, random.Random(106), most=16, cancelled=0.1)
+        load = LoadGenerator(worker, random.Random(106), most=16, cancelled=0.1)
         footprints = []
         for _ in range(10):
             load.run(count // 10, distinct)

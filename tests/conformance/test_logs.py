@@ -32,7 +32,7 @@ def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield server
 
 
-def told(server: Server) -> list[dict[str, Any]]:
+def log_lines(server: Server) -> list[dict[str, Any]]:
     return [json.loads(line) for line in server.log().splitlines()]
 
 
@@ -122,8 +122,8 @@ def test_nothing_that_is_asked_is_logged(server: Server) -> None:
 
 def test_every_line_is_an_object_that_says_what_it_is_about(server: Server) -> None:
     lose_a_worker_in_mid_stream(server)
-    wait_for(lambda: any("was lost" in line["event"] for line in told(server)), "the loss")
-    lines = told(server)
+    wait_for(lambda: any("was lost" in line["event"] for line in log_lines(server)), "the loss")
+    lines = log_lines(server)
     assert all({"event", "level", "logger", "timestamp"} <= line.keys() for line in lines)
     lost = [line for line in lines if "was lost" in line["event"]]
     assert all(line.keys() >= NAMES and line["level"] == "warning" for line in lost)
@@ -154,7 +154,7 @@ def test_a_request_is_known_by_its_clients_id(server: Server) -> None:
             os.kill(slot["pid"], signal.SIGKILL)
         thread.join()
         assert answers[0].headers["x-request-id"] == "my-own-id"
-        return any(line.get("request_id") == "my-own-id" for line in told(server))
+        return any(line.get("request_id") == "my-own-id" for line in log_lines(server))
 
     wait_for(struck, "a request that went on elsewhere")
 

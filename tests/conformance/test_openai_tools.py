@@ -11,7 +11,7 @@ import openai
 import pytest
 from pydantic import BaseModel, Field
 
-from support.api import function
+from support.api_client import function
 from support.server import Server
 
 SUM = function("sum", x="integer", y="integer")

@@ -26,8 +26,8 @@ from mayfly_server.api.responses.responses_objects import ResponsesEvent
 from mayfly_server.app import create_app
 from mayfly_server.http.api_keys import from_environment
 from mayfly_server.settings import FrontSettings
-from support.doubles.fake_engine import FakeNode, accept, finish, step
-from support.doubles.running_front import RunningFront
+from support.doubles.fake_node import FakeNode, accept, finish, step
+from support.running_front import RunningFront
 from support.server import Server
 
 MODEL = "tiny"

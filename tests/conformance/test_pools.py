@@ -15,9 +15,9 @@ import openai
 import psutil
 import pytest
 
-from support.api import refused, together, user
+from support.api_client import refused, together, user
 from support.models import scripted
-from support.models.scripted import Play
+from support.models.scripted import ScriptedReply
 from support.server import Server, serving, wait_for
 
 SLOW_S = 0.02
@@ -35,9 +35,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("pools")
     for name in ("first", "second"):
         plays = [
-            Play("[who]", f"I am the {name}."),
-            Play("[long]", f"{name} {LONG}"),
-            Play("[endless]", LONG * 10),
+            ScriptedReply("[who]", f"I am the {name}."),
+            ScriptedReply("[long]", f"{name} {LONG}"),
+            ScriptedReply("[endless]", LONG * 10),
         ]
         scripted.build(folder / "models" / name, plays, step_s=SLOW_S)
     config = folder / "mayfly.toml"

@@ -21,8 +21,8 @@ import openai
 import pytest
 
 from support.dashboards import GRAFANA, filled_in, queries, variables
+from support.required_programs import require_program
 from support.server import Server, free_port, serving, wait_for
-from support.tools import require
 
 PATIENCE_S = 60.0
 WINDOW = "20s"
@@ -45,7 +45,7 @@ class Prometheus:
         with (folder / "prometheus.log").open("w") as log:
             self.process = subprocess.Popen(
                 [
-                    require("prometheus"),
+                    require_program("prometheus"),
                     f"--config.file={file}",
                     f"--storage.tsdb.path={folder / 'data'}",
                     f"--web.listen-address={self.url.removeprefix('http://')}",
@@ -118,7 +118,7 @@ def watched(
 ) -> Iterator[tuple[Server, Prometheus]]:
     """A server that has lost a worker in the middle of an answer and replaced another one, and a
     Prometheus that has seen it."""
-    require("prometheus")
+    require_program("prometheus")
     folder = tmp_path_factory.mktemp("server")
     with serving(tiny_model, folder, "--workers", "2") as server:
         server.chat()
@@ -203,7 +203,7 @@ def test_no_label_names_a_process(watched: Watched) -> None:
 def test_promtool_likes_the_page(watched: Watched) -> None:
     server, _ = watched
     page = server.http.get("/metrics").content
-    command = [require("promtool"), "check", "metrics"]
+    command = [require_program("promtool"), "check", "metrics"]
     ran = subprocess.run(command, input=page, capture_output=True)
     assert (ran.returncode, ran.stdout + ran.stderr) == (0, b"")
 

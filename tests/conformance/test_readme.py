@@ -22,7 +22,7 @@ import httpx
 import pytest
 
 from support.models import scripted
-from support.models.scripted import Play
+from support.models.scripted import ScriptedReply
 from support.server import free_port, wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -63,13 +63,13 @@ def block(beginning: str, language: str = "sh") -> str:
     return found
 
 
-class Reader:
+class ReaderShell:
     """Somebody who follows both pages in a folder of their own, with a home of their own."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
         self.folder = folder
-        plays = [Play("capital of France", ANSWER)]
+        plays = [ScriptedReply("capital of France", ANSWER)]
         # Slow enough for a worker to be killed in the middle of the README's 300 tokens.
         self.model = scripted.build(folder / "model", plays, step_s=0.02)
         self.environment = {
@@ -140,12 +140,12 @@ class Reader:
 
 
 @pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> Reader:
-    return Reader(tmp_path_factory.mktemp("reader"))
+def reader(tmp_path_factory: pytest.TempPathFactory) -> ReaderShell:
+    return ReaderShell(tmp_path_factory.mktemp("reader"))
 
 
 @pytest.fixture(scope="module")
-def server(reader: Reader) -> Iterator[subprocess.Popen[bytes]]:
+def server(reader: ReaderShell) -> Iterator[subprocess.Popen[bytes]]:
     """The server that the last line of the section without make starts."""
     needs_port(PORT)
     command = block("pip install .").splitlines()[-1]
@@ -183,20 +183,20 @@ def test_every_block_is_looked_after() -> None:
     ]
 
 
-def test_curl(reader: Reader, server: object) -> None:
+def test_curl(reader: ReaderShell, server: object) -> None:
     if shutil.which("curl") is None:
         pytest.skip("there is no curl here")
     assert ANSWER in reader.run(block(ASK))
 
 
 @pytest.mark.parametrize("package", ["openai", "anthropic"])
-def test_python(reader: Reader, server: object, package: str) -> None:
+def test_python(reader: ReaderShell, server: object, package: str) -> None:
     script = reader.folder / f"with_{package}.py"
     script.write_text(block(f"from {package} ", "python"))
     assert reader.run(f"python {script}").strip() == ANSWER
 
 
-def test_keys(reader: Reader) -> None:
+def test_keys(reader: ReaderShell) -> None:
     """On a port of its own, since the other server has the pages' port."""
     port = free_port()
     make, serve = (line.split("#")[0] for line in block("mayfly keys").splitlines())
@@ -210,7 +210,7 @@ def test_keys(reader: Reader) -> None:
         assert ANSWER in reader.run(chat, "What is the capital of France?\n", MAYFLY_API_KEY=key)
 
 
-def test_configuration(reader: Reader) -> None:
+def test_configuration(reader: ReaderShell) -> None:
     init, show = block("mayfly config").splitlines()
     folder = reader.folder / "configured"
     folder.mkdir()
@@ -225,7 +225,7 @@ def test_configuration(reader: Reader) -> None:
     assert f'path = "{folder}/models/my-own"' in shown
 
 
-def test_two_servers_side_by_side(reader: Reader, server: object) -> None:
+def test_two_servers_side_by_side(reader: ReaderShell, server: object) -> None:
     needs_port(8001)
     [command] = re.findall(r"`(mayfly serve --port 8001 [^`]+)`", GUIDE)
     with reader.serving(command, 8001):
@@ -233,7 +233,7 @@ def test_two_servers_side_by_side(reader: Reader, server: object) -> None:
         assert httpx.get(f"{URL}/readyz").status_code == 200
 
 
-def test_an_answer_outlives_its_worker(reader: Reader, server: object) -> None:
+def test_an_answer_outlives_its_worker(reader: ReaderShell, server: object) -> None:
     """The README's demonstration: the answer is that of an undisturbed run."""
     if shutil.which("curl") is None:
         pytest.skip("there is no curl here")
@@ -272,7 +272,7 @@ def test_make_serves_another_model() -> None:
     assert last == ".venv/bin/mayfly serve mlx-community/Qwen3-4B-4bit --port 9000"
 
 
-def test_a_killed_worker_has_a_successor(reader: Reader, server: object) -> None:
+def test_a_killed_worker_has_a_successor(reader: ReaderShell, server: object) -> None:
     assert "`kill -9 PID`" in GUIDE
     [before] = httpx.get(f"{URL}/mayfly/status").json()["nodes"][0]["slots"]
     reader.run(f"kill -9 {before['pid']}")
@@ -315,7 +315,7 @@ def test_the_table_of_commands_is_looked_after() -> None:
 
 @pytest.mark.parametrize("command", EXPECTED)
 def test_a_command(
-    reader: Reader, server: subprocess.Popen[bytes], tiny_model: Path, command: str
+    reader: ReaderShell, server: subprocess.Popen[bytes], tiny_model: Path, command: str
 ) -> None:
     (reader.folder / "gpu.log").write_text(f"{LOG}\n")
     slot = httpx.get(f"{URL}/mayfly/status").json()["nodes"][0]["slots"][0]["slot"]
@@ -332,7 +332,7 @@ def test_a_command(
         assert server.wait(30) == 0
 
 
-def test_make_serves_and_ctrl_c_stops_it(reader: Reader) -> None:
+def test_make_serves_and_ctrl_c_stops_it(reader: ReaderShell) -> None:
     """Where the environment that make looks after is there already; or it would be made here."""
     made = subprocess.run(["make", "-q", ".venv/.runtime"], cwd=ROOT, env=OWN, capture_output=True)
     if made.returncode != 0:
@@ -349,7 +349,10 @@ def test_several_machines(tmp_path: Path) -> None:
     """Two homes on this machine, which also has to answer for the name of the one with the node."""
     for wanted in (7700, 7701, 7710):
         needs_port(wanted)
-    machines = {"mac-2$": Reader(tmp_path / "mac-2"), "gateway$": Reader(tmp_path / "gateway")}
+    machines = {
+        "mac-2$": ReaderShell(tmp_path / "mac-2"),
+        "gateway$": ReaderShell(tmp_path / "gateway"),
+    }
     lines = [line.split("#")[0].split(maxsplit=1) for line in block("mac-2$").splitlines()]
     keys: dict[str, str] = {}
     port = free_port()

@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from support.api import refused, tokenizer_of, user
+from support.api_client import refused, tokenizer_of, user
 from support.server import Server
 
 TEXT = "Once upon a time, naïve 😀 你好"

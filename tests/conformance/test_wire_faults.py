@@ -19,7 +19,7 @@ from mayfly_protocol.codec import encode
 from mayfly_protocol.serving import Finish, Submit, Tokens
 from support.models.scripted import DEFAULT_REPLY
 from support.server import wait_for
-from support.wire import A_DAY_OFF, DEADLINE_S, OTHER_HOST, Site, TcpNode
+from support.tcp_nodes import A_DAY_OFF, DEADLINE_S, OTHER_HOST, Site, TcpNode
 from support.worker import generation
 
 ENDLESS = "Once upon a time"

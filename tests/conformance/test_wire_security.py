@@ -18,7 +18,7 @@ from mayfly_protocol.serving import Ping
 from mayfly_protocol.transport.keys import KeyPair, new_pair, trusted_file
 from mayfly_protocol.transport.sockets import configure, connect_curve
 from support.server import wait_for
-from support.wire import Site, say
+from support.tcp_nodes import Site, send_unless_refused
 
 SECRET = "the heron wades at dawn"
 PATIENCE_MS = 20_000
@@ -41,7 +41,7 @@ def sockets(site: Site) -> Iterator[tuple[str, Callable[[KeyPair | None], zmq.So
 
     def control(own: KeyPair | None) -> zmq.Socket[Any]:
         peer = site.peer(zmq.DEALER, site.node.port, own, site.node.pair.public)
-        say(peer, encode(Ask()))
+        send_unless_refused(peer, encode(Ask()))
         return peer
 
     def roster(own: KeyPair | None) -> zmq.Socket[Any]:
@@ -49,7 +49,7 @@ def sockets(site: Site) -> Iterator[tuple[str, Callable[[KeyPair | None], zmq.So
 
     def serving(own: KeyPair | None) -> zmq.Socket[Any]:
         peer = site.peer(zmq.DEALER, worker_port, own, worker_key)
-        say(peer, encode(Ping(1)))
+        send_unless_refused(peer, encode(Ping(1)))
         return peer
 
     yield from (("control", control), ("roster", roster), ("worker", serving))
@@ -99,7 +99,7 @@ def test_a_revoked_key_gets_nothing_over_connections_that_are_open(site: Site) -
             while peer.poll(0):
                 peer.recv_multipart()
             if name == "worker":  # the others have no connection any more
-                say(peer, encode(Ping(2)))
+                send_unless_refused(peer, encode(Ping(2)))
             assert not peer.poll(QUIET_MS), f"{name}, open"
             peer.close()
             with knock(site.friend) as again:
@@ -135,8 +135,8 @@ def test_a_friend_over_the_network_is_no_operator_and_no_worker(site: Site) -> N
     with impostor:
         impostor.connect(f"tcp://127.0.0.1:{site.node.port}")
         for said in (Recycle(), DrainNode(0.0), Hello("x", 1, 1)):
-            say(impostor, encode(said))
-        say(impostor, b"\xc1 nonsense")
+            send_unless_refused(impostor, encode(said))
+        send_unless_refused(impostor, b"\xc1 nonsense")
         wait_for(lambda: site.refused("nonsense") >= before + 4, "four refusals")
     assert "127.0.0.1: refused, nonsense" in site.node.log()
     assert site.roster()["slots"][0]["pid"] == pid
@@ -151,7 +151,7 @@ def test_another_version_is_named_and_changes_nothing(site: Site) -> None:
         with knock(site.friend) as peer:
             assert peer.poll(PATIENCE_MS)
             peer.recv()
-            say(peer, msgpack.packb([2, "Ask", {}]))
+            send_unless_refused(peer, msgpack.packb([2, "Ask", {}]))
             wait_for(lambda b=before: site.refused("version") > b, f"a count at {name}")  # type: ignore[misc]
             assert not peer.poll(300), name
     assert "127.0.0.1: refused, version" in site.node.log()

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from support.fleet import PROMPTS, Fleet, Load, fleet, wait_for
-from support.namespaces import why_no, why_not
+from support.fleet import PROMPTS, Fleet, FleetLoad, fleet, wait_for
+from support.network_namespaces import why_no_discipline, why_no_networks
 
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(600)]
 
@@ -27,7 +27,7 @@ SLOW = ("tbf", "rate", "600kbit", "burst", "3kb", "latency", "50ms")
 
 @pytest.fixture(scope="module")
 def site(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    if reason := why_not():
+    if reason := why_no_networks():
         pytest.skip(f"no networks here: {reason}")
     with fleet(tiny_model, tmp_path_factory.mktemp("fleet")) as built:
         yield built
@@ -58,7 +58,7 @@ def test_load_over_three_nodes_and_nobody_on_the_way_can_read_it(site: Fleet) ->
     with (
         site.network.capture(site.gateway, "eth0") as outside,
         site.network.capture(site.gateway, "lo") as inside,
-        Load(site) as load,
+        FleetLoad(site) as load,
     ):
         load.wait_more(20)
     assert load.wrong == []
@@ -84,7 +84,7 @@ def again_until_a_request_moved(site: Fleet, disturb: Callable[[], None]) -> Non
 
 
 def test_a_node_is_killed(site: Fleet) -> None:
-    with Load(site) as load:
+    with FleetLoad(site) as load:
 
         def kill() -> None:
             site.mend()
@@ -97,7 +97,7 @@ def test_a_node_is_killed(site: Fleet) -> None:
 
 
 def test_a_link_is_cut_and_heals(site: Fleet) -> None:
-    with Load(site) as load:
+    with FleetLoad(site) as load:
 
         def cut() -> None:
             load.wait_more(1)
@@ -118,22 +118,22 @@ def test_a_link_is_cut_and_heals(site: Fleet) -> None:
 
 
 def test_a_link_delays_and_loses(site: Fleet) -> None:
-    if reason := why_no(*LOSSY):
+    if reason := why_no_discipline(*LOSSY):
         pytest.skip(f"the kernel cannot do that to a link: {reason}")
-    with site.nodes[2].machine.behind(*LOSSY), Load(site) as load:
+    with site.nodes[2].machine.behind(*LOSSY), FleetLoad(site) as load:
         load.wait_more(9)
     assert load.wrong == []
 
 
 def test_links_are_too_slow(site: Fleet) -> None:
     """Slower than what the nodes have to say: packets wait, and are dropped where too many do."""
-    if reason := why_no(*SLOW):
+    if reason := why_no_discipline(*SLOW):
         pytest.skip(f"the kernel cannot do that to a link: {reason}")
     links = [node.machine for node in site.nodes]
     with ExitStack() as stack:
         for link in links:
             stack.enter_context(link.behind(*SLOW))
-        with Load(site) as load:
+        with FleetLoad(site) as load:
             load.wait_more(6)
         dropped = sum(link.dropped() for link in links)
     assert load.wrong == []
@@ -150,7 +150,7 @@ def test_a_node_is_replaced_under_the_same_address(site: Fleet) -> None:
     own."""
     old = site.nodes[2]
     name = old.machine.name
-    with Load(site, clients=3, think_s=1.5) as load:  # two nodes start meanwhile
+    with FleetLoad(site, clients=3, think_s=1.5) as load:  # two nodes start meanwhile
         load.wait_more(3)
         epoch = site.fronts[0].nodes()[name]["epoch"]
         old.running.kill()
@@ -176,7 +176,7 @@ def test_a_node_is_replaced_under_the_same_address(site: Fleet) -> None:
 
 def test_a_front_end_is_killed_among_three(site: Fleet) -> None:
     lost = site.fronts[0]
-    with Load(site) as load:
+    with FleetLoad(site) as load:
         load.wait_more(3)
         load.killed.add(lost.number)
         lost.running.kill()
@@ -195,7 +195,7 @@ def test_a_front_end_is_killed_among_three(site: Fleet) -> None:
 
 
 def test_everything_is_restarted_one_by_one_under_load(site: Fleet) -> None:
-    with Load(site, clients=3, think_s=1.5) as load:
+    with FleetLoad(site, clients=3, think_s=1.5) as load:
         load.wait_more(3)
         for node in site.nodes:
             node.running.stop()

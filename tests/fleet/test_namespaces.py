@@ -9,14 +9,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from support.namespaces import Network, namespaces, why_not
+from support.network_namespaces import Network, namespaces, why_no_networks
 from support.server import alive, wait_for
 
 pytestmark = pytest.mark.fleet
 
 DYING = """
 import sys, time
-from support.namespaces import Network
+from support.network_namespaces import Network
 network = Network().__enter__()
 machine = network.machine("mac", 11)
 slept = machine.start(["sleep", "600"], sys.stderr)
@@ -28,7 +28,7 @@ time.sleep(600)
 
 
 def test_leftovers_of_a_run_that_was_killed_are_removed() -> None:
-    if reason := why_not():
+    if reason := why_no_networks():
         pytest.skip(f"no networks here: {reason}")
     with Network() as own:
         command = [sys.executable, "-c", DYING]

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from support.chaos_client import Asking
+from support.chaos_client import StreamingClient
 from support.gpu import gpu_memory_mb, ready, serving_on_gpu, stages
 from support.models import cuda
 from support.server import Server, wait_for
-from support.watching import Watch
+from support.server_watch import ServerWatch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
@@ -28,7 +28,7 @@ THRASH = {"MLX_ENABLE_CACHE_THRASHING_CHECK": "1", "MLX_CUDA_GRAPH_CACHE_SIZE": 
 
 
 @dataclass(frozen=True)
-class Case:
+class GpuFaultCase:
     """A fault, the kind that it is to be known as, and what of it is to stand as first cause."""
 
     fault: str
@@ -37,9 +37,9 @@ class Case:
 
 
 LOST = [
-    Case("illegal", "cuda_sticky", "an illegal memory access was encountered"),
-    Case("kill", "killed", "SIGKILL from outside"),
-    Case("spin", "wedged", "no progress in"),
+    GpuFaultCase("illegal", "cuda_sticky", "an illegal memory access was encountered"),
+    GpuFaultCase("kill", "killed", "SIGKILL from outside"),
+    GpuFaultCase("spin", "wedged", "no progress in"),
 ]
 
 
@@ -55,7 +55,7 @@ class FaultRun:
 
     fault_at: float
     over_at: float
-    watch: Watch
+    watch: ServerWatch
     answers: list[Any]
     memory_mb: tuple[int, int]
 
@@ -74,9 +74,9 @@ def run_fault(server: Server, fault: str, replaced: int) -> FaultRun:
     before, used = ready(server), gpu_memory_mb()
     assert len(before) == 2
     extra = {"ignore_eos": True}
-    with Watch(server) as watch:
+    with ServerWatch(server) as watch:
         streams = [
-            Asking(
+            StreamingClient(
                 server, f"Story {n} was told", max_tokens=TOKENS, temperature=0, extra_body=extra
             )
             for n in range(STREAMS)
@@ -84,7 +84,9 @@ def run_fault(server: Server, fault: str, replaced: int) -> FaultRun:
         wait_for(lambda: all(len(s.answer.at) > 20 for s in streams), "tokens of every stream")
         fault_at = time.monotonic()
         words = f"It rained{cuda.trigger(fault)}."
-        streams.append(Asking(server, words, max_tokens=TOKENS, temperature=0, extra_body=extra))
+        streams.append(
+            StreamingClient(server, words, max_tokens=TOKENS, temperature=0, extra_body=extra)
+        )
         answers = [stream.result() for stream in streams]
 
         def whole_again() -> bool:
@@ -101,7 +103,7 @@ def run_fault(server: Server, fault: str, replaced: int) -> FaultRun:
     return FaultRun(fault_at, over_at, watch, answers, (used, gpu_memory_mb()))
 
 
-def report(case: Case, run: FaultRun, recovery: str) -> None:
+def report(case: GpuFaultCase, run: FaultRun, recovery: str) -> None:
     before, after = run.memory_mb
     print(
         f"\n| {case.fault} | {case.kind} | {len(run.answers)} | {run.interrupted} | 0 "
@@ -112,7 +114,7 @@ def report(case: Case, run: FaultRun, recovery: str) -> None:
 
 @pytest.mark.parametrize("case", LOST, ids=lambda case: case.fault)
 def test_a_worker_is_lost_and_its_sibling_and_every_stream_go_on(
-    server: Server, case: Case
+    server: Server, case: GpuFaultCase
 ) -> None:
     before, autopsies = ready(server), len(server.autopsies())
     run = run_fault(server, case.fault, replaced=1)
@@ -134,7 +136,7 @@ def test_a_worker_is_lost_and_its_sibling_and_every_stream_go_on(
 
 def test_memory_that_runs_out_in_the_middle_of_a_batch_costs_no_worker(server: Server) -> None:
     before, autopsies = ready(server), len(server.autopsies())
-    case = Case("memory", "cuda_out_of_memory", "out of memory")
+    case = GpuFaultCase("memory", "cuda_out_of_memory", "out of memory")
     run = run_fault(server, "memory", replaced=0)
     assert len(server.autopsies()) == autopsies
     assert f"batch fault {case.kind}" in server.log()

@@ -12,7 +12,7 @@ from support.server import Server
 
 
 @dataclass
-class Answer:
+class StreamedAnswer:
     """What a client got, and when. Ids of tool calls differ from request to request, and are kept
     apart; so do the tokens that came from a cache, which are left out."""
 
@@ -56,7 +56,7 @@ class Answer:
         return max(after - before for before, after in zip(self.at, self.at[1:], strict=False))
 
 
-class Asking(threading.Thread):
+class StreamingClient(threading.Thread):
     """``began`` when its request was accepted, or refused."""
 
     def __init__(self, server: Server, text: str, *, url: str = "", **body: Any) -> None:
@@ -68,7 +68,7 @@ class Asking(threading.Thread):
             "stream_options": {"include_usage": True},
             "seed": 7,
         } | body
-        self.answer = Answer()
+        self.answer = StreamedAnswer()
         self.began = threading.Event()
         self._error: Exception | None = None
         self.start()
@@ -92,7 +92,7 @@ class Asking(threading.Thread):
         assert not self.is_alive(), "the stream has no end"
         return self._error
 
-    def result(self) -> Answer:
+    def result(self) -> StreamedAnswer:
         if (error := self.error) is not None:
             raise error
         return self.answer

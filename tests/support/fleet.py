@@ -28,7 +28,7 @@ from mayfly_protocol.transport.keys import (
     write_trusted,
 )
 from mayfly_reaper.paths import runtime_of
-from support.namespaces import Machine, Network, enter
+from support.network_namespaces import Machine, Network, enter
 
 DEADLINE_S = 180.0
 CONTROL_PORT = 7700
@@ -48,7 +48,7 @@ def wait_for(condition: Callable[[], bool], what: str, patience_s: float = DEADL
         time.sleep(0.5)
 
 
-class Process:
+class MachineProcess:
     """A ``mayfly`` command on a machine."""
 
     def __init__(self, machine: Machine, folder: Path, *arguments: str) -> None:
@@ -79,7 +79,7 @@ class Process:
         self.process.wait(DEADLINE_S)
 
 
-class Node:
+class FleetNode:
     """``mayfly node`` on a machine of its own."""
 
     def __init__(self, machine: Machine, folder: Path, model: Path, front: KeyPair) -> None:
@@ -95,8 +95,8 @@ class Node:
     def address(self) -> str:
         return f"tcp://{self.pair.public}@{self.machine.address}:{CONTROL_PORT}"
 
-    def start(self) -> Process:
-        self.running = Process(
+    def start(self) -> MachineProcess:
+        self.running = MachineProcess(
             self.machine,
             self.folder,
             *("node", str(self._model), "--state-dir", str(self.folder / "state")),
@@ -106,7 +106,7 @@ class Node:
         return self.running
 
 
-class Front:
+class FleetFront:
     """``mayfly front`` on the gateway, where its clients are, too."""
 
     def __init__(self, machine: Machine, folder: Path, number: int, nodes: Sequence[str]) -> None:
@@ -117,8 +117,8 @@ class Front:
         self._nodes = [part for node in nodes for part in ("--node", node)]
         self.running = self.start()
 
-    def start(self) -> Process:
-        self.running = Process(
+    def start(self) -> MachineProcess:
+        self.running = MachineProcess(
             self.machine,
             self._folder,
             *("front", *self._nodes, "--port", str(self.port)),
@@ -168,15 +168,15 @@ class Fleet:
         for number in range(1, 4):
             home = folder / f"front-{number}"
             shutil.copytree(folder / "gateway/state/wire", home / "state/wire")
-            self.fronts.append(Front(self.gateway, home, number, addresses))
+            self.fronts.append(FleetFront(self.gateway, home, number, addresses))
         self.wait_whole()
         self.expected = {prompt: self._undisturbed(prompt) for prompt in PROMPTS}
 
-    def node(self, number: int, name: str = "") -> Node:
+    def node(self, number: int, name: str = "") -> FleetNode:
         home = self.folder / (name or f"mac-{number}")
         home.mkdir(exist_ok=True)
         machine = self.network.machine(f"mac{number}", 10 + number)
-        return Node(machine, home, self.model, self.key)
+        return FleetNode(machine, home, self.model, self.key)
 
     def _undisturbed(self, prompt: str) -> str:
         said = self.gateway.do(partial(stream, self.fronts[0].port, prompt))
@@ -184,7 +184,7 @@ class Fleet:
         assert said.text
         return said.text
 
-    def busiest(self) -> Node:
+    def busiest(self) -> FleetNode:
         """The node with the most requests, as soon as one has any."""
 
         def running() -> dict[str, int]:
@@ -216,7 +216,7 @@ class Fleet:
 
 
 @dataclass
-class Answer:
+class FleetAnswer:
     text: str = ""
     ended: bool = False
     error: str = ""
@@ -241,9 +241,9 @@ def _get(port: int, path: str) -> tuple[int, bytes]:
         return response.status, response.read()
 
 
-def stream(port: int, prompt: str) -> Answer:
+def stream(port: int, prompt: str) -> FleetAnswer:
     """One chat, read to its end, whatever that is. On a thread that lives on the gateway."""
-    result = Answer()
+    result = FleetAnswer()
     body = {
         "messages": [{"role": "user", "content": prompt}],
         "temperature": 0,
@@ -267,7 +267,7 @@ def stream(port: int, prompt: str) -> Answer:
 
 
 @dataclass
-class Load:
+class FleetLoad:
     """Clients that ask again and again, through front ends that take requests. To be entered; at
     the end each has read its last answer to the end."""
 
@@ -283,7 +283,7 @@ class Load:
     """Numbers of front ends that get no new requests, as a proxy sees to it."""
     killed: set[int] = field(default_factory=set)
 
-    def __enter__(self) -> Load:
+    def __enter__(self) -> FleetLoad:
         self._over = threading.Event()
         self._threads = [
             threading.Thread(target=self._ask, args=(number,), daemon=True)

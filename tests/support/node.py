@@ -212,7 +212,7 @@ class RunningNode:
         return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def runs(process: psutil.Process) -> bool:
+def is_running(process: psutil.Process) -> bool:
     """Whether a process is there and more than an entry that nobody has collected yet."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tokenizers.pre_tokenizers import ByteLevel
 
 from support.models import tokenizer as tokenizers
-from support.models.scripted import Fault, Play
+from support.models.scripted import ModelFault, ScriptedReply
 
 CALL = '<tool_call>\n{"name": "sum", "arguments": {"x": 7, "y": 4}}\n</tool_call>'
 SECOND_CALL = '<tool_call>\n{"name": "glob", "arguments": {"pattern": "*.txt"}}\n</tool_call>'
@@ -30,34 +30,34 @@ def byte_ids(text: str) -> list[int]:
 OUT_OF_MEMORY = "[malloc] Unable to allocate 1099511627776 bytes."
 
 
-def plays() -> list[Play]:
+def scripted_replies() -> list[ScriptedReply]:
     return [
-        Play("[text]", "Just text."),
-        Play("[call]", CALL),
-        Play("[said and called]", f"Let me see.\n{CALL}"),
-        Play("[two calls]", f"{CALL}\n{SECOND_CALL}"),
-        Play("[not json]", NOT_JSON),
-        Play("[nothing inside]", NOTHING_INSIDE),
-        Play("[unknown]", UNKNOWN),
-        Play("[no object]", NO_OBJECT),
-        Play("[cut short]", CUT_SHORT),
-        Play("[thinks]", f"<think>Seven, four.</think>{CALL}"),
-        Play("[colours]", '["red", "blue"]'),
-        Play('"x": 7, "y": 4', "I see seven and four."),
-        Play("first piece. second piece.", "Both pieces."),
-        Play("[characters]", byte_ids(CHARACTERS)),
-        Play("[half]", byte_ids("so 😀")[:-2]),
-        Play("[emoji]", byte_ids("hi😀 ok")),
-        Play("[on and on]", NEVER_ENDING),
-        Play(
+        ScriptedReply("[text]", "Just text."),
+        ScriptedReply("[call]", CALL),
+        ScriptedReply("[said and called]", f"Let me see.\n{CALL}"),
+        ScriptedReply("[two calls]", f"{CALL}\n{SECOND_CALL}"),
+        ScriptedReply("[not json]", NOT_JSON),
+        ScriptedReply("[nothing inside]", NOTHING_INSIDE),
+        ScriptedReply("[unknown]", UNKNOWN),
+        ScriptedReply("[no object]", NO_OBJECT),
+        ScriptedReply("[cut short]", CUT_SHORT),
+        ScriptedReply("[thinks]", f"<think>Seven, four.</think>{CALL}"),
+        ScriptedReply("[colours]", '["red", "blue"]'),
+        ScriptedReply('"x": 7, "y": 4', "I see seven and four."),
+        ScriptedReply("first piece. second piece.", "Both pieces."),
+        ScriptedReply("[characters]", byte_ids(CHARACTERS)),
+        ScriptedReply("[half]", byte_ids("so 😀")[:-2]),
+        ScriptedReply("[emoji]", byte_ids("hi😀 ok")),
+        ScriptedReply("[on and on]", NEVER_ENDING),
+        ScriptedReply(
             "[short of memory once]",
             "I have enough now.",
-            faults=[Fault(at=2, action="raise", message=OUT_OF_MEMORY, times=1)],
+            faults=[ModelFault(at=2, action="raise", message=OUT_OF_MEMORY, times=1)],
         ),
-        Play(
+        ScriptedReply(
             "[short of memory]",
             "I never get there.",
-            faults=[Fault(at=2, action="raise", message=OUT_OF_MEMORY)],
+            faults=[ModelFault(at=2, action="raise", message=OUT_OF_MEMORY)],
         ),
-        Play("the sum is 11", "Seven and four make eleven."),
+        ScriptedReply("the sum is 11", "Seven and four make eleven."),
     ]

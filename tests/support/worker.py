@@ -60,7 +60,7 @@ def generation(prompt: Any = "Once upon a time", **options: Any) -> Generation:
 
 
 @dataclass
-class Answer:
+class AttemptAnswer:
     """Everything that a worker said about one attempt."""
 
     rid: str
@@ -123,7 +123,7 @@ class WorkerProcess:
         self.said: list[ToReaper] = []
         self.name = b""
         self.front = self.front_end()
-        self.answers: dict[tuple[str, int], Answer] = {}
+        self.answers: dict[tuple[str, int], AttemptAnswer] = {}
         self._rids = itertools.count()
 
     def front_end(self) -> zmq.Socket[Any]:
@@ -206,13 +206,13 @@ class WorkerProcess:
         """As the reaper."""
         self.control.send_multipart([self.name, codec.encode(message)])
 
-    def submit(self, wanted: Generation, **options: Any) -> Answer:
+    def submit(self, wanted: Generation, **options: Any) -> AttemptAnswer:
         submit = Submit(f"r{next(self._rids)}", options.pop("attempt", 1), wanted, **options)
-        answer = self.answers[submit.rid, submit.attempt] = Answer(submit.rid)
+        answer = self.answers[submit.rid, submit.attempt] = AttemptAnswer(submit.rid)
         self.send(submit)
         return answer
 
-    def ask(self, wanted: Generation, **options: Any) -> Answer:
+    def ask(self, wanted: Generation, **options: Any) -> AttemptAnswer:
         answer = self.submit(wanted, **options)
         self.wait(lambda: answer.end, "the end of the answer")
         return answer

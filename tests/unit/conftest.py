@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.doubles.fake_engine import FakeNode
-from support.doubles.running_front import RunningFront
-from support.front import Client
+from support.doubles.fake_node import FakeNode
+from support.front_client import Client
+from support.running_front import RunningFront
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,10 @@ import pytest
 from mayfly_protocol.requests import ChatPrompt
 from mayfly_protocol.serving import Rejected, Submit
 from mayfly_server.http.api_keys import from_environment
-from support import front as harness
-from support.doubles.fake_engine import PROMPT_TOKENS, Act, FakeNode, accept, finish, step
-from support.doubles.running_front import RunningFront
-from support.front import breaking, everything, following, named_events
+from support import front_client as harness
+from support.doubles.fake_node import PROMPT_TOKENS, FakeNode, ScriptStep, accept, finish, step
+from support.front_client import breaking, everything, following, named_events
+from support.running_front import RunningFront
 
 PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 TOOL = {"name": "sum", "description": "Adds.", "input_schema": {"type": "object"}}
@@ -268,7 +268,7 @@ def test_a_stream_of_everything() -> None:
 
 
 def test_stop_sequences_are_named() -> None:
-    def stopped(submit: Submit) -> Iterator[Act]:
+    def stopped(submit: Submit) -> Iterator[ScriptStep]:
         yield accept(submit)
         yield step(submit, 0, "a", finish="stop", stop="END")
         yield finish(submit, 1)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mayfly_protocol.requests import ChatPrompt, Constraint
-from support.front import CHAT, TOOL, Client
+from support.front_client import CHAT, TOOL, Client
 
 
 def test_R21_empty_messages(client: Client) -> None:

@@ -14,10 +14,10 @@ import httpx
 import pytest
 
 from mayfly_server.http.errors import UNDER_V1
-from support.doubles.fake_engine import FakeNode, accept, say, step
-from support.doubles.running_front import RunningFront
-from support.edge import ask
-from support.front import CHAT, HELLO, TEXT
+from support.doubles.fake_node import FakeNode, accept, answer_words, step
+from support.front_client import CHAT, HELLO, TEXT
+from support.raw_http import status_of_raw
+from support.running_front import RunningFront
 
 JSON = {"content-type": "application/json"}
 
@@ -186,7 +186,10 @@ def test_a_redirect_stays_with_its_scheme_and_host(front: RunningFront, path: st
     """The server does not know how its clients reach it."""
     response = front.client.post(f"{path}/?x=1", headers={"host": "localhost:1"}, json={})
     assert (response.status_code, response.headers["location"]) == (307, f"{path}?x=1")
-    assert ask(front, f"GET //elsewhere.example{path}/ HTTP/1.1\r\nHost: localhost\r\n\r\n") == 404
+    assert (
+        status_of_raw(front, f"GET //elsewhere.example{path}/ HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        == 404
+    )
 
 
 def test_request_ids(front: RunningFront) -> None:
@@ -306,7 +309,7 @@ def test_R143_an_error_of_our_own_tells_nothing(monkeypatch: pytest.MonkeyPatch)
         raise KeyError("/Users/me/secret")
 
     with FakeNode() as node:
-        node.worker(say("a"))
+        node.worker(answer_words("a"))
         with RunningFront(node.control) as front:
             monkeypatch.setattr("mayfly_server.api.openai.chat_answer._message", broken)
             response = front.client.post(CHAT, json=HELLO, headers={"x-request-id": "mine"})
@@ -326,7 +329,7 @@ def test_two_pools_under_their_own_names() -> None:
         def script(submit: Any) -> Any:
             yield accept(submit)
             yield step(submit, 0, word, finish="stop")
-            yield from list(say(word)(submit))[-1:]
+            yield from list(answer_words(word)(submit))[-1:]
 
         return script
 

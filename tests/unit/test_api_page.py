@@ -14,8 +14,8 @@ from mayfly_cli.commands.client import events
 from mayfly_protocol.roster import Autopsy
 from mayfly_server.api.admin.page import PATHS
 from mayfly_server.http.api_keys import Key, digest_of
-from support.doubles.fake_engine import FakeNode
-from support.doubles.running_front import RunningFront
+from support.doubles.fake_node import FakeNode
+from support.running_front import RunningFront
 
 KEYS = (Key("someone", digest_of("key-of-someone")), Key("me", digest_of("key-of-me"), admin=True))
 AUTOPSY = Autopsy(

@@ -10,10 +10,10 @@ import pytest
 from pydantic import TypeAdapter
 
 from mayfly_protocol.requests import ChatPrompt
-from support import front as harness
-from support.doubles.fake_engine import FakeNode
-from support.doubles.running_front import RunningFront
-from support.front import breaking, everything, following, named_events
+from support import front_client as harness
+from support.doubles.fake_node import FakeNode
+from support.front_client import breaking, everything, following, named_events
+from support.running_front import RunningFront
 
 PATH = "/v1/responses"
 TOOL = {"type": "function", "name": "sum", "parameters": {"type": "object"}}

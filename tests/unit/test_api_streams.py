@@ -21,19 +21,19 @@ from mayfly_protocol.serving import (
     TopLogprob,
     Usage,
 )
-from support.doubles.fake_engine import (
+from support.doubles.fake_node import (
     WORDS,
-    Act,
+    AnswerScript,
     FakeNode,
     FakeWorker,
-    Script,
+    ScriptStep,
     accept,
+    answer_then,
+    answer_words,
     die,
-    say,
-    until,
 )
-from support.doubles.running_front import RunningFront
-from support.front import USER, WHOLE
+from support.front_client import USER, WHOLE
+from support.running_front import RunningFront
 
 HELLO: Any = [USER]
 
@@ -42,7 +42,7 @@ HELLO: Any = [USER]
 def worker(node: FakeNode) -> Iterator[FakeWorker]:
     worker = node.workers[0]
     yield worker
-    worker.script = say()
+    worker.script = answer_words()
 
 
 @pytest.fixture(scope="module")
@@ -51,10 +51,10 @@ def client(front: RunningFront) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def deltas(*parts: dict[str, Any], usage: Usage | None = None) -> Script:
+def deltas(*parts: dict[str, Any], usage: Usage | None = None) -> AnswerScript:
     """One choice's deltas, a token each."""
 
-    def script(submit: Submit) -> Iterator[Act]:
+    def script(submit: Submit) -> Iterator[ScriptStep]:
         yield accept(submit)
         for index, part in enumerate(parts):
             fields = {"choice": 0, "index": index, "ids": (index,)} | part
@@ -156,7 +156,7 @@ def test_R46_streams_have_their_own_ids(client: openai.OpenAI) -> None:
 
 
 def test_R26_length_everywhere(client: openai.OpenAI, worker: FakeWorker) -> None:
-    worker.script = say("a", "b", end="length")
+    worker.script = answer_words("a", "b", end="length")
     chat = client.chat.completions.create(model="tiny", messages=HELLO)
     text = client.completions.create(model="tiny", prompt="hi")
     stream = list(client.completions.create(model="tiny", prompt="hi", stream=True))
@@ -206,7 +206,7 @@ def test_R14_text_beside_and_without_calls(client: openai.OpenAI, worker: FakeWo
     beside = client.chat.completions.create(model="tiny", messages=HELLO).choices[0]
     assert beside.message.content == "Let me see."
     assert len(beside.message.tool_calls or []) == 2
-    worker.script = say("plain")
+    worker.script = answer_words("plain")
     without = client.chat.completions.create(model="tiny", messages=HELLO).choices[0]
     assert (without.finish_reason, without.message.tool_calls) == ("stop", None)
 
@@ -301,10 +301,10 @@ def test_an_echo_comes_first(client: openai.OpenAI, worker: FakeWorker) -> None:
 def test_R69_the_client_sees_an_error_in_mid_stream(
     client: openai.OpenAI, worker: FakeWorker
 ) -> None:
-    def refuse(submit: Submit) -> Iterator[Act]:
+    def refuse(submit: Submit) -> Iterator[ScriptStep]:
         yield Rejected(submit.rid, submit.attempt, "invalid", "no longer", code="gone")
 
-    worker.script = until(2, refuse)
+    worker.script = answer_then(2, refuse)
     stream = client.chat.completions.create(model="tiny", messages=HELLO, stream=True)
     seen = ""
     with pytest.raises(openai.APIError, match="no longer"):
@@ -324,7 +324,7 @@ def test_errors_are_the_clients_own(client: openai.OpenAI) -> None:
 
 
 def test_many_streams_at_once(client: openai.OpenAI, worker: FakeWorker) -> None:
-    worker.script = say(*[f" {i}" for i in range(30)], pause_s=0.005)
+    worker.script = answer_words(*[f" {i}" for i in range(30)], pause_s=0.005)
     texts: list[str] = []
 
     def read() -> None:
@@ -341,7 +341,7 @@ def test_many_streams_at_once(client: openai.OpenAI, worker: FakeWorker) -> None
 
 def test_the_client_notices_no_death(client: openai.OpenAI) -> None:
     with FakeNode() as node:
-        scripts = [until(3, die), say()]
+        scripts = [answer_then(3, die), answer_words()]
         for _ in scripts:
             node.worker(lambda submit: scripts[submit.attempt - 1](submit))
         with RunningFront(node.control) as front:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from mayfly_protocol.requests import Constraint, TextPrompt, TokenPrompt
-from support.doubles.running_front import RunningFront
-from support.front import CHAT, TEXT, TOOL, USER, Client, check_error
+from support.front_client import CHAT, TEXT, TOOL, USER, Client, check_error
+from support.running_front import RunningFront
 
 both = pytest.mark.parametrize("path", [CHAT, TEXT])
 

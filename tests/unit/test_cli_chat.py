@@ -71,7 +71,7 @@ def test_what_is_no_chunk_is_quoted(data: str) -> None:
     assert data in str(raised.value)
 
 
-class Server(BaseHTTPRequestHandler):
+class FakeChatServer(BaseHTTPRequestHandler):
     """Answers like an OpenAI-compatible server, with the replies that a test lays ready."""
 
     replies: ClassVar[list[tuple[int, str]]] = []
@@ -98,10 +98,10 @@ class Server(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving(*replies: tuple[int, str], models: tuple[str, ...] = ("smol",)) -> Iterator[str]:
-    Server.replies = list(replies)
-    Server.asked = []
-    Server.models = [{"id": name} for name in models]
-    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+    FakeChatServer.replies = list(replies)
+    FakeChatServer.asked = []
+    FakeChatServer.models = [{"id": name} for name in models]
+    with ThreadingHTTPServer(("127.0.0.1", 0), FakeChatServer) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
@@ -122,7 +122,7 @@ def test_a_conversation_keeps_its_history() -> None:
     assert result.exit_code == 0
     assert "Paris.\n" in result.output
     assert "Two million.\n" in result.output
-    first, second = Server.asked
+    first, second = FakeChatServer.asked
     assert first["model"] == "smol"
     assert first["temperature"] == 0
     assert first["messages"] == [{"role": "user", "content": "Capital?"}]
@@ -145,9 +145,9 @@ def test_a_refused_message_is_explained_and_forgotten() -> None:
     assert result.exit_code == 0
     assert "too long for the context" in result.stderr
     assert "HTTP 502" in result.stderr
-    assert Server.asked[-1]["model"] == "other"
-    assert Server.asked[-1]["temperature"] == 0.5
-    assert Server.asked[-1]["messages"] == [{"role": "user", "content": "three"}]
+    assert FakeChatServer.asked[-1]["model"] == "other"
+    assert FakeChatServer.asked[-1]["temperature"] == 0.5
+    assert FakeChatServer.asked[-1]["messages"] == [{"role": "user", "content": "three"}]
 
 
 def test_no_model_is_said() -> None:

@@ -14,8 +14,8 @@ from mayfly_cli.commands import drill
 from mayfly_cli.drill import workers as pool
 from mayfly_cli.drill.load import CompletionStream
 from mayfly_cli.drill.report import SentSignal, interruptions, make_report
-from support.doubles.fake_engine import FakeNode, say
-from support.doubles.running_front import RunningFront
+from support.doubles.fake_node import FakeNode, answer_words
+from support.running_front import RunningFront
 
 
 def steady(
@@ -118,7 +118,7 @@ def unstruck(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def test_it_asks_before_it_touches_a_pool_that_others_use(unstruck: list[Any]) -> None:
     with FakeNode() as node:
-        node.worker(say(), running=1)
+        node.worker(answer_words(), running=1)
         with RunningFront(node.control) as front:
             refused = run(front)
             assert refused.exit_code == 1
@@ -128,8 +128,8 @@ def test_it_asks_before_it_touches_a_pool_that_others_use(unstruck: list[Any]) -
 
 def test_it_wants_a_whole_pool_of_one_model(unstruck: list[Any]) -> None:
     with FakeNode() as node:
-        node.worker(say())
-        node.worker(say(), state="loading")
+        node.worker(answer_words())
+        node.worker(answer_words(), state="loading")
         with RunningFront(node.control) as front:
             front.wait_workers(1)
             assert "not all workers of the pool are ready" in run(front, "--yes").stderr
@@ -142,7 +142,7 @@ def test_it_wants_a_whole_pool_of_one_model(unstruck: list[Any]) -> None:
 
 def test_a_server_that_fails_by_itself_is_not_drilled(unstruck: list[Any]) -> None:
     with FakeNode() as node:
-        node.worker(say("too", " short"))
+        node.worker(answer_words("too", " short"))
         with RunningFront(node.control) as front:
             refused = run(front, "--yes")
             assert refused.exit_code == 1
@@ -152,7 +152,7 @@ def test_a_server_that_fails_by_itself_is_not_drilled(unstruck: list[Any]) -> No
 
 def test_a_pool_that_does_not_come_back_is_woken_and_told(unstruck: list[Any]) -> None:
     with FakeNode() as node:
-        worker = node.worker(say(*["word "] * 5, end="length"))
+        worker = node.worker(answer_words(*["word "] * 5, end="length"))
         with RunningFront(node.control) as front:
             told = run(front, *("--yes", "--tokens", "5", "--signals", "stop", "--wait", "1"))
             assert told.exit_code == 1

@@ -18,7 +18,7 @@ NOT_INSTALLED = ServiceStatus(False, False, "not installed")
 
 
 @dataclass
-class Recorder:
+class RecordingManager:
     """A manager that does nothing and remembers what it was to install."""
 
     found: ServiceStatus = NOT_INSTALLED
@@ -41,8 +41,8 @@ class Recorder:
 
 
 @pytest.fixture
-def manager(monkeypatch: pytest.MonkeyPatch) -> Recorder:
-    recorder = Recorder()
+def manager(monkeypatch: pytest.MonkeyPatch) -> RecordingManager:
+    recorder = RecordingManager()
     monkeypatch.setattr(service, "_manager", lambda: recorder)
     return recorder
 
@@ -52,7 +52,7 @@ def mayfly(*arguments: object) -> Result:
 
 
 def test_a_server_is_installed(
-    manager: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    manager: RecordingManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mayfly.toml").touch()
     monkeypatch.chdir(tmp_path)
@@ -69,7 +69,7 @@ def test_a_server_is_installed(
 
 @pytest.mark.parametrize(("platform", "bound"), [("linux", False), ("darwin", True)])
 def test_a_front_end_is_told_where_to_listen(
-    manager: Recorder, monkeypatch: pytest.MonkeyPatch, platform: str, bound: bool
+    manager: RecordingManager, monkeypatch: pytest.MonkeyPatch, platform: str, bound: bool
 ) -> None:
     """On Linux systemd binds, on macOS it does so itself."""
     monkeypatch.setattr(sys, "platform", platform)
@@ -95,7 +95,7 @@ def test_a_front_end_is_told_where_to_listen(
     ],
 )
 def test_what_makes_no_sense_is_refused(
-    manager: Recorder, arguments: tuple[str, ...], code: int, says: str
+    manager: RecordingManager, arguments: tuple[str, ...], code: int, says: str
 ) -> None:
     result = mayfly(*arguments)
     assert result.exit_code == code
@@ -103,13 +103,13 @@ def test_what_makes_no_sense_is_refused(
     assert manager.installed is None
 
 
-def test_a_manager_that_refuses_is_quoted(manager: Recorder) -> None:
+def test_a_manager_that_refuses_is_quoted(manager: RecordingManager) -> None:
     manager.refuses = True
     result = mayfly("install", "serve")
     assert (result.exit_code, result.stderr) == (1, "mayfly: launchctl: no\n")
 
 
-def test_status_says_how_it_is(manager: Recorder) -> None:
+def test_status_says_how_it_is(manager: RecordingManager) -> None:
     assert mayfly("status").exit_code == 1
     manager.found = ServiceStatus(True, True, "active (running)", 7, "signal", 2, ("it moved",))
     result = mayfly("status")

@@ -19,8 +19,8 @@ from typer.testing import CliRunner, Result
 
 from mayfly_cli.app import app
 from mayfly_cli.top_frame import BAR, bar, frame, has_speeds, rate, size, span
-from support.doubles.fake_engine import FakeNode
-from support.doubles.running_front import RunningFront
+from support.doubles.fake_node import FakeNode
+from support.running_front import RunningFront
 
 VIEW: dict[str, Any] = {
     "slot": "smol-0", "model": "smol", "state": "ready", "incarnation": 3, "pid": 4711,

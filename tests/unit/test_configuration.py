@@ -16,7 +16,7 @@ from mayfly_cli.app import app
 from mayfly_cli.commands import config
 from mayfly_cli.config.keys import DEFAULTS, SERVER, table
 from mayfly_cli.config.loading import Configuration, ConfigurationError, load
-from support.configuration import another
+from support.config_values import other_value
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +60,7 @@ CLOSED = {"aliases", "name"}
 @pytest.mark.parametrize("name", SERVER)
 class TestEveryKey:
     def test_in_a_file(self, nowhere: Path, name: str) -> None:
-        wanted = another(SERVER[name])
+        wanted = other_value(SERVER[name])
         line = (
             "[[models]]\npath = 'org/a'" if name == "models" else f"{name} = {config.toml(wanted)}"
         )
@@ -70,7 +70,7 @@ class TestEveryKey:
         assert configuration.origins == {name: str(file)}
 
     def test_in_the_environment(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-        wanted = another(SERVER[name])
+        wanted = other_value(SERVER[name])
         text = ", ".join(wanted) if SERVER[name].is_list else str(wanted)
         text = json.dumps(wanted) if name == "models" else text
         monkeypatch.setenv(SERVER[name].variable, text)
@@ -81,7 +81,7 @@ class TestEveryKey:
         assert load(None, {}).origins == {}
 
     def test_as_an_option(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-        key, wanted = SERVER[name], another(SERVER[name])
+        key, wanted = SERVER[name], other_value(SERVER[name])
         if name == "model":
             options = [wanted]
         elif key.type is bool:

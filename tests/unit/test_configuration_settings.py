@@ -23,7 +23,7 @@ from mayfly_cli.config.models import ConfiguredModel, aliases_of
 from mayfly_protocol.settings import LogSettings, WorkerSettings
 from mayfly_reaper.settings import FrontEnd, Lifetime, Network, NodeSettings
 from mayfly_server.settings import ConnectionLimits, FrontSettings
-from support.configuration import another
+from support.config_values import other_value
 
 PARTS: dict[type[Any], dict[str, Any]] = {
     FrontSettings: {},
@@ -60,7 +60,7 @@ COMMANDS_OWN = {"model", "name", "aliases", "models", "state_dir"}
 
 @pytest.mark.parametrize("name", sorted(SERVER.keys() - COMMANDS_OWN - SHARED.keys()))
 def test_every_key_of_the_server_reaches_a_part(name: str) -> None:
-    value = another(SERVER[name])
+    value = other_value(SERVER[name])
     value = Path(value) if SERVER[name].type is Path else value
     changed = {**DEFAULTS, name: value}
     takers = [part for part in PARTS if name in keys_of(part)]
@@ -71,7 +71,7 @@ def test_every_key_of_the_server_reaches_a_part(name: str) -> None:
 
 @pytest.mark.parametrize("name", SHARED)
 def test_every_key_of_a_model_reaches_its_workers(name: str) -> None:
-    value = another(TABLE[name])
+    value = other_value(TABLE[name])
     value = Path(value) if TABLE[name].type is Path else value
 
     def made(values: Values) -> Any:

@@ -16,8 +16,8 @@ import httpx
 import pytest
 
 from mayfly_server.settings import FrontSettings
-from support.doubles.fake_engine import WORDS, FakeNode, say, until
-from support.doubles.running_front import PATIENCE_S, RunningFront
+from support.doubles.fake_node import WORDS, FakeNode, answer_then, answer_words
+from support.running_front import PATIENCE_S, RunningFront
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 HELLO = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
@@ -91,7 +91,7 @@ def test_streams_pass_as_they_come_and_nobody_is_refused(name: str, tmp_path: Pa
 
     def rest(submit):  # type: ignore[no-untyped-def]
         yield gate
-        yield from list(say()(submit))[2:]
+        yield from list(answer_words()(submit))[2:]
 
     with ExitStack() as stack:
         node = stack.enter_context(FakeNode())
@@ -105,11 +105,11 @@ def test_streams_pass_as_they_come_and_nobody_is_refused(name: str, tmp_path: Pa
         client = stack.enter_context(proxied(name, tmp_path, ports))
         RunningFront.wait(lambda: client.get("/readyz").status_code == 200)
 
-        worker.script = until(1, rest)
+        worker.script = answer_then(1, rest)
         with client.stream("POST", "/v1/chat/completions", json=HELLO) as response:
             lines = response.iter_lines()
             assert any(WORDS[0] in line for line in lines), "the first word, while the rest waits"
-            worker.script = say()
+            worker.script = answer_words()
             gate.set()
             assert list(lines)[-2:] == ["data: [DONE]", ""]
 

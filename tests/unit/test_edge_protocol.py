@@ -12,10 +12,10 @@ from itertools import chain
 
 import pytest
 
-from support.doubles.fake_engine import say
-from support.doubles.running_front import RunningFront
-from support.edge import CHAT, HELLO, LIMITS, connect, status_of, told
-from support.front import following
+from support.doubles.fake_node import answer_words
+from support.front_client import following
+from support.raw_http import CHAT, HELLO, LIMITS, connect, read_to_end, status_of
+from support.running_front import RunningFront
 
 BODY = json.dumps(HELLO)
 GET = "GET /livez HTTP/1.1\r\nHost: localhost\r\n"
@@ -57,17 +57,17 @@ def test_who_asks_for_another_protocol_is_answered_in_this_one(
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for piece in pieces("".join([*asked, post() + BODY, LAST]), size):
             connection.sendall(piece)
-        assert statuses(told(connection)) == [200, 200, 200, 404, 200, 200]
+        assert statuses(read_to_end(connection)) == [200, 200, 200, 404, 200, 200]
     assert not caplog.records
 
 
 def test_bounds_hold_for_those_too(front: RunningFront) -> None:
     with connect(front) as connection:
         connection.sendall(post(H2C, f"X: {'x' * 33_000}\r\n").encode())
-        assert status_of(told(connection)) == 431
+        assert status_of(read_to_end(connection)) == 431
     with connect(front) as connection:
         connection.sendall(post(H2C).encode() + b"x" * len(BODY) + LAST.encode())
-        assert statuses(told(connection)) == [400, 200]
+        assert statuses(read_to_end(connection)) == [400, 200]
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_addresses_that_cannot_be_read_are_answered(front: RunningFront, line: s
     before = front.metric("mayfly_rejections_total{")
     with connect(front) as connection:
         connection.sendall(f"{line} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
-        answer = told(connection)
+        answer = read_to_end(connection)
     assert status_of(answer) == 400
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
     assert front.metric("mayfly_rejections_total{") == before + 1
@@ -109,13 +109,15 @@ def test_what_comes_behind_a_request_costs_it_no_answer(
     # Nobody but who is slow waits it out.
     limits = replace(LIMITS, head_wait_s=1.5) if behind == b"GE" else LIMITS
     with (
-        following(lambda submit: chain((gate,), say()(submit)), connections=limits) as front,
+        following(
+            lambda submit: chain((gate,), answer_words()(submit)), connections=limits
+        ) as front,
         connect(front) as connection,
     ):
         connection.sendall((head + body).encode() * requests + behind)
         front.wait(lambda: front.metric("mayfly_rejections_total{"))
         gate.set()
-        answers = told(connection)
+        answers = read_to_end(connection)
     assert statuses(answers) == [200] * requests
     assert answers.count(b'"finish_reason":"stop"') == requests
     assert answers.endswith(b"0\r\n\r\n" if stream else b"}")
@@ -135,7 +137,7 @@ def test_a_body_that_was_never_asked_for(front: RunningFront, head: str, status:
     """The client may send it, or another request in its place: either would be misread."""
     with connect(front) as connection:
         connection.sendall(head.encode())
-        answer = told(connection)
+        answer = read_to_end(connection)
     assert statuses(answer) == [status]
     assert b"connection: close" in answer
 
@@ -145,4 +147,4 @@ def test_a_body_that_was_asked_for(front: RunningFront) -> None:
         connection.sendall(post("Expect: 100-continue\r\n").encode())
         assert status_of(connection.recv(100)) == 100
         connection.sendall(BODY.encode() + LAST.encode())
-        assert statuses(told(connection)) == [200, 200]
+        assert statuses(read_to_end(connection)) == [200, 200]

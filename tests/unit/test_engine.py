@@ -18,7 +18,7 @@ from mayfly_protocol.requests import Sampling
 from mayfly_worker.engine.chunks import ChunkSizer
 from mayfly_worker.engine.decode import NonFiniteLogits
 from mayfly_worker.engine.sequence import YOUNG_TOKENS, Prefilled, Stop
-from support.engine import GREEDY, Ask, Bench, FixedChunks
+from support.engine_harness import GREEDY, EngineHarness, EngineRequest, FixedChunks
 
 SMALL = FixedChunks(32, 32)
 
@@ -37,13 +37,13 @@ def prompt(rng: random.Random, width: int, length: int) -> list[int]:
     return [rng.randrange(8, width - 8) for _ in range(length)]
 
 
-def mixed(rng: random.Random, width: int, count: int) -> list[Ask]:
+def mixed(rng: random.Random, width: int, count: int) -> list[EngineRequest]:
     shared = prompt(rng, width, 80)
     asks = []
     for i in range(count):
         head = shared[: rng.choice([0, 40, 80])]
         asks.append(
-            Ask(
+            EngineRequest(
                 head + prompt(rng, width, rng.choice([1, 2, 17, 33, 150])),
                 Sampling(
                     seed=i,
@@ -61,15 +61,15 @@ def mixed(rng: random.Random, width: int, count: int) -> list[Ask]:
     return asks
 
 
-def alone(model: Any, width: int, ask: Ask, **options: Any) -> list[list[int]]:
-    [answer] = Bench(model, width, **options).run([ask])
+def alone(model: Any, width: int, ask: EngineRequest, **options: Any) -> list[list[int]]:
+    [answer] = EngineHarness(model, width, **options).run([ask])
     return [answer.ids(c) for c in range(ask.n)]
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_together_equals_alone(model: Any, width: int, seed: int) -> None:
     asks = mixed(random.Random(seed), width, 10)
-    answers = Bench(model, width).run(asks)
+    answers = EngineHarness(model, width).run(asks)
     for ask, answer in zip(asks, answers, strict=True):
         assert [answer.ids(c) for c in range(ask.n)] == alone(model, width, ask)
 
@@ -78,14 +78,14 @@ def test_together_equals_alone(model: Any, width: int, seed: int) -> None:
 def test_padding_to_a_few_shapes_changes_nothing(model: Any, width: int, seed: int) -> None:
     rng = random.Random(seed)
     asks = mixed(rng, width, 13)
-    bench = Bench(model, width, bucketed=True, chunks=ChunkSizer(0.01, 0.01))
+    bench = EngineHarness(model, width, bucketed=True, chunks=ChunkSizer(0.01, 0.01))
     for _ in range(2):  # the second time from the prefix cache, at lengths of all kinds
         answers = bench.run(asks)
         for ask, answer in zip(asks, answers, strict=True):
             assert [answer.ids(c) for c in range(ask.n)] == alone(model, width, ask)
 
 
-class Watched(ChunkSizer):
+class RecordingChunkSizer(ChunkSizer):
     """Remembers of which chunks it was told that their shape was planned."""
 
     def __init__(self) -> None:
@@ -102,11 +102,11 @@ def test_the_engine_tells_a_shapes_first_run_where_shapes_are_planned(
     model: Any, width: int, bucketed: bool
 ) -> None:
     rng = random.Random(0)
-    chunks = Watched()
-    bench = Bench(model, width, chunks=chunks, bucketed=bucketed, prefix_bytes=0)
+    chunks = RecordingChunkSizer()
+    bench = EngineHarness(model, width, chunks=chunks, bucketed=bucketed, prefix_bytes=0)
     for tokens in (100, 101, 110, 300, 301, 99):  # of two shapes
-        bench.run([Ask(prompt(rng, width, tokens), max_tokens=1)])
-    bench.run([Ask(prompt(rng, width, 100), max_tokens=1)] * 2)
+        bench.run([EngineRequest(prompt(rng, width, tokens), max_tokens=1)])
+    bench.run([EngineRequest(prompt(rng, width, 100), max_tokens=1)] * 2)
     firsts = [True, False, False, True, False, False, True]
     assert chunks.planned == (firsts if bucketed else [False] * 7)
 
@@ -116,7 +116,7 @@ def test_staggered_with_cancels_and_small_chunks_equals_alone(
     model: Any, width: int, seed: int
 ) -> None:
     rng = random.Random(seed)
-    bench = Bench(model, width, chunks=SMALL, max_rows=6)
+    bench = EngineHarness(model, width, chunks=SMALL, max_rows=6)
     asks = mixed(rng, width, 12)
     kept = {}
     for ask in asks:
@@ -139,24 +139,26 @@ def test_a_continuation_goes_on_where_the_lost_run_stopped(model: Any, width: in
         ask.n, ask.max_tokens = 1, 12
         [whole] = alone(model, width, ask)
         for k in (1, 6, 11):
-            resumed = Ask(ask.tokens + whole[:k], ask.sampling, ask.max_tokens, generated=k)
+            resumed = EngineRequest(
+                ask.tokens + whole[:k], ask.sampling, ask.max_tokens, generated=k
+            )
             assert alone(model, width, resumed) == [whole[k:]]
 
 
 def test_a_warm_answer_equals_the_cold_one(model: Any, width: int) -> None:
     rng = random.Random(6)
-    bench = Bench(model, width)
-    first = Ask(prompt(rng, width, 120))
+    bench = EngineHarness(model, width)
+    first = EngineRequest(prompt(rng, width, 120))
     cold = alone(model, width, first)
     assert [bench.run([first])[0].ids()] == cold
     [again] = bench.run([first])
     assert (again.ids(), again.cached) == (cold[0], 119)
-    longer = Ask(first.tokens + cold[0] + prompt(rng, width, 9))
+    longer = EngineRequest(first.tokens + cold[0] + prompt(rng, width, 9))
     [warm] = bench.run([longer])
     assert warm.cached == len(first.tokens) + len(cold[0])
     assert [warm.ids()] == alone(model, width, longer)
     # Two at once from the same entry must not share what they write to.
-    others = [Ask(first.tokens + prompt(rng, width, 5)) for _ in range(4)]
+    others = [EngineRequest(first.tokens + prompt(rng, width, 5)) for _ in range(4)]
     for ask, answer in zip(others, bench.run(others), strict=True):
         assert answer.cached == len(first.tokens)
         assert [answer.ids()] == alone(model, width, ask)
@@ -164,9 +166,9 @@ def test_a_warm_answer_equals_the_cold_one(model: Any, width: int) -> None:
 
 def test_logprobs_are_those_of_the_model(model: Any, width: int) -> None:
     rng = random.Random(7)
-    ask = Ask(prompt(rng, width, 20), Sampling(seed=1, temperature=1.0), logprobs=4)
-    plain = Ask(prompt(rng, width, 30))
-    answer, _ = Bench(model, width).run([ask, plain])
+    ask = EngineRequest(prompt(rng, width, 20), Sampling(seed=1, temperature=1.0), logprobs=4)
+    plain = EngineRequest(prompt(rng, width, 30))
+    answer, _ = EngineHarness(model, width).run([ask, plain])
     tokens = list(ask.tokens)
     for drawn in answer.drawn[0]:
         logits = np.array(model(mx.array([tokens]))[0, -1])
@@ -181,25 +183,25 @@ def test_logprobs_are_those_of_the_model(model: Any, width: int) -> None:
 
 def test_ends(model: Any, width: int) -> None:
     rng = random.Random(8)
-    ask = Ask(prompt(rng, width, 20), max_tokens=10)
+    ask = EngineRequest(prompt(rng, width, 20), max_tokens=10)
     [whole] = alone(model, width, ask)
     stop = whole[4]
     first = whole.index(stop)
-    stopped = Ask(ask.tokens, max_tokens=10, stop_ids=frozenset({stop}))
-    [answer] = Bench(model, width).run([stopped])
+    stopped = EngineRequest(ask.tokens, max_tokens=10, stop_ids=frozenset({stop}))
+    [answer] = EngineHarness(model, width).run([stopped])
     assert answer.ids() == whole[: first + 1]
     assert answer.drawn[0][-1].end == "stop"
-    held = Ask(
+    held = EngineRequest(
         ask.tokens, max_tokens=10, stop_ids=frozenset({stop}), banned=(stop,), banned_until=10
     )
-    [answer] = Bench(model, width).run([held])
+    [answer] = EngineHarness(model, width).run([held])
     assert stop not in answer.ids()
     assert answer.drawn[0][-1].end == "length"
 
 
 def test_a_row_whose_text_is_complete_leaves(model: Any, width: int) -> None:
-    bench = Bench(model, width)
-    key = bench.submit(Ask(prompt(random.Random(9), width, 20), max_tokens=1000))
+    bench = EngineHarness(model, width)
+    key = bench.submit(EngineRequest(prompt(random.Random(9), width, 20), max_tokens=1000))
     while not bench.answers[key].ids():
         bench.turn()
     [row] = bench.open.pop(key)
@@ -212,8 +214,8 @@ def test_a_row_whose_text_is_complete_leaves(model: Any, width: int) -> None:
 
 def test_admission_is_first_come_first_served_within_its_rows(model: Any, width: int) -> None:
     rng = random.Random(10)
-    bench = Bench(model, width, max_rows=2)
-    keys = [bench.submit(Ask(prompt(rng, width, 20), max_tokens=5)) for _ in range(5)]
+    bench = EngineHarness(model, width, max_rows=2)
+    keys = [bench.submit(EngineRequest(prompt(rng, width, 20), max_tokens=5)) for _ in range(5)]
     order: list[str] = []
     while bench.open:
         bench.turn()
@@ -230,10 +232,10 @@ def test_logits_that_are_not_finite_are_a_fault(model: Any, width: int) -> None:
             out: mx.array = model(*args, **kwargs)
             return mx.where(mx.arange(out.shape[0])[:, None, None] == 1, mx.nan, out)
 
-    bench = Bench(Poisoned(), width)
+    bench = EngineHarness(Poisoned(), width)
     rng = random.Random(11)
     for _ in range(2):
-        bench.submit(Ask(prompt(rng, width, 20)))
+        bench.submit(EngineRequest(prompt(rng, width, 20)))
     with pytest.raises(NonFiniteLogits) as caught:
         bench.finish()
     assert caught.value.rows == [1]
@@ -241,12 +243,12 @@ def test_logits_that_are_not_finite_are_a_fault(model: Any, width: int) -> None:
 
 def test_an_old_request_is_marked_beside_a_new_one(model: Any, width: int) -> None:
     """Though it stands before it in the batch."""
-    bench = Bench(model, width)
+    bench = EngineHarness(model, width)
     rng = random.Random(12)
-    old = bench.submit(Ask(prompt(rng, width, 20), max_tokens=40))
+    old = bench.submit(EngineRequest(prompt(rng, width, 20), max_tokens=40))
     while len(bench.answers[old].ids()) <= YOUNG_TOKENS:
         bench.turn()
-    new = bench.submit(Ask(prompt(rng, width, 20), max_tokens=40))
+    new = bench.submit(EngineRequest(prompt(rng, width, 20), max_tokens=40))
     while not bench.answers[new].ids():
         bench.turn()
     assert bench.engine.suspects_of(RuntimeError()) == ((new,), (old,))
@@ -258,8 +260,8 @@ def test_R74_a_row_leaves_a_group_in_the_middle_of_its_prompt(
 ) -> None:
     rng = random.Random(13)
     # The boundaries end the first chunk, which all three are in.
-    asks = [Ask(prompt(rng, width, n), boundaries=(n // 2,)) for n in (90, 60, 75)]
-    bench = Bench(model, width)
+    asks = [EngineRequest(prompt(rng, width, n), boundaries=(n // 2,)) for n in (90, 60, 75)]
+    bench = EngineHarness(model, width)
     keys = [bench.submit(ask) for ask in asks]
     bench.engine.turn()
     assert [e.done for e in bench.events if isinstance(e, Prefilled)] == [45, 30, 37]
@@ -275,9 +277,9 @@ def test_R74_a_row_leaves_a_group_in_the_middle_of_its_prompt(
 @pytest.mark.parametrize("length", [15, 16, 17, 31, 32, 33, 64, 65, 200])
 def test_R109_chunk_borders(model: Any, width: int, length: int) -> None:
     rng = random.Random(length)
-    asks = [Ask(prompt(rng, width, length), max_tokens=6) for _ in range(2)]
+    asks = [EngineRequest(prompt(rng, width, length), max_tokens=6) for _ in range(2)]
     whole = [alone(model, width, ask) for ask in asks]
-    bench = Bench(model, width, chunks=SMALL)
+    bench = EngineHarness(model, width, chunks=SMALL)
     assert [[a.ids()] for a in bench.run(asks)] == whole
     assert alone(model, width, asks[0], chunks=SMALL) == whole[0]
 
@@ -286,7 +288,7 @@ def test_greedy_equals_greedy_of_mlx_lm(model: Any, width: int) -> None:
     from mlx_lm.generate import BatchGenerator
 
     rng = random.Random(12)
-    asks = [Ask(prompt(rng, width, n), GREEDY, max_tokens=12) for n in (5, 40, 90)]
+    asks = [EngineRequest(prompt(rng, width, n), GREEDY, max_tokens=12) for n in (5, 40, 90)]
     generator = BatchGenerator(model, max_tokens=12)
     uids = generator.insert([a.tokens for a in asks])
     expected: dict[int, list[int]] = {uid: [] for uid in uids}
@@ -294,7 +296,7 @@ def test_greedy_equals_greedy_of_mlx_lm(model: Any, width: int) -> None:
         for response in generator.next()[1]:
             expected[response.uid].append(response.token)
     generator.close()
-    assert [a.ids() for a in Bench(model, width).run(asks)] == [expected[u] for u in uids]
+    assert [a.ids() for a in EngineHarness(model, width).run(asks)] == [expected[u] for u in uids]
 
 
 def test_rows_that_outgrow_the_memory_take_turns(
@@ -303,7 +305,7 @@ def test_rows_that_outgrow_the_memory_take_turns(
     monkeypatch.setattr("mayfly_worker.engine.sequence.RESERVED_TOKENS", 10)
     rng = random.Random(13)
     asks = [
-        Ask(
+        EngineRequest(
             prompt(rng, width, 20),
             Sampling(seed=i, temperature=t, presence_penalty=0.3),
             max_tokens=100,
@@ -312,7 +314,7 @@ def test_rows_that_outgrow_the_memory_take_turns(
         for i, t in enumerate((0.0, 0.8, 0.0, 0.8, 0.0))
     ]
     # Room for all of them at first, with a join's copy, and for three of them to the end.
-    bench = Bench(model, width, kv_bytes=5 * 80 * 256)
+    bench = EngineHarness(model, width, kv_bytes=5 * 80 * 256)
     running = []
     keys = [bench.submit(ask) for ask in asks]
     while bench.open:
@@ -330,8 +332,12 @@ def test_a_row_whose_text_is_complete_leaves_though_it_made_room(
     """The word that it is complete may find it in the queue, or on its way into the cache."""
     monkeypatch.setattr("mayfly_worker.engine.sequence.RESERVED_TOKENS", 10)
     rng = random.Random(14)
-    bench = Bench(model, width, kv_bytes=3 * 80 * 256, prefix_bytes=0, chunks=FixedChunks(32, 32))
-    keys = [bench.submit(Ask(prompt(rng, width, 20), max_tokens=m)) for m in (90, 100, 1000)]
+    bench = EngineHarness(
+        model, width, kv_bytes=3 * 80 * 256, prefix_bytes=0, chunks=FixedChunks(32, 32)
+    )
+    keys = [
+        bench.submit(EngineRequest(prompt(rng, width, 20), max_tokens=m)) for m in (90, 100, 1000)
+    ]
     while bench.engine.counters.rows < len(keys):
         bench.turn()
     while not bench.engine.waiting:

@@ -23,14 +23,14 @@ from mayfly_worker.model.loading import ModelLoadError, load
 from mayfly_worker.model.probe import Probe, probe
 from mayfly_worker.model.reference_store import ReferenceStore
 from mayfly_worker.prefix_cache.layers import leaves
-from support.engine import GREEDY, Ask, Bench, FixedChunks
+from support.engine_harness import GREEDY, EngineHarness, EngineRequest, FixedChunks
 from support.models import tiny
 
 WINDOW = 48
 
 
 @dataclass(frozen=True)
-class Case:
+class ModelCase:
     """A model and how it is served. ``trims``: a cached prompt serves any beginning of it."""
 
     architecture: str
@@ -44,33 +44,33 @@ class Case:
 
 
 CASES = {
-    "llama": Case("llama"),
-    "qwen3_moe": Case("qwen3_moe"),
-    "gemma3_text": Case("gemma3_text", trims=False),
-    "qwen3_next": Case("qwen3_next", trims=False),
-    "mamba2": Case("mamba2", trims=False),
-    "falcon_h1": Case("falcon_h1", trims=False),
-    "mamba": Case("mamba", padding_safe=False, trims=False),
-    "quantized cache": Case("llama", False, False, kv_bits=8, head_dim=64),
-    "quantized cache beside windows": Case(
+    "llama": ModelCase("llama"),
+    "qwen3_moe": ModelCase("qwen3_moe"),
+    "gemma3_text": ModelCase("gemma3_text", trims=False),
+    "qwen3_next": ModelCase("qwen3_next", trims=False),
+    "mamba2": ModelCase("mamba2", trims=False),
+    "falcon_h1": ModelCase("falcon_h1", trims=False),
+    "mamba": ModelCase("mamba", padding_safe=False, trims=False),
+    "quantized cache": ModelCase("llama", False, False, kv_bits=8, head_dim=64),
+    "quantized cache beside windows": ModelCase(
         "gemma3_text", False, False, trims=False, kv_bits=8, head_dim=64, rare=True
     ),
-    "bounded cache": Case("qwen3_moe", trims=False, max_kv_size=WINDOW),
-    "bounded llama": Case("llama", trims=False, max_kv_size=WINDOW, rare=True),
+    "bounded cache": ModelCase("qwen3_moe", trims=False, max_kv_size=WINDOW),
+    "bounded llama": ModelCase("llama", trims=False, max_kv_size=WINDOW, rare=True),
 }
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedModel:
     """A loaded model with the settings that probing finds for it."""
 
-    case: Case
+    case: ModelCase
     model: Any
     found: Probe
     new_cache: caches.Factory
 
-    def bench(self, max_rows: int = 16, **options: Any) -> Bench:
-        return Bench(
+    def bench(self, max_rows: int = 16, **options: Any) -> EngineHarness:
+        return EngineHarness(
             self.model,
             self.found.width,
             padding_safe=self.found.padding_safe,
@@ -80,7 +80,7 @@ class Served:
             **options,
         )
 
-    def alone(self, ask: Ask) -> list[list[int]]:
+    def alone(self, ask: EngineRequest) -> list[list[int]]:
         [answer] = self.bench().run([ask])
         return [answer.ids(c) for c in range(ask.n)]
 
@@ -103,20 +103,20 @@ class Served:
         for name, case in CASES.items()
     ],
 )
-def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Served:
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
     case = CASES[request.param]
     options = {"head_dim": case.head_dim} if case.head_dim else {}
     folder = tiny.build(tmp_path_factory.mktemp("model"), architecture=case.architecture, **options)
     model = load_model(folder)[0]
     new_cache = caches.factory(model, case.max_kv_size, case.kv_bits)
-    return Served(case, model, probe(model, new_cache, ReferenceStore.of("", "")), new_cache)
+    return ServedModel(case, model, probe(model, new_cache, ReferenceStore.of("", "")), new_cache)
 
 
 def prompt(rng: random.Random, length: int) -> list[int]:
     return [rng.randrange(8, 1700) for _ in range(length)]
 
 
-def asks(rng: random.Random, count: int) -> list[Ask]:
+def asks(rng: random.Random, count: int) -> list[EngineRequest]:
     """Prompts of one token and of more than any window, some with a beginning in common."""
     shared = prompt(rng, 70)
     found = []
@@ -129,7 +129,7 @@ def asks(rng: random.Random, count: int) -> list[Ask]:
             repetition_penalty=rng.choice([1.0, 1.2]),
         )
         found.append(
-            Ask(
+            EngineRequest(
                 head + prompt(rng, rng.choice([1, 3, 18, 60])),
                 sampling,
                 max_tokens=rng.choice([2, 8, 18]),
@@ -140,7 +140,7 @@ def asks(rng: random.Random, count: int) -> list[Ask]:
     return found
 
 
-def test_what_is_found_out(served: Served) -> None:
+def test_what_is_found_out(served: ServedModel) -> None:
     found, case = served.found, served.case
     assert found.width == 1800
     assert found.batchable is case.batchable
@@ -150,17 +150,17 @@ def test_what_is_found_out(served: Served) -> None:
     assert (found.cost.per_row > 0) is bool(kinds & {"ArraysCache", "RotatingKVCache"})
 
 
-def test_a_row_says_what_the_model_says(served: Served) -> None:
+def test_a_row_says_what_the_model_says(served: ServedModel) -> None:
     rng = random.Random(1)
     for length in (1, 31, 90):
-        ask = Ask(prompt(rng, length), GREEDY, max_tokens=20)
+        ask = EngineRequest(prompt(rng, length), GREEDY, max_tokens=20)
         [told] = served.alone(ask)
         assert told == served.greedy(ask.tokens, 20)
         assert len(set(told)) > 3, "the text must wander for the comparison to mean something"
 
 
 @pytest.mark.parametrize("bucketed", [False, True])
-def test_together_equals_alone(served: Served, bucketed: bool) -> None:
+def test_together_equals_alone(served: ServedModel, bucketed: bool) -> None:
     rng = random.Random(2)
     bench = served.bench(chunks=FixedChunks(2048, 64), bucketed=bucketed)
     wanted = asks(rng, 6)
@@ -175,7 +175,7 @@ def test_together_equals_alone(served: Served, bucketed: bool) -> None:
         assert [answer.ids(c) for c in range(ask.n)] == served.alone(ask)
 
 
-def test_in_small_chunks_with_cancels_and_evictions_equals_alone(served: Served) -> None:
+def test_in_small_chunks_with_cancels_and_evictions_equals_alone(served: ServedModel) -> None:
     rng = random.Random(3)
     bench = served.bench(chunks=FixedChunks(32, 32), max_rows=5, prefix_bytes=60_000)
     kept = {}
@@ -193,49 +193,49 @@ def test_in_small_chunks_with_cancels_and_evictions_equals_alone(served: Served)
         assert [answer.ids(c) for c in range(ask.n)] == served.alone(ask)
 
 
-def test_a_continuation_goes_on_where_the_lost_run_stopped(served: Served) -> None:
+def test_a_continuation_goes_on_where_the_lost_run_stopped(served: ServedModel) -> None:
     rng = random.Random(4)
     for length, temperature in ((5, 0.9), (75, 0.9), (75, 0.0)):
         sampling = Sampling(seed=3, temperature=temperature, repetition_penalty=1.1)
-        ask = Ask(prompt(rng, length), sampling, max_tokens=18)
+        ask = EngineRequest(prompt(rng, length), sampling, max_tokens=18)
         [whole] = served.alone(ask)
         resumed = [replace(ask, tokens=ask.tokens + whole[:k], generated=k) for k in (1, 2, 13, 17)]
         together = served.bench().run(resumed)
         assert [a.ids() for a in together] == [whole[a.generated :] for a in resumed]
 
 
-def test_a_warm_answer_is_the_cold_one(served: Served) -> None:
+def test_a_warm_answer_is_the_cold_one(served: ServedModel) -> None:
     rng = random.Random(5)
     bench = served.bench()
-    first = Ask(prompt(rng, 80), max_tokens=20)
+    first = EngineRequest(prompt(rng, 80), max_tokens=20)
     [cold] = served.alone(first)
     assert [a.ids() for a in bench.run([first])] == [cold]
     [again] = bench.run([first])
     assert (again.ids(), again.cached) == (cold, 79)
-    longer = Ask(first.tokens + cold + prompt(rng, 9), max_tokens=20)
+    longer = EngineRequest(first.tokens + cold + prompt(rng, 9), max_tokens=20)
     [warm] = bench.run([longer])
     assert warm.cached == 100
     assert [warm.ids()] == served.alone(longer)
-    others = [Ask(first.tokens + prompt(rng, 5), max_tokens=20) for _ in range(3)]
+    others = [EngineRequest(first.tokens + prompt(rng, 5), max_tokens=20) for _ in range(3)]
     for ask, answer in zip(others, bench.run(others), strict=True):
         assert answer.cached == (80 if served.case.trims else 79)
         assert [answer.ids()] == served.alone(ask)
 
 
-def test_R90_a_short_prompt_after_a_long_one_is_answered_as_if_alone(served: Served) -> None:
+def test_R90_a_short_prompt_after_a_long_one_is_answered_as_if_alone(served: ServedModel) -> None:
     rng = random.Random(6)
     bench = served.bench()
     long = prompt(rng, 300)
-    short = Ask(long[:60], max_tokens=20)
-    other = Ask(long[:60] + prompt(rng, 30), max_tokens=20)
+    short = EngineRequest(long[:60], max_tokens=20)
+    other = EngineRequest(long[:60] + prompt(rng, 30), max_tokens=20)
     cold = {id(ask): served.alone(ask)[0] for ask in (short, other)}
-    bench.run([Ask(long)])
+    bench.run([EngineRequest(long)])
     for ask in (short, short, other, short):
         [answer] = bench.run([ask])
         assert answer.ids() == cold[id(ask)]
 
 
-def test_memory_comes_back(served: Served) -> None:
+def test_memory_comes_back(served: ServedModel) -> None:
     """Nothing of a request stays on the device but what the prefix cache holds."""
     rng = random.Random(7)
     bench = served.bench(prefix_bytes=0)
@@ -287,38 +287,38 @@ def test_a_model_that_is_not_padding_safe_would_be_wrong_in_a_group(tmp_path: Pa
     """So that what probing finds is more than a guess."""
     model = load_model(tiny.build(tmp_path, architecture="mamba"))[0]
     rng = random.Random(8)
-    ragged = [Ask(prompt(rng, n)) for n in (40, 30)]
-    alone = [Bench(model, 1800).run([ask])[0].ids() for ask in ragged]
-    together = Bench(model, 1800, padding_safe=True).run(ragged)
-    apart = Bench(model, 1800, padding_safe=False).run(ragged)
+    ragged = [EngineRequest(prompt(rng, n)) for n in (40, 30)]
+    alone = [EngineHarness(model, 1800).run([ask])[0].ids() for ask in ragged]
+    together = EngineHarness(model, 1800, padding_safe=True).run(ragged)
+    apart = EngineHarness(model, 1800, padding_safe=False).run(ragged)
     assert [a.ids() for a in apart] == alone
     assert together[1].ids() != alone[1]
 
 
-def assert_as_if_alone(served: Served, asks: list[Ask], known: list[int]) -> None:
+def assert_as_if_alone(served: ServedModel, asks: list[EngineRequest], known: list[int]) -> None:
     """In any neighbourhood, on engines that have seen a prompt before (or none)."""
     alone = [served.alone(ask) for ask in asks]
     for first, count in product(range(len(asks)), (2, len(asks))):
         order = [(first + i) % len(asks) for i in range(count)]
         bench = served.bench()
         if known:
-            bench.run([Ask([*known, 5], max_tokens=1)])
+            bench.run([EngineRequest([*known, 5], max_tokens=1)])
         answers = bench.run([asks[i] for i in order])
         for i, answer in zip(order, answers, strict=True):
             assert [answer.ids(choice) for choice in range(asks[i].n)] == alone[i]
 
 
-def test_prompts_of_a_token_or_two_run_beside_others(served: Served) -> None:
+def test_prompts_of_a_token_or_two_run_beside_others(served: ServedModel) -> None:
     """The last token is never prefilled: of these there is little to prefill, or nothing."""
     rng = random.Random(17)
     kinds = ((1, 1), (2, 1), (1, 2), (2, 2), (3, 1))
-    asks = [Ask(prompt(rng, length), max_tokens=6, n=n) for length, n in kinds]
+    asks = [EngineRequest(prompt(rng, length), max_tokens=6, n=n) for length, n in kinds]
     assert_as_if_alone(served, asks, [])
 
 
-def test_prompts_that_are_cached_to_their_ends_run_beside_others(served: Served) -> None:
+def test_prompts_that_are_cached_to_their_ends_run_beside_others(served: ServedModel) -> None:
     rng = random.Random(18)
     known = prompt(rng, 40)
     kinds = ((1, 1), (2, 1), (1, 2), (3, 1))
-    asks = [Ask([*known, *prompt(rng, more)], max_tokens=6, n=n) for more, n in kinds]
+    asks = [EngineRequest([*known, *prompt(rng, more)], max_tokens=6, n=n) for more, n in kinds]
     assert_as_if_alone(served, asks, known)

@@ -17,7 +17,7 @@ from mayfly_worker.engine.admission import Budget
 from mayfly_worker.engine.sampler import SequenceSampling
 from mayfly_worker.engine.sequence import SequenceState
 from mayfly_worker.engine.sub_batches import MOST, cheapest_batch, pass_cost_tokens
-from support.engine import GREEDY, Ask, Bench
+from support.engine_harness import GREEDY, EngineHarness, EngineRequest
 
 NEW = -1
 INFINITE = float("inf")
@@ -85,19 +85,19 @@ def model(tiny_model: Path) -> Any:
     return load_model(tiny_model)[0]
 
 
-def asks() -> list[Ask]:
+def asks() -> list[EngineRequest]:
     rng = random.Random(1)
     lengths = (20, 600, 30, 25)
     budgets = (24, 12, 30, 18)
     return [
-        Ask([rng.randrange(8, 1700) for _ in range(length)], GREEDY, max_tokens=budget)
+        EngineRequest([rng.randrange(8, 1700) for _ in range(length)], GREEDY, max_tokens=budget)
         for length, budget in zip(lengths, budgets, strict=True)
     ]
 
 
 def test_a_long_row_goes_apart_and_all_say_what_they_say_alone(model: Any) -> None:
-    alone = [Bench(model, 1800).run([ask])[0].ids() for ask in asks()]
-    bench = Bench(model, 1800, pass_cost_tokens=500.0)
+    alone = [EngineHarness(model, 1800).run([ask])[0].ids() for ask in asks()]
+    bench = EngineHarness(model, 1800, pass_cost_tokens=500.0)
     decode = bench.engine._decode
     seen = set()
     keys = [bench.submit(ask) for ask in asks()]
@@ -115,7 +115,7 @@ def test_a_long_row_goes_apart_and_all_say_what_they_say_alone(model: Any) -> No
 
 def test_who_outgrows_the_budget_is_the_newest_wherever_it_is(model: Any) -> None:
     """What is short and apart takes less than as part of the long one's batch."""
-    bench = Bench(model, 1800, pass_cost_tokens=0.0)
+    bench = EngineHarness(model, 1800, pass_cost_tokens=0.0)
     first, second, *_ = asks()
     [old] = [bench.submit(second)]
     while not len(bench.engine._decode):
@@ -128,8 +128,8 @@ def test_who_outgrows_the_budget_is_the_newest_wherever_it_is(model: Any) -> Non
     bench.turn()
     assert [row.id for row in bench.engine._decode.rows] == [0]
     bench.finish()
-    assert bench.answers[old].ids() == Bench(model, 1800).run([second])[0].ids()
-    assert bench.answers[young].ids() == Bench(model, 1800).run([first])[0].ids()
+    assert bench.answers[old].ids() == EngineHarness(model, 1800).run([second])[0].ids()
+    assert bench.answers[young].ids() == EngineHarness(model, 1800).run([first])[0].ids()
 
 
 def test_lanes_are_counted_one_by_one() -> None:

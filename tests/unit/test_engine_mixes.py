@@ -24,7 +24,7 @@ from mlx_lm.utils import load_model, load_tokenizer
 from mayfly_protocol.requests import Constraint, Sampling
 from mayfly_worker.engine.sequence import Cancel, SampledToken, Stop
 from mayfly_worker.grammar.compiler import CompiledGrammar, GrammarCompiler
-from support.engine import Answer, Ask, Bench, FixedChunks
+from support.engine_harness import EngineAnswer, EngineHarness, EngineRequest, FixedChunks
 from support.schemas import SCHEMAS
 
 END = 2
@@ -47,7 +47,7 @@ HEADS = [[(7 * i + 11 * head) % 1500 + 20 for i in range(120)] for head in range
 
 
 @dataclass(frozen=True)
-class Kind:
+class RequestKind:
     """A request; hashable, so that its solo answer is computed once. ``resumed`` tokens of it were
     generated elsewhere before."""
 
@@ -66,11 +66,11 @@ class Kind:
 
 
 @dataclass(frozen=True)
-class Visit:
+class TimedRequest:
     """A request that comes ``after`` so many turns, and what becomes of it if it has not ended
     ``within`` so many more: it is cancelled, or its text is complete (a stop string)."""
 
-    kind: Kind
+    kind: RequestKind
     after: int
     fate: Literal["cancelled", "complete"] | None
     within: int
@@ -91,9 +91,9 @@ def samplings() -> st.SearchStrategy[Sampling]:
     )
 
 
-def kinds() -> st.SearchStrategy[Kind]:
+def kinds() -> st.SearchStrategy[RequestKind]:
     return st.builds(
-        Kind,
+        RequestKind,
         head=st.integers(0, len(HEADS) - 1),
         shared=st.sampled_from([120, 120, 90, 90, 31, 1, 0]),
         own=st.lists(st.integers(3, 1700), min_size=1, max_size=40).map(tuple),
@@ -109,9 +109,9 @@ def kinds() -> st.SearchStrategy[Kind]:
     )
 
 
-def mixes() -> st.SearchStrategy[list[Visit]]:
+def mixes() -> st.SearchStrategy[list[TimedRequest]]:
     visit = st.builds(
-        Visit,
+        TimedRequest,
         kind=kinds(),
         after=st.sampled_from([0, 0, 0, 0, 1, 2, 6]),
         fate=st.sampled_from([None, None, None, "cancelled", "complete"]),
@@ -128,32 +128,32 @@ class Oracle:
         self.width = int(self.model(mx.array([[1]])).shape[-1])
         self._grammars = GrammarCompiler(load_tokenizer(folder), self.width)
         self._compiled: dict[int, CompiledGrammar] = {}
-        self._whole: dict[Kind, Answer] = {}
+        self._whole: dict[RequestKind, EngineAnswer] = {}
 
-    def whole(self, kind: Kind) -> Answer:
+    def whole(self, kind: RequestKind) -> EngineAnswer:
         """The answer from its first token on, alone and cold."""
         if kind not in self._whole:
-            [self._whole[kind]] = Bench(self.model, self.width).run([self._ask(kind, [])])
+            [self._whole[kind]] = EngineHarness(self.model, self.width).run([self._ask(kind, [])])
         return self._whole[kind]
 
-    def alone(self, kind: Kind) -> list[list[SampledToken]]:
+    def alone(self, kind: RequestKind) -> list[list[SampledToken]]:
         """By choice, what is to come of the request as it is asked."""
         done = len(self._done(kind))
         whole = self.whole(kind)
         return [whole.drawn[c][done:] for c in range(1 if done else kind.n)]
 
-    def ask(self, kind: Kind) -> Ask:
+    def ask(self, kind: RequestKind) -> EngineRequest:
         return self._ask(kind, self._done(kind))
 
-    def _done(self, kind: Kind) -> list[int]:
+    def _done(self, kind: RequestKind) -> list[int]:
         """What a continued request had generated before: never all of it."""
         return self.whole(kind).ids()[:-1][: kind.resumed]
 
-    def _ask(self, kind: Kind, done: list[int]) -> Ask:
+    def _ask(self, kind: RequestKind, done: list[int]) -> EngineRequest:
         guided = kind.grammar is not None
         stops = range(3 + kind.stops, self.width, 11) if kind.stops is not None else ()
         stop_ids = frozenset({END}) if guided else frozenset({END, *stops})
-        return Ask(
+        return EngineRequest(
             HEADS[kind.head][: kind.shared] + list(kind.own) + done,
             kind.sampling,
             kind.max_tokens,
@@ -179,18 +179,18 @@ class Oracle:
         return begin
 
 
-class Mix:
+class RequestMix:
     """Visits to one engine, and which of them were cut short."""
 
-    def __init__(self, oracle: Oracle, bench: Bench) -> None:
+    def __init__(self, oracle: Oracle, bench: EngineHarness) -> None:
         self._oracle = oracle
         self._bench = bench
         self._turns = 0
-        self._keys: dict[str, Visit] = {}
+        self._keys: dict[str, TimedRequest] = {}
         self._leave_at: dict[str, int] = {}
         self._cut_short: set[str] = set()
 
-    def run(self, visits: list[Visit]) -> None:
+    def run(self, visits: list[TimedRequest]) -> None:
         for visit in visits:
             for _ in range(visit.after):
                 self._turn()
@@ -260,15 +260,15 @@ any_mix = given(
 
 def assert_alone_is_together(
     oracle: Oracle,
-    visits: list[Visit],
+    visits: list[TimedRequest],
     rows: int,
     chunks: FixedChunks,
     prefix_tokens: int,
     bucketed: bool,
     pass_cost_tokens: float,
     kv_tokens: int,
-) -> Bench:
-    bench = Bench(
+) -> EngineHarness:
+    bench = EngineHarness(
         oracle.model,
         oracle.width,
         chunks=chunks,
@@ -278,7 +278,7 @@ def assert_alone_is_together(
         pass_cost_tokens=pass_cost_tokens,
         kv_bytes=kv_tokens * KV_BYTES,
     )
-    mix = Mix(oracle, bench)
+    mix = RequestMix(oracle, bench)
     # So little is counted on that rows outgrow a small budget, and have to make room.
     with mock.patch("mayfly_worker.engine.sequence.RESERVED_TOKENS", 2):
         mix.run(visits)

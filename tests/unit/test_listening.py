@@ -16,8 +16,8 @@ import httpx
 import pytest
 
 from mayfly_server.front import ListenError, activated
-from support.doubles.fake_engine import FakeNode
-from support.doubles.running_front import PATIENCE_S, RunningFront
+from support.doubles.fake_node import FakeNode
+from support.running_front import PATIENCE_S, RunningFront
 
 PID = 4711
 

@@ -19,7 +19,7 @@ from mayfly_protocol.faults import classify_exception
 from mayfly_protocol.settings import WorkerSettings
 from mayfly_worker.model.loading import ModelLoadError, context_length, digest, load
 from mayfly_worker.model.page_cache import WeightReader, weight_files
-from support.models.scripted import Play
+from support.models.scripted import ScriptedReply
 
 
 def settings(folder: Path, **options: Any) -> WorkerSettings:
@@ -187,7 +187,7 @@ def test_R124_code_that_comes_with_a_model_is_not_run_unasked(
     scripted_model: Callable[..., Path], copied: Path
 ) -> None:
     with pytest.raises(ModelLoadError, match="--trust-remote-code"):
-        load(settings(scripted_model([Play("a", "b")])), quiet)
+        load(settings(scripted_model([ScriptedReply("a", "b")])), quiet)
 
     marker = copied.parent / "marker"
     code = f"from pathlib import Path\nPath({str(marker)!r}).touch()\n"

@@ -18,8 +18,8 @@ from mayfly_protocol.common.logs import OURS, format_without_messages
 from mayfly_protocol.settings import LogSettings
 from mayfly_server.app import _log_unhandled
 from mayfly_server.http.middleware import RequestId
-from support.doubles.fake_engine import FakeNode, say
-from support.doubles.running_front import RunningFront
+from support.doubles.fake_node import FakeNode, answer_words
+from support.running_front import RunningFront
 
 SECRET = "the eagle lands at midnight"
 Log = Callable[..., io.StringIO]
@@ -190,7 +190,7 @@ async def test_what_asyncio_finds_is_told_without_words(log: Log) -> None:
 def test_what_is_asked_is_logged_where_that_is_wanted(log: Log, wanted: bool) -> None:
     stream = log(level="debug", prompts=wanted)
     with FakeNode() as node:
-        node.worker(say())
+        node.worker(answer_words())
         with RunningFront(node.control, logs=LogSettings(prompts=wanted)) as front:
             for path, asked in (
                 ("/v1/chat/completions", {"messages": [{"role": "user", "content": SECRET}]}),

@@ -19,7 +19,7 @@ from mayfly_worker.model.memory import within
 from mayfly_worker.prepare import Preparer
 from mayfly_worker.request_errors import InvalidInput
 from mayfly_worker.request_state import RequestState
-from support.engine import Bench
+from support.engine_harness import EngineHarness
 from support.worker import generation
 
 ROOM = 120
@@ -60,7 +60,7 @@ def test_R27_an_answer_that_memory_ends_has_filled_the_context(
     submit = Submit("r", 1, generation(prompt, max_tokens=max_tokens, n=n, ignore_eos=True))
     prepared = Preparer(fitted, budget, itertools.count()).prepare(submit)
     starts = RequestState(b"", submit, "key").accept(prepared)
-    bench = Bench(loaded.model, loaded.probe.width, kv_bytes=budget.kv_bytes)
+    bench = EngineHarness(loaded.model, loaded.probe.width, kv_bytes=budget.kv_bytes)
     for start in starts:
         bench.engine.commands.put(start)
     drawn: dict[int, list[SampledToken]] = {choice.sequence.id: [] for choice in prepared.choices}
@@ -107,7 +107,7 @@ def test_more_choices_than_rows_come_one_after_the_other(loaded: LoadedModel) ->
         budget = Budget(max_rows=max_rows, kv_bytes=1 << 30, bytes_per_token=BYTES)
         submit = Submit("r", 1, sampled)
         prepared = Preparer(loaded, budget, itertools.count()).prepare(submit)
-        bench = Bench(loaded.model, loaded.probe.width, max_rows=max_rows)
+        bench = EngineHarness(loaded.model, loaded.probe.width, max_rows=max_rows)
         for start in RequestState(b"", submit, "key").accept(prepared):
             bench.engine.commands.put(start)
         drawn: dict[int, list[SampledToken]] = {

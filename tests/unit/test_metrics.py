@@ -11,8 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from mayfly_server import errors
 from mayfly_server.errors import RequestError
 from mayfly_server.metrics import Metrics, reason_of
-from support.doubles.fake_engine import FakeNode, say
-from support.doubles.running_front import RunningFront
+from support.doubles.fake_node import FakeNode, answer_words
+from support.running_front import RunningFront
 
 CHAT = "/v1/chat/completions"
 HELLO = {"messages": [{"role": "user", "content": "hi"}]}
@@ -21,7 +21,7 @@ HELLO = {"messages": [{"role": "user", "content": "hi"}]}
 @pytest.fixture
 def node() -> Iterator[FakeNode]:
     with FakeNode() as node:
-        node.worker(say())
+        node.worker(answer_words())
         yield node
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from support.models import scripted
-from support.models.scripted import Fault, Play
+from support.models.scripted import ModelFault, ScriptedReply
 
 pytestmark = pytest.mark.process
 
@@ -40,9 +40,11 @@ os.write(1, b"survived\\n")
 
 
 @contextmanager
-def forward(scripted_model: Callable[..., Path], fault: Fault) -> Iterator[subprocess.Popen[str]]:
+def forward(
+    scripted_model: Callable[..., Path], fault: ModelFault
+) -> Iterator[subprocess.Popen[str]]:
     """A process that loads a model with this fault and runs it once, beside a thread that ticks."""
-    folder = scripted_model([Play("[boom]", "one two three", faults=[fault])])
+    folder = scripted_model([ScriptedReply("[boom]", "one two three", faults=[fault])])
     process = subprocess.Popen(
         [sys.executable, "-c", FORWARD, str(folder)],
         stdout=subprocess.PIPE,
@@ -59,13 +61,13 @@ def forward(scripted_model: Callable[..., Path], fault: Fault) -> Iterator[subpr
 @pytest.mark.parametrize(
     ("fault", "returncode", "last_words"),
     [
-        (Fault("prefill", "abort", "libc++abi: terminating"), -6, "libc++abi: terminating\n"),
-        (Fault("prefill", "kill"), -9, ""),
+        (ModelFault("prefill", "abort", "libc++abi: terminating"), -6, "libc++abi: terminating\n"),
+        (ModelFault("prefill", "kill"), -9, ""),
     ],
-    ids=lambda value: value.action if isinstance(value, Fault) else "",
+    ids=lambda value: value.action if isinstance(value, ModelFault) else "",
 )
 def test_a_fault_ends_the_process(
-    scripted_model: Callable[..., Path], fault: Fault, returncode: int, last_words: str
+    scripted_model: Callable[..., Path], fault: ModelFault, returncode: int, last_words: str
 ) -> None:
     with forward(scripted_model, fault) as process:
         out, err = process.communicate(timeout=60)
@@ -105,8 +107,8 @@ def ticks(process: subprocess.Popen[str], patience_s: float) -> bool:
     ],
 )
 def test_a_fault_hangs_the_process(
-    scripted_model: Callable[..., Path], action: scripted.Action, stack: str, ticking: bool
+    scripted_model: Callable[..., Path], action: scripted.FaultAction, stack: str, ticking: bool
 ) -> None:
-    with forward(scripted_model, Fault("prefill", action)) as process:
+    with forward(scripted_model, ModelFault("prefill", action)) as process:
         wait_for_stack(process, stack)
         assert ticks(process, patience_s=10.0 if ticking else 0.3) is ticking

@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 
 from support.models import scripted, tiny
 from support.models import tokenizer as tokenizers
-from support.models.scripted import Fault, Play
+from support.models.scripted import ModelFault, ScriptedReply
 
 Loaded = tuple[Any, Any]
 SOME_TEXT = "The quick brown fox jumps over the lazy dog, and then it does so again. "
@@ -174,7 +174,10 @@ def test_a_prompt_outgrows_the_window_of_local_layers(tmp_path: Path) -> None:
 
 # Scripts
 
-PLAYS = [Play("[sun]", "Sunny, 21 °C ☀️."), Play("[count]", "one two three four five six")]
+PLAYS = [
+    ScriptedReply("[sun]", "Sunny, 21 °C ☀️."),
+    ScriptedReply("[count]", "one two three four five six"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -262,12 +265,14 @@ def test_logits_do_not_depend_on_chunks(script: Loaded) -> None:
 # Faults
 
 
-def faulty(scripted_model: Callable[..., Path], fault: Fault) -> Path:
-    return scripted_model([Play("[boom]", "one two three", faults=[fault]), Play("[ok]", "fine")])
+def faulty(scripted_model: Callable[..., Path], fault: ModelFault) -> Path:
+    return scripted_model(
+        [ScriptedReply("[boom]", "one two three", faults=[fault]), ScriptedReply("[ok]", "fine")]
+    )
 
 
 def test_a_fault_strikes_at_its_token_and_nobody_else(scripted_model: Callable[..., Path]) -> None:
-    folder = faulty(scripted_model, Fault(at=2, action="raise", message="[METAL] first"))
+    folder = faulty(scripted_model, ModelFault(at=2, action="raise", message="[METAL] first"))
     model, tokenizer = load(str(folder), trust_remote_code=True)
     prompt = chat(tokenizer, "[boom]")
     (reply,) = replies(tokenizer, "one two three")
@@ -280,7 +285,7 @@ def test_a_fault_strikes_at_its_token_and_nobody_else(scripted_model: Callable[.
 
 
 def test_a_fault_in_prefill_needs_its_trigger(scripted_model: Callable[..., Path]) -> None:
-    folder = faulty(scripted_model, Fault(at="prefill", action="raise", message="no"))
+    folder = faulty(scripted_model, ModelFault(at="prefill", action="raise", message="no"))
     model, tokenizer = load(str(folder), trust_remote_code=True)
     model(mx.array([chat(tokenizer, "[ok]")]))
     with pytest.raises(RuntimeError, match="no"):
@@ -288,7 +293,7 @@ def test_a_fault_in_prefill_needs_its_trigger(scripted_model: Callable[..., Path
 
 
 def test_a_bounded_fault_is_over_for_the_next_process(scripted_model: Callable[..., Path]) -> None:
-    folder = scripted_model(load_faults=[Fault("load", "raise", "not yet", times=2)])
+    folder = scripted_model(load_faults=[ModelFault("load", "raise", "not yet", times=2)])
     for _ in range(2):
         with pytest.raises(RuntimeError, match="not yet"):
             load(str(folder), trust_remote_code=True)
@@ -297,10 +302,10 @@ def test_a_bounded_fault_is_over_for_the_next_process(scripted_model: Callable[.
 
 @pytest.mark.parametrize("action", ["nan", "constant"])
 def test_spoilt_logits_are_one_rows_alone(
-    scripted_model: Callable[..., Path], action: scripted.Action
+    scripted_model: Callable[..., Path], action: scripted.FaultAction
 ) -> None:
     model, tokenizer = load(
-        str(faulty(scripted_model, Fault(at=0, action=action))), trust_remote_code=True
+        str(faulty(scripted_model, ModelFault(at=0, action=action))), trust_remote_code=True
     )
     prompts = [chat(tokenizer, text) for text in ("[ok]", "[boom]")]
     generator = BatchGenerator(model, max_tokens=2)

@@ -13,7 +13,7 @@ import pytest
 
 from mayfly_protocol.roster import Ask, DrainNode, Recycle, Roster
 from support.cgroups import SmallCgroup
-from support.node import RunningNode, fake_front_end, fake_worker, get, runs
+from support.node import RunningNode, fake_front_end, fake_worker, get, is_running
 
 pytestmark = pytest.mark.process
 
@@ -94,7 +94,7 @@ def test_a_loss_is_told_at_the_verdict_and_not_at_the_exit(tmp_path: Path) -> No
         first = node.ready()
         (loss,) = node.roster(lambda roster: bool(roster.losses)).losses
         assert loss.kind == "wedged"
-        assert runs(psutil.Process(first.pid))
+        assert is_running(psutil.Process(first.pid))
         assert not (tmp_path / "autopsies.jsonl").exists()
         os.kill(first.pid, signal.SIGKILL)
         node.ready(2)
@@ -133,11 +133,11 @@ def test_a_new_reaper_waits_for_the_workers_of_the_old_one(tmp_path: Path) -> No
             assert waiting.detail == (
                 f"waits for the worker of an earlier reaper to leave (pid {orphan.pid})"
             )
-            assert runs(orphan)
+            assert is_running(orphan)
             busy.unlink()
             spawned = new.slot(lambda view: view.state in ("spawning", "loading", "ready"))
             assert spawned.incarnation == 2
-            assert not runs(orphan)
+            assert not is_running(orphan)
             new.ready(2)
 
 
@@ -150,7 +150,7 @@ def test_an_orphan_that_overstays_is_killed(tmp_path: Path) -> None:
         old.process.wait()
         with RunningNode(tmp_path, budgets={"orphans_s": 0.5}) as new:
             new.ready(2)
-            assert not runs(orphan)
+            assert not is_running(orphan)
 
 
 def test_a_drain_lets_the_workers_finish_before_the_front_end_goes(tmp_path: Path) -> None:

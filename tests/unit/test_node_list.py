@@ -15,9 +15,9 @@ from mayfly_server.dispatch.fleet import Fleet
 from mayfly_server.dispatch.node_list import NodeList, nodes_in
 from mayfly_server.metrics import Metrics
 from mayfly_server.settings import FrontSettings
-from support.doubles.fake_engine import WORDS, FakeNode, say
-from support.doubles.running_front import RunningFront
-from support.relay import ask, content
+from support.doubles.fake_node import WORDS, FakeNode, answer_words
+from support.relay_requests import ask, content
+from support.running_front import RunningFront
 from support.server import free_ports
 
 
@@ -74,7 +74,7 @@ def test_nodes_come_and_go_while_a_front_end_serves(
     make_pair(tmp_path)
     file = tmp_path / "mayfly.toml"
     file.write_text(named(first.control))
-    old, new = first.worker(say()), second.worker(say())
+    old, new = first.worker(answer_words()), second.worker(answer_words())
     with RunningFront(first.control, state_dir=tmp_path, nodes_file=file) as front:
         assert content(ask(front)) == "".join(WORDS)
         file.write_text(named(first.control, second.control))

@@ -12,8 +12,8 @@ from contextlib import ExitStack
 import pytest
 
 from mayfly_server.settings import ConnectionLimits
-from support.doubles.fake_engine import FakeNode
-from support.doubles.running_front import PATIENCE_S, RunningFront
+from support.doubles.fake_node import FakeNode
+from support.running_front import PATIENCE_S, RunningFront
 
 FILES = 100
 

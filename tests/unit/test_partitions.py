@@ -18,18 +18,27 @@ from mayfly_protocol.transport.addresses import is_ip_address
 from mayfly_protocol.transport.keys import make_pair, new_pair
 from mayfly_server.dispatch import node_link
 from mayfly_server.dispatch.connector import preferred_address, resolve_host
-from support.doubles.fake_engine import WORDS, Act, FakeNode, Script, finish, say, step, until
-from support.doubles.running_front import RunningFront
-from support.relay import ask, content, pieces, stream
+from support.doubles.fake_node import (
+    WORDS,
+    AnswerScript,
+    FakeNode,
+    ScriptStep,
+    answer_then,
+    answer_words,
+    finish,
+    step,
+)
+from support.relay_requests import ask, content, pieces, stream
+from support.running_front import RunningFront
 from support.server import free_ports
-from support.wire import OTHER_HOST, TcpProxy
+from support.tcp_nodes import OTHER_HOST, TcpProxy
 
 SILENCE_S = 2.5
 PONG_S = 2.5
 
 
 @dataclass
-class Far:
+class ProxiedNode:
     """A node that is reached through two proxies, for what its reaper says and for its workers."""
 
     node: FakeNode
@@ -42,14 +51,14 @@ class Far:
 
 
 @pytest.fixture
-def far() -> Iterator[Far]:
+def far() -> Iterator[ProxiedNode]:
     port = free_ports(8)
     with (
         FakeNode(port=port, name="far") as node,
         TcpProxy(port, port + 1) as reaper,
         TcpProxy(*range(port + 2, port + 8)) as workers,
     ):
-        yield Far(node, reaper, workers)
+        yield ProxiedNode(node, reaper, workers)
 
 
 @pytest.fixture
@@ -77,7 +86,7 @@ def fronted(folder: Path, *nodes: str, pong_wait_s: float = 10.0) -> RunningFron
 
 
 def streaming(
-    pool: ThreadPoolExecutor, front: RunningFront, far: Far, gate: threading.Event
+    pool: ThreadPoolExecutor, front: RunningFront, far: ProxiedNode, gate: threading.Event
 ) -> Future[httpx.Response]:
     """A stream whose first two tokens have come, and that goes on once the gate is open."""
     far.node.worker(gated(2, gate))
@@ -87,24 +96,24 @@ def streaming(
     return running
 
 
-def gated(count: int, gate: threading.Event) -> Script:
-    def after(submit: object) -> Iterator[Act]:
+def gated(count: int, gate: threading.Event) -> AnswerScript:
+    def after(submit: object) -> Iterator[ScriptStep]:
         yield gate
         for position in range(count, len(WORDS)):
             last = "stop" if position == len(WORDS) - 1 else None
             yield step(submit, position, WORDS[position], finish=last)  # type: ignore[arg-type]
         yield finish(submit, len(WORDS))  # type: ignore[arg-type]
 
-    return until(count, after)
+    return answer_then(count, after)
 
 
 def test_a_cut_link_moves_the_stream_and_what_comes_late_is_dropped(
-    far: Far, near: FakeNode, pool: ThreadPoolExecutor, tmp_path: Path
+    far: ProxiedNode, near: FakeNode, pool: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
     gate = threading.Event()
     with fronted(tmp_path, far.address, near.control) as front:
         running = streaming(pool, front, far, gate)
-        heir = near.worker(say())
+        heir = near.worker(answer_words())
         front.wait_workers(2)
         far.workers.cut()
         front.wait(lambda: bool(heir.submits))
@@ -116,13 +125,13 @@ def test_a_cut_link_moves_the_stream_and_what_comes_late_is_dropped(
 
 
 def test_a_stalled_link_moves_the_stream_when_its_pong_is_late(
-    far: Far, near: FakeNode, pool: ThreadPoolExecutor, tmp_path: Path
+    far: ProxiedNode, near: FakeNode, pool: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
     """No connection ends here: the other side is just not heard."""
     gate = threading.Event()
     with fronted(tmp_path, far.address, near.control, pong_wait_s=PONG_S) as front:
         running = streaming(pool, front, far, gate)
-        heir = near.worker(say())
+        heir = near.worker(answer_words())
         front.wait_workers(2)
         far.workers.stalled = True
         gate.set()
@@ -132,13 +141,13 @@ def test_a_stalled_link_moves_the_stream_when_its_pong_is_late(
 
 
 def test_the_only_node_goes_on_when_its_link_is_back(
-    far: Far, pool: ThreadPoolExecutor, tmp_path: Path
+    far: ProxiedNode, pool: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
     """Its worker has been there all the while, and is asked again for want of another."""
     gate = threading.Event()
     with fronted(tmp_path, far.address) as front:
         running = streaming(pool, front, far, gate)
-        far.node.workers[0].script = say()
+        far.node.workers[0].script = answer_words()
         far.workers.cut()
         front.wait(lambda: front.front.fleet.ready_workers() == 0)
         gate.set()
@@ -150,7 +159,7 @@ def test_the_only_node_goes_on_when_its_link_is_back(
 
 
 def test_a_silent_reaper_moves_nothing_and_gets_nothing_new(
-    far: Far, near: FakeNode, pool: ThreadPoolExecutor, tmp_path: Path
+    far: ProxiedNode, near: FakeNode, pool: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
     """Its worker answers all the while, so that what it runs goes on there."""
     gate = threading.Event()
@@ -158,7 +167,7 @@ def test_a_silent_reaper_moves_nothing_and_gets_nothing_new(
         running = streaming(pool, front, far, gate)
         far.reaper.stalled = True
         front.wait(lambda: front.front.fleet.ready_workers() == 0)
-        other = near.worker(say())
+        other = near.worker(answer_words())
         front.wait_workers(1)
         for number in range(6):
             assert content(ask(front, f"conversation {number}")) == "".join(WORDS)
@@ -170,7 +179,7 @@ def test_a_silent_reaper_moves_nothing_and_gets_nothing_new(
         front.wait_workers(2)
 
 
-def test_all_nodes_silent_is_said_and_passes(far: Far, tmp_path: Path) -> None:
+def test_all_nodes_silent_is_said_and_passes(far: ProxiedNode, tmp_path: Path) -> None:
     far.node.worker()
     with fronted(tmp_path, far.address) as front:
         front.wait_workers(1)
@@ -215,7 +224,7 @@ def test_a_successor_at_the_same_address_has_to_have_the_key(tmp_path: Path) -> 
 
 
 def test_a_worker_with_another_key_than_its_roster_says_is_not_used(
-    far: Far, tmp_path: Path
+    far: ProxiedNode, tmp_path: Path
 ) -> None:
     """Whoever sits at a worker's port cannot pass for it."""
     worker = far.node.worker()
@@ -234,7 +243,7 @@ def test_a_worker_with_another_key_than_its_roster_says_is_not_used(
         assert len(worker.submits) == 1
 
 
-def test_a_roster_cannot_send_a_front_end_elsewhere(far: Far, tmp_path: Path) -> None:
+def test_a_roster_cannot_send_a_front_end_elsewhere(far: ProxiedNode, tmp_path: Path) -> None:
     """The host of a worker is that of its node, whatever the node says."""
     far.node.worker()
     with fronted(tmp_path, far.address) as front:
@@ -302,11 +311,11 @@ async def test_a_name_that_leads_nowhere_is_an_oserror(host: str) -> None:
 
 
 def test_a_link_that_breaks_again_and_again(
-    far: Far, near: FakeNode, pool: ThreadPoolExecutor, tmp_path: Path
+    far: ProxiedNode, near: FakeNode, pool: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
     """Streams on two nodes, one of which is cut off and comes back all the time."""
     for node in (far.node, near):
-        node.worker(say(pause_s=0.15))
+        node.worker(answer_words(pause_s=0.15))
     with fronted(tmp_path, far.address, near.control) as front:
         front.wait_workers(2)
         running = [

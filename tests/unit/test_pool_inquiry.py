@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.doubles.fake_engine import PROMPT_TOKENS, FakeNode
-from support.doubles.running_front import RunningFront
+from support.doubles.fake_node import PROMPT_TOKENS, FakeNode
+from support.running_front import RunningFront
 
 ASKED = {"prompt": "hi"}
 

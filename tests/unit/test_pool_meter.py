@@ -9,7 +9,7 @@ from mayfly_protocol.serving import Delta, Usage
 from mayfly_server.metrics import Metrics, PromptMetrics
 
 
-class Metered:
+class MeteredPrompt:
     """A prompt of the model ``m``, and a clock."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Metered:
 
 
 def test_a_prompt_that_is_answered() -> None:
-    prompt = Metered()
+    prompt = MeteredPrompt()
     assert prompt.here == (1, 0)
     prompt.after(0.5).submitted()
     prompt.after(0.5).accepted(prompt_tokens=7)
@@ -69,7 +69,7 @@ def test_a_prompt_that_is_answered() -> None:
 
 
 def test_one_that_nobody_waits_for_any_more() -> None:
-    prompt = Metered()
+    prompt = MeteredPrompt()
     prompt.meter.ended(None)
     prompt.meter.ended(None)
     assert prompt.here == (0, 0)
@@ -83,7 +83,7 @@ def test_one_that_never_arrived() -> None:
 
 
 def test_choices_have_their_own_pace() -> None:
-    prompt = Metered()
+    prompt = MeteredPrompt()
     prompt.tokens(choice=0)
     prompt.after(0.1)
     prompt.tokens(choice=1)
@@ -95,7 +95,7 @@ def test_choices_have_their_own_pace() -> None:
 
 @pytest.mark.parametrize("phase", ["queued", "prefill", "decode"])
 def test_a_continuation(phase: str) -> None:
-    prompt = Metered()
+    prompt = MeteredPrompt()
     prompt.meter.accepted(7)
     if phase != "queued":
         prompt.meter.progressed()
@@ -117,7 +117,7 @@ def test_a_continuation(phase: str) -> None:
 
 
 def test_a_retry_is_no_continuation() -> None:
-    prompt = Metered()
+    prompt = MeteredPrompt()
     prompt.meter.retried("full")
     assert prompt.value("request_retries_total", reason="full") == 1
     assert prompt.here == (1, 0)
@@ -125,7 +125,7 @@ def test_a_retry_is_no_continuation() -> None:
 
 def test_a_thousand_causes_are_one_time_series() -> None:
     """What a worker or a client says is never a label by itself."""
-    prompt = Metered()
+    prompt = MeteredPrompt()
     for number in range(1000):
         prompt.meter.continued(f"cause {number}")
         prompt.meter.retried(f"kind-{number}")

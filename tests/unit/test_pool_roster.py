@@ -15,7 +15,7 @@ ROSTER = Roster("node", "a", 5, 1, (VIEW,))
 WORKER = Incarnation("node", "a", "s", 3)
 
 
-def heard(*rosters: Roster) -> Rosters:
+def rosters_of(*rosters: Roster) -> Rosters:
     known = Rosters(silence_s=5.0)
     for roster in rosters:
         known.update("ipc://x", roster, now=100.0)
@@ -27,26 +27,26 @@ def slot(view: SlotView, silent: bool = False) -> Slot:
 
 
 def test_nothing_heard() -> None:
-    assert not heard()
-    assert list(heard().slots(0.0)) == []
-    assert not heard().is_gone(WORKER)
+    assert not rosters_of()
+    assert list(rosters_of().slots(0.0)) == []
+    assert not rosters_of().is_gone(WORKER)
 
 
 def test_an_older_roster_changes_nothing() -> None:
-    known = heard(ROSTER)
+    known = rosters_of(ROSTER)
     assert not known.update("ipc://x", replace(ROSTER, revision=4, slots=()), 101.0)
     assert [found.incarnation for found in known.slots(101.0)] == [WORKER]
     assert known.update("ipc://x", ROSTER, 101.0), "the same again is a sign of life"
 
 
 def test_a_new_reaper_begins_to_count_anew() -> None:
-    known = heard(ROSTER)
+    known = rosters_of(ROSTER)
     assert known.update("ipc://x", Roster("node", "b", 1, 2, ()), 101.0)
     assert list(known.slots(101.0)) == []
 
 
 def test_a_silent_node_keeps_its_workers() -> None:
-    known = heard(ROSTER)
+    known = rosters_of(ROSTER)
     assert [found.silent for found in known.slots(104.9)] == [False]
     assert [found.silent for found in known.slots(105.1)] == [True]
     assert not known.is_gone(WORKER)
@@ -64,31 +64,31 @@ def test_a_silent_node_keeps_its_workers() -> None:
     ],
 )
 def test_its_own_reaper_says_when_a_worker_is_gone(view: SlotView, gone: bool) -> None:
-    assert heard(replace(ROSTER, slots=(view,))).is_gone(WORKER) is gone
+    assert rosters_of(replace(ROSTER, slots=(view,))).is_gone(WORKER) is gone
 
 
 def test_a_new_reaper_does_not_speak_for_the_old_ones_workers() -> None:
-    assert not heard(Roster("node", "b", 1, 2, ())).is_gone(WORKER)
+    assert not rosters_of(Roster("node", "b", 1, 2, ())).is_gone(WORKER)
 
 
 def test_the_verdict_on_a_lost_worker() -> None:
     loss = Loss("s", 3, "crashed", "worker", "SIGSEGV", 3.0, suspects=("r1", "r2"))
     before = Loss("s", 2, "wedged", "worker", "still", 9.0)
-    known = heard(replace(ROSTER, losses=(before, loss)))
+    known = rosters_of(replace(ROSTER, losses=(before, loss)))
     assert known.loss(WORKER) == loss
     assert known.loss(replace(WORKER, slot="other")) is None
     assert known.loss(replace(WORKER, epoch="older")) is None
 
 
 def test_a_worker_is_watched_while_its_own_reaper_is_heard() -> None:
-    assert heard(ROSTER).is_watched(WORKER, 100.0)
-    assert not heard(ROSTER).is_watched(WORKER, 1000.0)
-    assert not heard(replace(ROSTER, epoch="newer")).is_watched(WORKER, 100.0)
+    assert rosters_of(ROSTER).is_watched(WORKER, 100.0)
+    assert not rosters_of(ROSTER).is_watched(WORKER, 1000.0)
+    assert not rosters_of(replace(ROSTER, epoch="newer")).is_watched(WORKER, 100.0)
 
 
 def test_a_new_reaper_voids_the_ones_before_it() -> None:
     """Also where an old roster comes after a new one, over the other of two connections."""
-    known = heard(ROSTER, replace(ROSTER, epoch="b", revision=1, slots=()))
+    known = rosters_of(ROSTER, replace(ROSTER, epoch="b", revision=1, slots=()))
     assert not known.update("ipc://x", replace(ROSTER, revision=99), 101.0)
     assert list(known.slots(101.0)) == []
     assert known.update("ipc://x", replace(ROSTER, epoch="c", revision=0), 102.0)
@@ -98,7 +98,7 @@ def test_a_new_reaper_voids_the_ones_before_it() -> None:
 
 
 def test_a_node_that_is_given_up_is_forgotten() -> None:
-    known = heard(ROSTER)
+    known = rosters_of(ROSTER)
     known.forget("ipc://x")
     assert not known
     known.forget("ipc://x")

@@ -89,7 +89,7 @@ def test_one_culprit_is_never_the_machines(others: list[frozenset[str]]) -> None
 
 
 @dataclass
-class Request:
+class SimulatedRequest:
     name: str
     length: int
     fatal: int | None = None
@@ -109,18 +109,18 @@ class Request:
         return self.tokens - self.resumed >= YOUNG_TOKENS
 
 
-class World:
+class SimulatedWorkers:
     """Workers that prefill what has come in groups and decode all they have in one batch; where a
     worker dies, everything on it goes to others."""
 
     def __init__(self, workers: int, seed: int) -> None:
         self.chance = random.Random(seed)
-        self.workers: list[list[Request]] = [[] for _ in range(workers)]
+        self.workers: list[list[SimulatedRequest]] = [[] for _ in range(workers)]
         self.prefilled: list[set[str]] = [set() for _ in range(workers)]
         self.deaths = 0
         self.moved: dict[str, int] = {}
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: SimulatedRequest) -> None:
         request.resumed = request.tokens
         request.flagged = request.record.suspect((request.tokens,))
         self.chance.choice(self.workers).append(request)
@@ -142,12 +142,12 @@ class World:
             for request in batch:
                 request.tokens += 1
 
-    def _running(self, here: list[Request]) -> list[Request]:
+    def _running(self, here: list[SimulatedRequest]) -> list[SimulatedRequest]:
         """A worker's desk: one suspect at a time, first come first served."""
         suspects = [r for r in here if r.flagged and not r.harmless]
         return [r for r in here if r not in suspects[1:]]
 
-    def _die(self, number: int, struck: list[Request]) -> None:
+    def _die(self, number: int, struck: list[SimulatedRequest]) -> None:
         self.deaths += 1
         here, self.workers[number], self.prefilled[number] = self.workers[number], [], set()
         for request in here:
@@ -176,11 +176,11 @@ def test_one_poison_costs_three_workers_and_nobody_else_anything(
     seed: int, workers: int, innocents: int, fatal: int, behind: int
 ) -> None:
     """``behind``: the worker may die when it reads the fatal token again, too (a prefill)."""
-    world = World(workers, seed)
-    poison = Request("poison", 300, fatal)
+    world = SimulatedWorkers(workers, seed)
+    poison = SimulatedRequest("poison", 300, fatal)
     if behind:
         poison.fatal = fatal - 1 if fatal else 0
-    waiting = [Request(f"r{n}", world.chance.randint(1, 250)) for n in range(innocents)]
+    waiting = [SimulatedRequest(f"r{n}", world.chance.randint(1, 250)) for n in range(innocents)]
     everyone = [*waiting]
     waiting.insert(world.chance.randint(0, innocents), poison)
     for _ in range(5000):
@@ -200,8 +200,8 @@ def test_one_poison_costs_three_workers_and_nobody_else_anything(
 @given(seed=st.integers(0, 2**32), at=st.integers(0, 60), phase=st.booleans())
 def test_a_single_fault_makes_no_suspects(seed: int, at: int, phase: bool) -> None:
     """So it delays nobody by more than it takes to go on elsewhere."""
-    world = World(2, seed)
-    everyone = [Request(f"r{n}", 100) for n in range(16)]
+    world = SimulatedWorkers(2, seed)
+    everyone = [SimulatedRequest(f"r{n}", 100) for n in range(16)]
     for request in everyone:
         world.submit(request)
     for turn in range(400):

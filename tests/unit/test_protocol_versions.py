@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from mayfly_protocol import PROTOCOL_MINOR, PROTOCOL_VERSION, codec
 from mayfly_protocol.codec import SINCE, BadFrame, Channel, OtherVersion, encode, understood
 from mayfly_protocol.roster import Ask, AskMetrics, MetricsText, Roster, SlotView
-from support.doubles.fake_engine import WORDS, FakeNode, say
-from support.doubles.running_front import RunningFront
-from support.relay import ask, content
+from support.doubles.fake_node import WORDS, FakeNode, answer_words
+from support.relay_requests import ask, content
+from support.running_front import RunningFront
 
 CHANNELS: list[Channel[Any]] = [
     codec.to_worker,
@@ -67,7 +67,7 @@ def messages(kind: type) -> st.SearchStrategy[Any]:
     )
 
 
-def told(frame: bytes) -> Any:
+def roundtrip_of(frame: bytes) -> Any:
     return msgpack.unpackb(frame, strict_map_key=False)
 
 
@@ -85,7 +85,7 @@ class TestEveryMessage:
         @settings(deadline=None, max_examples=10)
         @given(messages(kind), st.sets(st.sampled_from(sorted(optional) or [""])))
         def check(message: Any, unknown: set[str]) -> None:
-            version, name, fields = told(encode(message))
+            version, name, fields = roundtrip_of(encode(message))
             older = {key: value for key, value in fields.items() if key not in unknown}
             read = channel.decode(msgpack.packb([version, name, older]))
             for field in dataclasses.fields(kind):
@@ -102,7 +102,7 @@ class TestEveryMessage:
         @settings(deadline=None, max_examples=10)
         @given(messages(kind), st.text(max_size=5), values(Any))
         def check(message: Any, name: str, value: Any) -> None:
-            version, kind_name, fields = told(encode(message))
+            version, kind_name, fields = roundtrip_of(encode(message))
             newer = {f"x_{name}": value, **fields}
             assert channel.decode(msgpack.packb([version, kind_name, newer])) == message
 
@@ -114,7 +114,7 @@ class TestEveryMessage:
         def check(message: Any, version: Any) -> None:
             if version == PROTOCOL_VERSION:
                 return
-            _, name, fields = told(encode(message))
+            _, name, fields = roundtrip_of(encode(message))
             with pytest.raises(OtherVersion, match="protocol version") as refused:
                 channel.decode(msgpack.packb([version, name, fields]))
             assert refused.value.reason == "version"
@@ -132,7 +132,7 @@ def test_nonsense_is_refused_in_words(channel: Channel[Any], frame: bytes) -> No
 
 def test_a_view_inside_a_newer_roster_may_have_more_too() -> None:
     view = SlotView("s", "m", "ready", 1)
-    version, name, fields = told(encode(Roster("n", "e", 1, 1, (view,))))
+    version, name, fields = roundtrip_of(encode(Roster("n", "e", 1, 1, (view,))))
     fields["slots"][0]["colour"] = "red"
     assert codec.rosters.decode(msgpack.packb([version, name, fields])).slots == (view,)
 
@@ -155,7 +155,7 @@ def old() -> Iterator[FakeNode]:
 
 def test_an_old_node_serves_a_new_front_end(old: FakeNode) -> None:
     """And is not asked for metrics, as a new one is."""
-    old.worker(say())
+    old.worker(answer_words())
     with RunningFront(old.control, node_metrics=True) as front:
         assert content(ask(front)) == "".join(WORDS)
         for _ in range(2):

@@ -28,7 +28,7 @@ DEAF = (
 MUTE = "import socket, sys; socket.socket(fileno=int(sys.argv[1])).accept()[0].close()"
 
 
-class Supervised:
+class SupervisedFrontEnd:
     """A front end's supervision, driven as the reaper's loop does it."""
 
     def __init__(self, *command: str) -> None:
@@ -55,8 +55,8 @@ class Supervised:
 
 
 @contextmanager
-def supervised(*command: str) -> Iterator[Supervised]:
-    supervision = Supervised(*command)
+def supervised(*command: str) -> Iterator[SupervisedFrontEnd]:
+    supervision = SupervisedFrontEnd(*command)
     try:
         yield supervision
     finally:

@@ -25,7 +25,7 @@ BUDGETS = Budgets()
 GB = 10**9
 
 
-class Machine:
+class SpawnGateHarness:
     """A spawn gate on a machine whose memory a test sets."""
 
     def __init__(self, available: int, wired: int | None = None) -> None:
@@ -50,7 +50,7 @@ def slot(needs: int, name: str = "s", memory_freed_at: float = 0.0) -> Slot:
 
 
 def test_a_fault_of_the_machine_holds_every_slot_and_longer_each_time() -> None:
-    machine = Machine(100)
+    machine = SpawnGateHarness(100)
     pauses = []
     now = 0.0
     for _ in range(12):
@@ -72,11 +72,11 @@ def test_a_fault_of_the_machine_holds_every_slot_and_longer_each_time() -> None:
 
 
 def test_a_first_worker_waits_for_nothing() -> None:
-    assert Machine(0).deferral(0.0, slot(0)) is None
+    assert SpawnGateHarness(0).deferral(0.0, slot(0)) is None
 
 
 def test_a_worker_waits_until_the_last_ones_memory_is_back() -> None:
-    machine = Machine(50)
+    machine = SpawnGateHarness(50)
     machine.becomes(10)
     held = machine.deferral(0.1, slot(40))
     assert held == (
@@ -89,20 +89,20 @@ def test_a_worker_waits_until_the_last_ones_memory_is_back() -> None:
 
 def test_memory_that_never_was_there_is_not_waited_for() -> None:
     """A worker that needs more than was free when the last one was started never came up."""
-    machine = Machine(30)
+    machine = SpawnGateHarness(30)
     assert machine.deferral(0.0, slot(0)) is None
     machine.becomes(28)
     assert machine.deferral(1.0, slot(40)) is None
 
 
 def test_what_others_that_load_will_take_is_not_free() -> None:
-    machine = Machine(50)
+    machine = SpawnGateHarness(50)
     assert machine.deferral(0.0, slot(40), promised=10) is None
     assert machine.deferral(0.0, slot(40, "t"), promised=20) is not None
 
 
 def test_memory_that_does_not_return_is_told_and_others_programs_are_outwaited() -> None:
-    machine = Machine(50)
+    machine = SpawnGateHarness(50)
     machine.becomes(10)
     held = machine.deferral(BUDGETS.memory_return_s, slot(40))
     assert held is not None
@@ -114,7 +114,7 @@ def test_memory_that_does_not_return_is_told_and_others_programs_are_outwaited()
 
 
 def test_wired_memory_that_was_stranded_is_not_outwaited() -> None:
-    machine = Machine(50, wired=4)
+    machine = SpawnGateHarness(50, wired=4)
     machine.becomes(10, wired=44)
     assert machine.deferral(BUDGETS.retry_max_s * 100, slot(40)) is not None
     machine.becomes(40, wired=14)
@@ -122,7 +122,7 @@ def test_wired_memory_that_was_stranded_is_not_outwaited() -> None:
 
 
 def test_what_living_workers_have_wired_is_not_stranded() -> None:
-    machine = Machine(90, wired=4)
+    machine = SpawnGateHarness(90, wired=4)
     machine.becomes(10, wired=44)
     assert machine.deferral(BUDGETS.retry_max_s, slot(40), in_use=40) is None
 

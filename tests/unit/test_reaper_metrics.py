@@ -40,7 +40,7 @@ POOL = Pool("org/model", Path("/nowhere"), lifetime=Lifetime(max_inferences=100)
 Series = frozenset[tuple[str, str]]
 
 
-class Watched:
+class MeteredSlot:
     """One slot of a node whose metrics are kept."""
 
     def __init__(self, room: MachineMemory = MachineMemory(5)) -> None:  # noqa: B008
@@ -89,7 +89,7 @@ class Watched:
 
 
 def test_a_serving_worker() -> None:
-    watched = Watched()
+    watched = MeteredSlot()
     watched.serve()
     watched.receive(
         Beat(
@@ -142,11 +142,11 @@ def test_a_serving_worker() -> None:
 
 
 def test_wired_memory_is_shown_where_it_is_known() -> None:
-    assert Watched(MachineMemory(5, 7)).value("mayfly_node_memory_bytes", kind="wired") == 7
+    assert MeteredSlot(MachineMemory(5, 7)).value("mayfly_node_memory_bytes", kind="wired") == 7
 
 
 def test_a_slot_without_a_worker() -> None:
-    watched = Watched()
+    watched = MeteredSlot()
     watched.apply(SpawnDeferred(watched.now + 1, "no room", "memory_lost"))
     assert watched.value("mayfly_worker_state", state="backoff") == 1
     assert watched.value("mayfly_worker_state", state="ready") == 0
@@ -158,7 +158,7 @@ def test_a_slot_without_a_worker() -> None:
 
 
 def test_two_workers_of_a_slot_share_its_series() -> None:
-    watched = Watched()
+    watched = MeteredSlot()
     watched.serve()
     watched.receive(replace(IDLE, memory=Memory(footprint=7)))
     watched.apply(RecycleRequested(surge=True))
@@ -171,7 +171,7 @@ def test_two_workers_of_a_slot_share_its_series() -> None:
 
 def test_a_thousand_restarts_add_no_time_series() -> None:
     """Of every way to end that there is, each with numbers and texts of its own."""
-    watched = Watched()
+    watched = MeteredSlot()
     random.seed(7)
 
     def crash() -> None:

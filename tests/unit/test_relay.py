@@ -18,23 +18,23 @@ from mayfly_protocol.serving import (
     Tokens,
 )
 from mayfly_server.dispatch.link import STALLED_S
-from support.doubles.fake_engine import (
+from support.doubles.fake_node import (
     CARD,
     DIE,
     WORDS,
-    Act,
+    AnswerScript,
     FakeNode,
-    Script,
+    ScriptStep,
     accept,
+    answer_then,
+    answer_words,
     die,
-    say,
     step,
     token_id,
-    until,
 )
-from support.doubles.running_front import RunningFront
-from support.front import CHAT, HELLO, TEXT, WHOLE
-from support.relay import ask, events, pair, pieces, seen_usage, stream, submits
+from support.front_client import CHAT, HELLO, TEXT, WHOLE
+from support.relay_requests import ask, events, pair, pieces, seen_usage, stream, submits
+from support.running_front import RunningFront
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def node() -> Iterator[FakeNode]:
 
 @pytest.mark.parametrize("count", [0, 1, 3, 5])
 def test_a_stream_goes_on_where_its_worker_died(node: FakeNode, count: int) -> None:
-    pair(node, until(count, die), say())
+    pair(node, answer_then(count, die), answer_words())
     with RunningFront(node.control) as front:
         front.wait_workers(2)
         response = stream(front)
@@ -68,7 +68,7 @@ def test_a_stream_goes_on_where_its_worker_died(node: FakeNode, count: int) -> N
 
 
 def test_an_answer_in_one_piece_survives_too(node: FakeNode) -> None:
-    pair(node, until(2, die), say())
+    pair(node, answer_then(2, die), answer_words())
     with RunningFront(node.control) as front:
         front.wait_workers(2)
         for path, body in {CHAT: HELLO, TEXT: {"prompt": "hi"}}.items():
@@ -89,13 +89,13 @@ def node_slot(node: FakeNode) -> str:
 
 
 def test_a_choice_that_had_ended_is_not_run_again(node: FakeNode) -> None:
-    def first(submit: Submit) -> Iterator[Act]:
+    def first(submit: Submit) -> Iterator[ScriptStep]:
         yield accept(submit)
         yield step(submit, 0, "short", 0, finish="stop")
         yield step(submit, 0, WORDS[0], 1)
         yield DIE
 
-    pair(node, first, say())
+    pair(node, first, answer_words())
     with RunningFront(node.control) as front:
         front.wait_workers(2)
         response = stream(front, n=2)
@@ -107,12 +107,12 @@ def test_a_choice_that_had_ended_is_not_run_again(node: FakeNode) -> None:
 
 
 def test_lost_after_the_last_token_nothing_is_run_again(node: FakeNode) -> None:
-    def no_farewell(submit: Submit) -> Iterator[Act]:
+    def no_farewell(submit: Submit) -> Iterator[ScriptStep]:
         yield accept(submit)
         yield step(submit, 0, "all", finish="stop")
         yield DIE
 
-    pair(node, no_farewell, say())
+    pair(node, no_farewell, answer_words())
     with RunningFront(node.control) as front:
         front.wait_workers(2)
         response = stream(front)
@@ -122,11 +122,11 @@ def test_lost_after_the_last_token_nothing_is_run_again(node: FakeNode) -> None:
 
 @pytest.mark.parametrize("position", [0, 2])
 def test_a_repeat_or_a_gap_loses_the_worker(node: FakeNode, position: int) -> None:
-    def wrong(submit: Submit) -> Iterator[Act]:
+    def wrong(submit: Submit) -> Iterator[ScriptStep]:
         yield step(submit, position, "wrong")
         yield 60.0
 
-    pair(node, until(1, wrong), say())
+    pair(node, answer_then(1, wrong), answer_words())
     with RunningFront(node.control) as front:
         front.wait_workers(2)
         assert pieces(stream(front)) == list(WORDS)
@@ -138,12 +138,12 @@ def test_a_repeat_or_a_gap_loses_the_worker(node: FakeNode, position: int) -> No
 def test_what_a_left_worker_still_says_is_dropped(node: FakeNode) -> None:
     gate = threading.Event()
 
-    def wrong(submit: Submit) -> Iterator[Act]:
+    def wrong(submit: Submit) -> Iterator[ScriptStep]:
         yield step(submit, 3, "wrong")
         yield Tokens((Delta(submit.rid, submit.attempt, 0, 1, (1,), "late"),))
         yield gate
 
-    pair(node, until(1, wrong), say())
+    pair(node, answer_then(1, wrong), answer_words())
     with RunningFront(node.control) as front:
         front.wait_workers(2)
         assert pieces(stream(front)) == list(WORDS)
@@ -151,10 +151,10 @@ def test_what_a_left_worker_still_says_is_dropped(node: FakeNode) -> None:
 
 
 def test_a_handover_is_continued_elsewhere(node: FakeNode) -> None:
-    def drained(submit: Submit) -> Iterator[Act]:
+    def drained(submit: Submit) -> Iterator[ScriptStep]:
         yield Handover(submit.rid, submit.attempt, "drain")
 
-    pair(node, until(2, drained), say())
+    pair(node, answer_then(2, drained), answer_words())
     with RunningFront(node.control) as front:
         front.wait_workers(2)
         assert pieces(stream(front)) == list(WORDS)
@@ -168,7 +168,7 @@ def test_a_handover_is_continued_elsewhere(node: FakeNode) -> None:
 def test_a_worker_that_is_gone_from_the_roster_is_lost(node: FakeNode) -> None:
     """At the reaper's verdict, not at the exit."""
 
-    def wedged(submit: Submit) -> Iterator[Act]:
+    def wedged(submit: Submit) -> Iterator[ScriptStep]:
         slot = next(v for v in node._roster.slots if v.endpoint.endswith(f"{named(submit)}.ipc"))
         node.show(replace(slot, state="gone"))
         yield 60.0
@@ -177,19 +177,19 @@ def test_a_worker_that_is_gone_from_the_roster_is_lost(node: FakeNode) -> None:
         worker = next(worker for worker in node.workers if submit in worker.submits)
         return worker.endpoint.rpartition("/")[2].removesuffix(".ipc")
 
-    pair(node, until(2, wedged), say())
+    pair(node, answer_then(2, wedged), answer_words())
     with RunningFront(node.control) as front:
         front.wait_workers(2)
         assert pieces(stream(front)) == list(WORDS)
 
 
 def test_a_silent_worker_is_lost(node: FakeNode) -> None:
-    def mute(submit: Submit) -> Iterator[Act]:
+    def mute(submit: Submit) -> Iterator[ScriptStep]:
         for worker in node.workers:
             worker.mute = submit in worker.submits
         yield 60.0
 
-    pair(node, until(2, mute), say())
+    pair(node, answer_then(2, mute), answer_words())
     with RunningFront(node.control, pong_wait_s=1.0) as front:
         front.wait_workers(2)
         assert pieces(stream(front)) == list(WORDS)
@@ -199,15 +199,15 @@ def test_a_silent_worker_is_lost(node: FakeNode) -> None:
     ("stuck", "settings"),
     [
         (lambda submit: iter((60.0,)), {"accept_wait_s": 0.5}),
-        (until(0, lambda submit: iter((60.0,))), {"stall_s": 0.5}),
-        (until(2, lambda submit: iter((60.0,))), {"stall_s": 0.5}),
+        (answer_then(0, lambda submit: iter((60.0,))), {"stall_s": 0.5}),
+        (answer_then(2, lambda submit: iter((60.0,))), {"stall_s": 0.5}),
     ],
     ids=["not accepted", "no first token", "no next token"],
 )
 def test_R83_a_worker_that_never_replies(
-    node: FakeNode, stuck: Script, settings: dict[str, float]
+    node: FakeNode, stuck: AnswerScript, settings: dict[str, float]
 ) -> None:
-    _, script = pair(node, stuck, say())
+    _, script = pair(node, stuck, answer_words())
     for _ in range(2):  # for the healthy ones the bound is as short, and they may be paused
         node.worker(script)
     with RunningFront(node.control, keep_alive_s=0.1, **settings) as front:
@@ -218,10 +218,10 @@ def test_R83_a_worker_that_never_replies(
 def test_a_queued_request_may_wait_while_the_engine_moves(node: FakeNode) -> None:
     gate = threading.Event()
 
-    def queued(submit: Submit) -> Iterator[Act]:
+    def queued(submit: Submit) -> Iterator[ScriptStep]:
         yield accept(submit)
         yield gate
-        yield from list(say()(submit))[1:]
+        yield from list(answer_words()(submit))[1:]
 
     worker = node.worker(queued)
     stall_s = 2.5
@@ -245,7 +245,7 @@ def test_a_queued_request_may_wait_while_the_engine_moves(node: FakeNode) -> Non
 def test_a_worker_that_stands_still_is_asked_nothing_while_another_one_moves(
     node: FakeNode,
 ) -> None:
-    still, moving = node.worker(say()), node.worker(say())
+    still, moving = node.worker(answer_words()), node.worker(answer_words())
     with RunningFront(node.control) as front:
 
         def told(slot: str, detail: str, **view: Any) -> None:
@@ -271,7 +271,7 @@ def test_a_worker_that_stands_still_is_asked_nothing_while_another_one_moves(
 
 def test_a_single_worker_server_survives_its_workers_death(node: FakeNode) -> None:
     """The stream is held, with signs of life, until the successor is ready."""
-    node.worker(until(2, die), slot="only")
+    node.worker(answer_then(2, die), slot="only")
     with RunningFront(node.control, keep_alive_s=0.1) as front:
         answers: list[httpx.Response] = []
         thread = threading.Thread(target=lambda: answers.append(stream(front)))
@@ -279,15 +279,15 @@ def test_a_single_worker_server_survives_its_workers_death(node: FakeNode) -> No
         front.wait(lambda: front.metric("mayfly_continuations_total") == 1)
         node.show(replace(node.view("only"), state="backoff", endpoint="", retry_in_s=0.1))
         front.wait(lambda: front.client.get("/readyz").status_code == 503)
-        node.worker(say(), slot="only")
+        node.worker(answer_words(), slot="only")
         thread.join()
     assert pieces(answers[0]) == list(WORDS)
 
 
 def test_a_continuation_goes_to_the_same_model_only(node: FakeNode) -> None:
-    node.worker(until(2, die), slot="a")
+    node.worker(answer_then(2, die), slot="a")
     with RunningFront(node.control, failover_wait_s=0.5, keep_alive_s=0.1) as front:
-        other = node.worker(say(), slot="b", state="loading")
+        other = node.worker(answer_words(), slot="b", state="loading")
         answers: list[httpx.Response] = []
         thread = threading.Thread(target=lambda: answers.append(stream(front)))
         thread.start()
@@ -303,7 +303,7 @@ def test_a_continuation_goes_to_the_same_model_only(node: FakeNode) -> None:
 
 def test_a_request_outlives_so_many_workers(node: FakeNode) -> None:
     for _ in range(3):
-        node.worker(until(1, die) if not node.workers else _die_resuming)
+        node.worker(answer_then(1, die) if not node.workers else _die_resuming)
     with RunningFront(node.control, max_attempts=2, failover_wait_s=2.0) as front:
         front.wait_workers(3)
         last = events(stream(front))[-1]
@@ -312,6 +312,6 @@ def test_a_request_outlives_so_many_workers(node: FakeNode) -> None:
     assert len(submits(node)) == 2
 
 
-def _die_resuming(submit: Submit) -> Iterator[Act]:
+def _die_resuming(submit: Submit) -> Iterator[ScriptStep]:
     yield accept(submit)
     yield DIE

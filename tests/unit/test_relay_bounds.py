@@ -16,10 +16,19 @@ import httpx
 import pytest
 
 from mayfly_protocol.serving import Delta, Submit, Tokens
-from support.doubles.fake_engine import WORDS, Act, FakeNode, accept, finish, say, step, until
-from support.doubles.running_front import RunningFront
-from support.front import CHAT, HELLO, TEXT
-from support.relay import ask, unread
+from support.doubles.fake_node import (
+    WORDS,
+    FakeNode,
+    ScriptStep,
+    accept,
+    answer_then,
+    answer_words,
+    finish,
+    step,
+)
+from support.front_client import CHAT, HELLO, TEXT
+from support.relay_requests import ask, unread
+from support.running_front import RunningFront
 
 
 @pytest.fixture
@@ -28,15 +37,15 @@ def node() -> Iterator[FakeNode]:
         yield node
 
 
-def forever(submit: Submit) -> Iterator[Act]:
+def forever(submit: Submit) -> Iterator[ScriptStep]:
     yield 60.0
 
 
 def test_a_request_that_takes_too_long(node: FakeNode) -> None:
     """Whole and streamed, before a first word and after some."""
 
-    def stuck(submit: Submit) -> Iterator[Act]:
-        return until(2 if "two" in str(submit.generation.prompt) else 0, forever)(submit)
+    def stuck(submit: Submit) -> Iterator[ScriptStep]:
+        return answer_then(2 if "two" in str(submit.generation.prompt) else 0, forever)(submit)
 
     worker = node.worker(stuck)
     with (
@@ -56,7 +65,7 @@ def test_a_request_that_takes_too_long(node: FakeNode) -> None:
 
 
 def test_it_takes_too_long_while_it_is_held(node: FakeNode) -> None:
-    node.worker(say(), state="loading")
+    node.worker(answer_words(), state="loading")
     with RunningFront(node.control, ready=False, request_timeout_s=0.3) as front:
         began = time.monotonic()
         assert front.client.post(CHAT, json=HELLO).status_code == 504
@@ -64,7 +73,7 @@ def test_it_takes_too_long_while_it_is_held(node: FakeNode) -> None:
 
 
 def babbling(size: int, tokens: int, said: threading.Event | None = None) -> Any:
-    def script(submit: Submit) -> Iterator[Act]:
+    def script(submit: Submit) -> Iterator[ScriptStep]:
         yield accept(submit)
         for position in range(tokens):
             yield step(submit, position, "x" * size)
@@ -105,7 +114,7 @@ def test_a_client_that_does_not_read_is_cut(node: FakeNode, prompts: int) -> Non
 def test_a_client_that_catches_up_in_time_misses_nothing(node: FakeNode) -> None:
     tokens = 5000
     said = threading.Event()
-    scripts = iter([babbling(10, tokens, said), say()])
+    scripts = iter([babbling(10, tokens, said), answer_words()])
     node.worker(lambda submit: next(scripts)(submit))
     with RunningFront(node.control, send_buffer=1 << 16) as front:
         with unread(front, CHAT, HELLO | {"stream": True}) as client:
@@ -118,7 +127,7 @@ def test_a_client_that_catches_up_in_time_misses_nothing(node: FakeNode) -> None
 
 
 def test_a_leaving_front_end_says_so_before_it_takes_no_more(node: FakeNode) -> None:
-    worker = node.worker(say(pause_s=0.2))
+    worker = node.worker(answer_words(pause_s=0.2))
     with RunningFront(node.control, notice_s=3.0, grace_s=5.0) as front:
         answers: list[httpx.Response] = []
         ask = lambda: answers.append(httpx.post(front.url + CHAT, json=HELLO))  # noqa: E731

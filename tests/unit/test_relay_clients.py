@@ -14,10 +14,10 @@ from mayfly_protocol.serving import (
     Progress,
     Submit,
 )
-from support.doubles.fake_engine import Act, FakeNode, finish, say, step, until
-from support.doubles.running_front import RunningFront
-from support.front import CHAT, HELLO, TEXT
-from support.relay import events, rejecting, stream, unread
+from support.doubles.fake_node import FakeNode, ScriptStep, answer_then, answer_words, finish, step
+from support.front_client import CHAT, HELLO, TEXT
+from support.relay_requests import events, rejecting, stream, unread
+from support.running_front import RunningFront
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def node() -> Iterator[FakeNode]:
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_R70_R71_a_client_that_goes_away_is_cancelled(node: FakeNode, streamed: bool) -> None:
-    worker = node.worker(until(1, lambda submit: iter((60.0,))))
+    worker = node.worker(answer_then(1, lambda submit: iter((60.0,))))
     with RunningFront(node.control) as front:
         with unread(front, CHAT, HELLO | {"stream": streamed}):
             front.wait(lambda: worker.submits)
@@ -39,7 +39,7 @@ def test_R70_R71_a_client_that_goes_away_is_cancelled(node: FakeNode, streamed: 
 
 
 def test_a_client_that_goes_away_while_it_is_held(node: FakeNode) -> None:
-    worker = node.worker(say(), state="loading")
+    worker = node.worker(answer_words(), state="loading")
     with RunningFront(node.control, ready=False) as front:
         with unread(front, CHAT, HELLO):
             front.wait(lambda: front.metric("mayfly_num_requests_") == 1)
@@ -48,7 +48,7 @@ def test_a_client_that_goes_away_while_it_is_held(node: FakeNode) -> None:
 
 
 def test_several_prompts_are_cancelled_together(node: FakeNode) -> None:
-    worker = node.worker(until(1, lambda submit: iter((60.0,))))
+    worker = node.worker(answer_then(1, lambda submit: iter((60.0,))))
     with RunningFront(node.control) as front:
         with unread(front, TEXT, {"prompt": ["a", "b", "c"], "stream": True}):
             front.wait(lambda: len(worker.submits) == 3)
@@ -56,9 +56,9 @@ def test_several_prompts_are_cancelled_together(node: FakeNode) -> None:
 
 
 def test_one_bad_prompt_of_several_refuses_the_request(node: FakeNode) -> None:
-    def picky(submit: Submit) -> Iterator[Act]:
+    def picky(submit: Submit) -> Iterator[ScriptStep]:
         bad = submit.rid.endswith("-1")
-        return (rejecting("invalid") if bad else until(1, lambda _: iter((60.0,))))(submit)
+        return (rejecting("invalid") if bad else answer_then(1, lambda _: iter((60.0,))))(submit)
 
     worker = node.worker(picky)
     with RunningFront(node.control) as front:
@@ -71,7 +71,7 @@ def test_one_bad_prompt_of_several_refuses_the_request(node: FakeNode) -> None:
 def test_R47_signs_of_life_are_comments(node: FakeNode) -> None:
     begun, seen = threading.Event(), threading.Event()
 
-    def slow(submit: Submit) -> Iterator[Act]:
+    def slow(submit: Submit) -> Iterator[ScriptStep]:
         yield Progress(submit.rid, submit.attempt, 256, 2048)  # too early to speak of
         yield begun
         yield Progress(submit.rid, submit.attempt, 512, 2048)
@@ -79,7 +79,7 @@ def test_R47_signs_of_life_are_comments(node: FakeNode) -> None:
         yield step(submit, 0, "late", finish="stop")
         yield finish(submit)
 
-    node.worker(until(0, slow))
+    node.worker(answer_then(0, slow))
     with RunningFront(node.control) as front:
         body = HELLO | {"stream": True}
         with front.client.stream("POST", CHAT, json=body) as response:
@@ -95,12 +95,12 @@ def test_R47_signs_of_life_are_comments(node: FakeNode) -> None:
 def test_R34_words_arrive_as_they_are_said(node: FakeNode) -> None:
     gate = threading.Event()
 
-    def gated(submit: Submit) -> Iterator[Act]:
+    def gated(submit: Submit) -> Iterator[ScriptStep]:
         yield gate
         yield step(submit, 1, " two", finish="stop")
         yield finish(submit)
 
-    node.worker(until(1, gated))
+    node.worker(answer_then(1, gated))
     with RunningFront(node.control) as front:
         body = HELLO | {"stream": True}
         with front.client.stream("POST", CHAT, json=body) as response:
@@ -114,7 +114,7 @@ def test_R34_words_arrive_as_they_are_said(node: FakeNode) -> None:
 
 
 def test_streams_end_within_a_bound_when_the_server_is_stopped(node: FakeNode) -> None:
-    node.worker(until(1, lambda submit: iter((60.0,))))
+    node.worker(answer_then(1, lambda submit: iter((60.0,))))
     with RunningFront(node.control, grace_s=1.0) as front:
         answers: list[httpx.Response] = []
         thread = threading.Thread(target=lambda: answers.append(stream(front)))

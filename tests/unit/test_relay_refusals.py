@@ -17,10 +17,10 @@ from mayfly_protocol.serving import (
     Finish,
     Submit,
 )
-from support.doubles.fake_engine import WORDS, Act, FakeNode, say, until
-from support.doubles.running_front import RunningFront
-from support.front import CHAT, HELLO
-from support.relay import events, pair, pieces, rejecting, stream, submits
+from support.doubles.fake_node import WORDS, FakeNode, ScriptStep, answer_then, answer_words
+from support.front_client import CHAT, HELLO
+from support.relay_requests import events, pair, pieces, rejecting, stream, submits
+from support.running_front import RunningFront
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_what_no_worker_reads_is_not_sent(
 ) -> None:
     """It would cut the connection of every other request at that worker, again and again."""
     gate = threading.Event()
-    worker = node.worker(lambda submit: chain((gate,), say()(submit)))
+    worker = node.worker(lambda submit: chain((gate,), answer_words()(submit)))
     monkeypatch.setattr("mayfly_server.dispatch.link.MAX_FRAME_BYTES", 8192)
     with RunningFront(node.control) as front, ThreadPoolExecutor(1) as pool:
         other = pool.submit(front.client.post, CHAT, json=HELLO)
@@ -90,7 +90,7 @@ def test_a_worker_that_does_not_answer_is_not_being_connected_to(node: FakeNode)
 
 def test_nor_is_one_on_trial_that_has_something_to_do(node: FakeNode) -> None:
     gate = threading.Event()
-    worker = node.worker(lambda submit: chain((gate,), say()(submit)), trial=True)
+    worker = node.worker(lambda submit: chain((gate,), answer_words()(submit)), trial=True)
     with RunningFront(node.control, queue_wait_s=0.4) as front, ThreadPoolExecutor(1) as pool:
         first = pool.submit(front.client.post, CHAT, json=HELLO)
         front.wait(lambda: worker.submits)
@@ -102,7 +102,7 @@ def test_nor_is_one_on_trial_that_has_something_to_do(node: FakeNode) -> None:
 
 
 def test_one_that_is_full_or_leaving_is_passed_over(node: FakeNode) -> None:
-    pair(node, rejecting("full", retry_after_s=1.0), say())
+    pair(node, rejecting("full", retry_after_s=1.0), answer_words())
     node.worker(rejecting("leaving"))
     with RunningFront(node.control) as front:
         front.wait_workers(3)
@@ -110,16 +110,16 @@ def test_one_that_is_full_or_leaving_is_passed_over(node: FakeNode) -> None:
 
 
 def test_R69_a_fault_of_its_own(node: FakeNode) -> None:
-    def failing(submit: Submit) -> Iterator[Act]:
+    def failing(submit: Submit) -> Iterator[ScriptStep]:
         yield Failed(submit.rid, submit.attempt, "metal_buffer_size", "File /Users/me")
 
-    worker = node.worker(until(0, failing))
+    worker = node.worker(answer_then(0, failing))
     with RunningFront(node.control) as front:
         response = front.client.post(CHAT, json=HELLO)
         assert (response.status_code, response.headers["x-should-retry"]) == (500, "false")
         assert response.json()["error"]["code"] == "metal_buffer_size"
         assert "Users" not in response.text
-        worker.script = until(2, failing)
+        worker.script = answer_then(2, failing)
         response = stream(front)
         assert pieces(response) == list(WORDS[:2])
         assert events(response)[-1]["error"]["code"] == "metal_buffer_size"
@@ -131,10 +131,10 @@ def test_R69_a_fault_of_its_own(node: FakeNode) -> None:
 def test_R69_an_end_without_an_end(node: FakeNode) -> None:
     """A worker that finishes without having ended its choices is no success."""
 
-    def cut_short(submit: Submit) -> Iterator[Act]:
+    def cut_short(submit: Submit) -> Iterator[ScriptStep]:
         yield Finish(submit.rid, submit.attempt, "done")
 
-    pair(node, until(2, cut_short), say())
+    pair(node, answer_then(2, cut_short), answer_words())
     with RunningFront(node.control) as front:
         front.wait_workers(2)
         assert pieces(stream(front)) == list(WORDS)
@@ -155,7 +155,7 @@ def test_nothing_ready_and_nothing_loading(node: FakeNode) -> None:
 
 
 def test_a_request_is_held_while_the_model_loads(node: FakeNode) -> None:
-    node.worker(say(), state="loading")
+    node.worker(answer_words(), state="loading")
     with RunningFront(node.control, ready=False) as front:
         answers: list[httpx.Response] = []
         thread = threading.Thread(target=lambda: answers.append(stream(front)))
@@ -168,7 +168,7 @@ def test_a_request_is_held_while_the_model_loads(node: FakeNode) -> None:
 
 
 def test_a_request_is_not_held_for_ever(node: FakeNode) -> None:
-    node.worker(say(), state="loading", load_done=1, load_total=3, age_s=4.0)
+    node.worker(answer_words(), state="loading", load_done=1, load_total=3, age_s=4.0)
     with RunningFront(node.control, ready=False, queue_wait_s=0.3) as front:
         response = front.client.post(CHAT, json=HELLO)
         assert (response.status_code, response.headers["retry-after"]) == (503, "8")

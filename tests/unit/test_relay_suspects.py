@@ -13,10 +13,10 @@ import pytest
 
 from mayfly_protocol.serving import Handover, Submit
 from mayfly_server.http.api_keys import Key, digest_of
-from support.doubles.fake_engine import DIE, WORDS, Act, FakeNode, accept, say, step
-from support.doubles.running_front import RunningFront
-from support.front import WHOLE
-from support.relay import ask, content, submits
+from support.doubles.fake_node import DIE, WORDS, FakeNode, ScriptStep, accept, answer_words, step
+from support.front_client import WHOLE
+from support.relay_requests import ask, content, submits
+from support.running_front import RunningFront
 
 
 @pytest.fixture
@@ -32,9 +32,9 @@ def says(submit: Submit, word: str) -> bool:
 def handing_over(kind: str, **fields: Any) -> Any:
     """Gives back what has the word "poison" in its prompt, says the usual to others."""
 
-    def script(submit: Submit) -> Iterator[Act]:
+    def script(submit: Submit) -> Iterator[ScriptStep]:
         if not says(submit, "poison"):
-            return say()(submit)
+            return answer_words()(submit)
         return iter((accept(submit), Handover(submit.rid, submit.attempt, kind, **fields)))
 
     return script
@@ -129,9 +129,9 @@ def test_those_that_were_not_in_the_pass_are_never_flagged(node: FakeNode) -> No
 def dying(node: FakeNode, kind: str, **roles: Any) -> Any:
     """Dies of a request with "poison" in it; the reaper says so a moment later."""
 
-    def script(submit: Submit) -> Iterator[Act]:
+    def script(submit: Submit) -> Iterator[ScriptStep]:
         if not says(submit, "poison"):
-            yield from say()(submit)
+            yield from answer_words()(submit)
             return
         yield accept(submit)
         slot = slot_of(node, submit)
@@ -159,7 +159,7 @@ def test_nobodys_fault_is_nobodys_fault(node: FakeNode) -> None:
     """An outside SIGKILL: the reaper names no suspects."""
     for _ in range(3):
         node.worker(dying(node, "killed", suspects=()))
-    node.worker(say())
+    node.worker(answer_words())
     with RunningFront(node.control, max_attempts=10, verdict_wait_s=20.0) as front:
         front.wait_workers(4)
         assert content(ask(front, "poison")) == WHOLE
@@ -169,9 +169,9 @@ def test_nobodys_fault_is_nobodys_fault(node: FakeNode) -> None:
 def test_without_a_reaper_nobody_waits_for_its_verdict(node: FakeNode) -> None:
     gate = threading.Event()
 
-    def script(submit: Submit) -> Iterator[Act]:
+    def script(submit: Submit) -> Iterator[ScriptStep]:
         if submit.attempt > 1:
-            return say()(submit)
+            return answer_words()(submit)
         return iter((accept(submit), step(submit, 0, WORDS[0]), gate, DIE))
 
     for _ in range(2):
@@ -194,7 +194,7 @@ def test_without_a_reaper_nobody_waits_for_its_verdict(node: FakeNode) -> None:
 def test_quarantine_waits_while_the_machine_itself_fails(node: FakeNode) -> None:
     node.worker(handing_over("shape", suspect=True, stays=True))
     for number in range(3):
-        node.worker(say(), slot=f"other-{number}")
+        node.worker(answer_words(), slot=f"other-{number}")
     with RunningFront(node.control, max_attempts=5) as front:
         front.wait_workers(4)
         for number in range(3):
@@ -209,10 +209,10 @@ def test_quarantine_waits_while_the_machine_itself_fails(node: FakeNode) -> None
 def test_one_on_trial_gets_one_request_at_a_time(node: FakeNode) -> None:
     gate = threading.Event()
 
-    def held(submit: Submit) -> Iterator[Act]:
+    def held(submit: Submit) -> Iterator[ScriptStep]:
         yield accept(submit)
         yield gate
-        yield from list(say()(submit))[1:]
+        yield from list(answer_words()(submit))[1:]
 
     worker = node.worker(held, trial=True)
     with RunningFront(node.control, keep_alive_s=0.1) as front, ThreadPoolExecutor(3) as pool:

@@ -53,7 +53,7 @@ KNOWN_KEYS = {
 """Of launchd.plist(5), with their types: launchd ignores a key that it doesn't know."""
 
 
-class Commands:
+class FakeCommands:
     """Stands for the system's commands: remembers those that were run, and answers."""
 
     def __init__(self, **answers: CommandOutput) -> None:
@@ -188,7 +188,7 @@ def test_launchctl_that_fails_says_why() -> None:
 
 
 def test_an_agent_is_installed_and_removed(tmp_path: Path) -> None:
-    commands = Commands(print=CommandOutput(113, ""))
+    commands = FakeCommands(print=CommandOutput(113, ""))
     mac = launchd.Launchd(tmp_path, 501, run=commands)
     plist = tmp_path / "Library/LaunchAgents/mayfly.serve.plist"
     assert not mac.status("serve", "user").installed
@@ -212,7 +212,7 @@ def test_an_agent_is_installed_and_removed(tmp_path: Path) -> None:
 def test_a_daemon_writes_to_a_log_of_its_user(tmp_path: Path) -> None:
     owned: list[tuple[Path, str]] = []
     mac = launchd.Launchd(
-        tmp_path, 0, tmp_path, Commands(), lambda path, user: owned.append((path, user))
+        tmp_path, 0, tmp_path, FakeCommands(), lambda path, user: owned.append((path, user))
     )
     mac.install(DAEMON)
     plist = tmp_path / "Library/LaunchDaemons/mayfly.serve.plist"
@@ -223,7 +223,7 @@ def test_a_daemon_writes_to_a_log_of_its_user(tmp_path: Path) -> None:
 
 
 def test_a_property_list_that_is_refused_starts_nothing(tmp_path: Path) -> None:
-    commands = Commands(plutil=CommandOutput(1, "mayfly.serve.plist: Unexpected character"))
+    commands = FakeCommands(plutil=CommandOutput(1, "mayfly.serve.plist: Unexpected character"))
     with pytest.raises(ServiceError, match="Unexpected character"):
         launchd.Launchd(tmp_path, 501, run=commands).install(SERVE)
     assert len(commands.ran) == 1
@@ -232,7 +232,7 @@ def test_a_property_list_that_is_refused_starts_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("manager", ["launchd", "systemd"])
 def test_a_program_that_moved_is_told(tmp_path: Path, manager: str) -> None:
     gone = replace(SERVE, command=("/gone/mayfly", "serve"))
-    commands = Commands(print=CommandOutput(0, RUNNING), show=CommandOutput(0, ACTIVE))
+    commands = FakeCommands(print=CommandOutput(0, RUNNING), show=CommandOutput(0, ACTIVE))
     if manager == "launchd":
         mac = launchd.Launchd(tmp_path, 501, run=commands)
         mac.install(gone)
@@ -306,7 +306,7 @@ def test_arguments_are_quoted_for_systemd(argument: str, written: str) -> None:
 
 
 def test_units_are_installed_and_removed(tmp_path: Path) -> None:
-    commands = Commands()
+    commands = FakeCommands()
     linux = systemd.Systemd(tmp_path, run=commands)
     linux.install(FRONT)
     assert commands.ran[-4:] == [
@@ -329,14 +329,16 @@ def test_units_are_installed_and_removed(tmp_path: Path) -> None:
 
 def test_nothing_is_left_where_systemd_does_not_answer(tmp_path: Path) -> None:
     units = tmp_path / "units"
-    absent = Commands(show=CommandOutput(1, "", "Failed to connect to bus: No medium found"))
+    absent = FakeCommands(show=CommandOutput(1, "", "Failed to connect to bus: No medium found"))
     with pytest.raises(ServiceError, match=r"(?s)No medium found.*Nothing was installed.*--print"):
         systemd.Systemd(units, run=absent).install(SERVE)
     assert not units.exists()
 
 
 def test_a_unit_that_cannot_be_stopped_stays(tmp_path: Path) -> None:
-    linux = systemd.Systemd(tmp_path, run=Commands(disable=CommandOutput(1, "", "Access denied")))
+    linux = systemd.Systemd(
+        tmp_path, run=FakeCommands(disable=CommandOutput(1, "", "Access denied"))
+    )
     linux.install(SERVE)
     with pytest.raises(ServiceError, match=r"disable --now mayfly-serve\.service: Access denied"):
         linux.uninstall("serve", "user")

@@ -31,7 +31,7 @@ from mayfly_reaper.slot_counters import RESTART_REASONS, SlotCounters, WorkerTot
 from support.slot_scenario import BUDGETS, IDLE, READY, fault
 
 
-class Counted:
+class CountedSlot:
     """A slot whose steps are counted."""
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ def beat(inferences: int, tokens: int = 0) -> Beat:
 
 
 def test_a_successor_counts_on() -> None:
-    counted = Counted()
+    counted = CountedSlot()
     counted.serve()
     counted.receive(beat(7, 100))
     counted.exit(-signal.SIGKILL)
@@ -83,7 +83,7 @@ def test_a_successor_counts_on() -> None:
 
 
 def test_two_workers_of_a_slot_count_apart() -> None:
-    counted = Counted()
+    counted = CountedSlot()
     counted.serve()
     counted.receive(beat(7))
     counted.apply(RecycleRequested(surge=True, reason="worn", cause="inferences"))
@@ -102,7 +102,7 @@ def test_two_workers_of_a_slot_count_apart() -> None:
 
 
 def test_what_comes_late_does_not_count() -> None:
-    counted = Counted()
+    counted = CountedSlot()
     counted.serve()
     counted.exit(-signal.SIGKILL)
     heard = counted.counters.messages
@@ -123,7 +123,7 @@ def test_a_count_that_falls_begins_anew() -> None:
     ("scope", "reason"), [("batch", "faults"), ("recycle", "faults"), ("worker", "lost")]
 )
 def test_why_a_worker_went_after_a_fault(scope: Scope, reason: str) -> None:
-    counted = Counted()
+    counted = CountedSlot()
     counted.serve()
     for _ in range(BUDGETS.batch_faults):
         counted.receive(fault(scope, kind="shape"))
@@ -134,7 +134,7 @@ def test_why_a_worker_went_after_a_fault(scope: Scope, reason: str) -> None:
 
 
 def test_why_a_worker_went_that_nothing_was_wrong_with() -> None:
-    counted = Counted()
+    counted = CountedSlot()
     for asked in ("asked", "age", "memory"):
         counted.serve()
         counted.apply(RecycleRequested(cause=asked))  # type: ignore[arg-type]
@@ -146,7 +146,7 @@ def test_why_a_worker_went_that_nothing_was_wrong_with() -> None:
 
 
 def test_the_end_of_the_node_is_no_restart() -> None:
-    counted = Counted()
+    counted = CountedSlot()
     counted.serve()
     counted.apply(StopRequested())
     counted.exit(Exit.BYE)
@@ -154,14 +154,14 @@ def test_the_end_of_the_node_is_no_restart() -> None:
 
 
 def test_a_kind_that_nobody_knows_is_other() -> None:
-    counted = Counted()
+    counted = CountedSlot()
     counted.serve()
     counted.receive(fault("worker", kind="Tell me a story"))
     assert counted.counters.faults == {("other", "worker"): 1}
 
 
 def test_loads_and_recoveries_are_timed() -> None:
-    counted = Counted()
+    counted = CountedSlot()
     counted.serve(load_s=3.0)
     assert (counted.counters.loads.count, counted.counters.loads.sum) == (1, pytest.approx(3.0))
     counted.exit(-signal.SIGSEGV)
@@ -175,7 +175,7 @@ def test_loads_and_recoveries_are_timed() -> None:
 
 
 def test_a_worker_that_could_not_be_started_was_started() -> None:
-    counted = Counted()
+    counted = CountedSlot()
     counted.apply(SpawnAllowed())
     counted.apply(SpawnFailed(1, "no memory"))
     assert (counted.counters.starts, counted.counters.restarts) == (1, {"lost": 1})
@@ -199,7 +199,7 @@ happenings = st.one_of(
 @given(st.lists(happenings, max_size=40))
 def test_no_total_ever_falls(happened: list[Any]) -> None:
     """And each is the sum of what every worker counted, whatever becomes of them."""
-    counted = Counted()
+    counted = CountedSlot()
     counted.serve()
     added: dict[int, WorkerCounters] = {}
     for what in happened:

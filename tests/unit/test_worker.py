@@ -27,9 +27,8 @@ from mayfly_protocol.serving import (
     Tokenize,
     Tokenized,
 )
-from support.models.scripted import Fault as Trouble
-from support.models.scripted import Play
-from support.worker import Answer, WorkerProcess, generation
+from support.models.scripted import ModelFault, ScriptedReply
+from support.worker import AttemptAnswer, WorkerProcess, generation
 
 pytestmark = pytest.mark.process
 
@@ -110,7 +109,7 @@ def test_a_continuation_repeats_nothing_and_misses_nothing(shared: WorkerProcess
 def test_cached_tokens_are_those_of_the_prompt_counted_once(shared: WorkerProcess) -> None:
     wanted = generation("A beginning that is new. " * 20, max_tokens=20, n=3)
 
-    def cached(answer: Answer) -> int:
+    def cached(answer: AttemptAnswer) -> int:
         assert isinstance(answer.end, Finish)
         assert answer.end.usage.prompt_tokens > 60
         return answer.end.usage.cached_tokens - answer.end.usage.prompt_tokens
@@ -155,7 +154,7 @@ def test_what_cannot_run_is_refused_by_name(shared: WorkerProcess) -> None:
 
 def reply(worker: WorkerProcess, inquiry: Inquiry) -> Any:
     """The only message about a question."""
-    answer = worker.answers[inquiry.rid, inquiry.attempt] = Answer(inquiry.rid)
+    answer = worker.answers[inquiry.rid, inquiry.attempt] = AttemptAnswer(inquiry.rid)
     worker.send(inquiry)
     [found] = worker.wait(lambda: answer.messages, "an answer")
     return found
@@ -224,8 +223,8 @@ def test_a_front_end_that_vanishes_is_forgotten(tiny_model: Path, tmp_path: Path
 def test_drain_finishes_what_runs_then_leaves(
     scripted_model: Callable[..., Path], tmp_path: Path
 ) -> None:
-    wait = Trouble(3, "wait", "middle")
-    model = scripted_model([Play("go", "one two three four five six", faults=[wait])])
+    wait = ModelFault(3, "wait", "middle")
+    model = scripted_model([ScriptedReply("go", "one two three four five six", faults=[wait])])
     with WorkerProcess(model, tmp_path, trust_remote_code=True) as worker:
         worker.wait_ready()
         answer = worker.submit(generation(chat("go"), max_tokens=50, split=True))
@@ -247,7 +246,7 @@ def test_drain_finishes_what_runs_then_leaves(
 def test_drain_hands_over_at_the_end_of_its_grace(
     scripted_model: Callable[..., Path], tmp_path: Path
 ) -> None:
-    model = scripted_model([Play("go", "word " * 500)], step_s=0.02)
+    model = scripted_model([ScriptedReply("go", "word " * 500)], step_s=0.02)
     with WorkerProcess(model, tmp_path, trust_remote_code=True) as worker:
         worker.wait_ready()
         answer = worker.submit(generation(chat("go"), max_tokens=500))
@@ -278,7 +277,7 @@ def test_it_leaves_when_told_or_orphaned(tiny_model: Path, tmp_path: Path, how: 
 def test_a_folder_that_cannot_be_served_is_a_configuration_error(
     scripted_model: Callable[..., Path], tmp_path: Path
 ) -> None:
-    with WorkerProcess(scripted_model([Play("x", "y")]), tmp_path) as worker:
+    with WorkerProcess(scripted_model([ScriptedReply("x", "y")]), tmp_path) as worker:
         assert worker.wait_exit() == Exit.CONFIGURATION
         worker.wait(lambda: worker.heard(Fault), "Fault")
         [fault] = worker.heard(Fault)
@@ -290,7 +289,9 @@ def test_a_worker_that_is_worn_out_leaves_as_one_that_is_recycled(
     scripted_model: Callable[..., Path], tmp_path: Path
 ) -> None:
     text = "[metal::malloc] Resource limit (499000) exceeded."
-    model = scripted_model([Play("last", "one two three", faults=[Trouble(2, "raise", text)])])
+    model = scripted_model(
+        [ScriptedReply("last", "one two three", faults=[ModelFault(2, "raise", text)])]
+    )
     with WorkerProcess(model, tmp_path, trust_remote_code=True) as worker:
         worker.wait_ready()
         answer = worker.ask(generation(chat("last"), max_tokens=50))
@@ -307,7 +308,10 @@ def test_a_fault_of_worker_scope_hands_over_and_ends_the_process(
 ) -> None:
     text = "[METAL] Command buffer execution failed: Caused GPU Timeout Error (ErrorTimeout)"
     model = scripted_model(
-        [Play("bad", "one two three", faults=[Trouble(2, "raise", text)]), Play("good", "fine")]
+        [
+            ScriptedReply("bad", "one two three", faults=[ModelFault(2, "raise", text)]),
+            ScriptedReply("good", "fine"),
+        ]
     )
     with WorkerProcess(model, tmp_path, trust_remote_code=True) as worker:
         worker.wait_ready()
@@ -326,7 +330,10 @@ def test_a_fault_of_batch_scope_hands_over_and_serves_on(
 ) -> None:
     text = "[broadcast_shapes] Shapes (1,2) and (3,4) cannot be broadcast."
     model = scripted_model(
-        [Play("bad", "one two", faults=[Trouble(1, "raise", text)]), Play("good", "all is well")]
+        [
+            ScriptedReply("bad", "one two", faults=[ModelFault(1, "raise", text)]),
+            ScriptedReply("good", "all is well"),
+        ]
     )
     with WorkerProcess(model, tmp_path, trust_remote_code=True) as worker:
         worker.wait_ready()

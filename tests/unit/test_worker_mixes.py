@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from mayfly_protocol.lifecycle import Beat
 from mayfly_protocol.requests import ChatPrompt, Constraint, Generation
 from mayfly_protocol.serving import Cancel, Finish
-from support.worker import Answer, WorkerProcess, generation
+from support.worker import AttemptAnswer, WorkerProcess, generation
 
 HEAD = "The committee met on Tuesday to hear the report about bridges, tunnels and ferries. " * 3
 CONSTRAINTS = (
@@ -30,7 +30,7 @@ CONSTRAINTS = (
 
 
 @dataclass(frozen=True)
-class Request:
+class MixedRequest:
     """Stops are (place, length) in what the model would say without them."""
 
     tail: str
@@ -68,9 +68,9 @@ class Request:
         )
 
 
-def requests() -> st.SearchStrategy[Request]:
+def requests() -> st.SearchStrategy[MixedRequest]:
     return st.builds(
-        Request,
+        MixedRequest,
         tail=st.sampled_from(["Story", "Report 7", "naïve 日本", "x" * 40, "And then"]),
         long=st.booleans(),
         chat=st.booleans(),
@@ -91,7 +91,7 @@ def requests() -> st.SearchStrategy[Request]:
     )
 
 
-def told(answer: Answer, choice: int) -> list[Any]:
+def deltas_of(answer: AttemptAnswer, choice: int) -> list[Any]:
     """All that a client was told of a choice, without what names the attempt."""
     return [replace(d, rid="", attempt=0) for d in answer.deltas if d.choice == choice]
 
@@ -105,23 +105,23 @@ def cut(whole: str, stops: tuple[str, ...], include: bool) -> str:
     return whole[: end if include else end + length]
 
 
-class Workers:
+class WorkerPair:
     """``busy`` runs the mixes; ``alone`` is asked for one answer at a time, and each once."""
 
     def __init__(self, busy: WorkerProcess, alone: WorkerProcess) -> None:
         self.busy = busy
         self._alone = alone
-        self._known: dict[str, Answer] = {}
+        self._known: dict[str, AttemptAnswer] = {}
 
-    def whole(self, request: Request) -> str:
+    def whole(self, request: MixedRequest) -> str:
         """What the first choice would say without stops."""
         return self.alone(request.wanted()).text()
 
-    def stops(self, request: Request) -> tuple[str, ...]:
+    def stops(self, request: MixedRequest) -> tuple[str, ...]:
         whole = self.whole(request)
         return tuple(whole[i : i + n] for i, n in request.stops if whole[i : i + n])
 
-    def alone(self, wanted: Generation) -> Answer:
+    def alone(self, wanted: Generation) -> AttemptAnswer:
         key = repr(wanted)
         if key not in self._known:
             self._known[key] = self._alone.ask(wanted)
@@ -129,7 +129,7 @@ class Workers:
 
 
 @pytest.fixture(scope="module")
-def workers(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
+def workers(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPair]:
     folder = tmp_path_factory.mktemp("workers")
     with (
         WorkerProcess(tiny_model, folder, max_rows=1, prefix_cache=1) as alone,
@@ -146,10 +146,12 @@ def workers(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     ):
         alone.wait_ready()
         busy.wait_ready()
-        yield Workers(busy, alone)
+        yield WorkerPair(busy, alone)
 
 
-def run(workers: Workers, mix: list[Request]) -> list[tuple[Request, tuple[str, ...], Answer]]:
+def run(
+    workers: WorkerPair, mix: list[MixedRequest]
+) -> list[tuple[MixedRequest, tuple[str, ...], AttemptAnswer]]:
     """Everything at once, and cancels when so many tokens have come; returns when all has ended."""
     busy = workers.busy
     asked = [(r, workers.stops(r)) for r in mix]
@@ -166,18 +168,20 @@ def run(workers: Workers, mix: list[Request]) -> list[tuple[Request, tuple[str, 
     return running
 
 
-def check(workers: Workers, request: Request, stop: tuple[str, ...], answer: Answer) -> None:
+def check(
+    workers: WorkerPair, request: MixedRequest, stop: tuple[str, ...], answer: AttemptAnswer
+) -> None:
     right = workers.alone(request.wanted(stop))
     assert isinstance(answer.end, Finish)
     assert isinstance(right.end, Finish)
     if answer.end.reason == "cancelled":
         assert request.cancel_at is not None
         for choice in range(request.n):
-            so_far = told(answer, choice)
-            assert so_far == told(right, choice)[: len(so_far)]
+            so_far = deltas_of(answer, choice)
+            assert so_far == deltas_of(right, choice)[: len(so_far)]
         return
     for choice in range(request.n):
-        assert told(answer, choice) == told(right, choice)
+        assert deltas_of(answer, choice) == deltas_of(right, choice)
     assert answer.end.usage.completion_tokens == right.end.usage.completion_tokens
     assert answer.end.usage.prompt_tokens == right.end.usage.prompt_tokens
     assert answer.end.usage.cached_tokens <= answer.end.usage.prompt_tokens
@@ -187,7 +191,7 @@ def check(workers: Workers, request: Request, stop: tuple[str, ...], answer: Ans
         assert answer.text() == expected
 
 
-def assert_alone_is_together(workers: Workers, mix: list[Request]) -> None:
+def assert_alone_is_together(workers: WorkerPair, mix: list[MixedRequest]) -> None:
     for request, stop, answer in run(workers, mix):
         check(workers, request, stop, answer)
     seen = len(workers.busy.said)
@@ -204,7 +208,9 @@ def assert_alone_is_together(workers: Workers, mix: list[Request]) -> None:
 @pytest.mark.process
 @given(mix=st.lists(requests(), min_size=4, max_size=10))
 @settings(max_examples=10, deadline=None)
-def test_every_text_in_a_mix_is_its_solo_cold_one(workers: Workers, mix: list[Request]) -> None:
+def test_every_text_in_a_mix_is_its_solo_cold_one(
+    workers: WorkerPair, mix: list[MixedRequest]
+) -> None:
     assert_alone_is_together(workers, mix)
 
 
@@ -212,6 +218,6 @@ def test_every_text_in_a_mix_is_its_solo_cold_one(workers: Workers, mix: list[Re
 @given(mix=st.lists(requests(), min_size=4, max_size=12))
 @settings(max_examples=200, deadline=None)
 def test_every_text_in_many_mixes_is_its_solo_cold_one(
-    workers: Workers, mix: list[Request]
+    workers: WorkerPair, mix: list[MixedRequest]
 ) -> None:
     assert_alone_is_together(workers, mix)

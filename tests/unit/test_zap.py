@@ -22,10 +22,10 @@ from mayfly_protocol.transport.zap import (
     user,
 )
 from support.node import wait_until
-from support.wire import say
+from support.tcp_nodes import send_unless_refused
 
 
-class House:
+class GuardedEcho:
     """A guarded ROUTER that answers every message with itself. Whoever has not shown a key after
     ``handshake_s`` is cut."""
 
@@ -73,7 +73,7 @@ class House:
         if own is not None:
             connect_curve(guest, own, server or self.pair.public)
         guest.connect(f"tcp://127.0.0.1:{self.port}")
-        say(guest, b"hello")
+        send_unless_refused(guest, b"hello")
         self._guests.append(guest)
         return guest
 
@@ -85,13 +85,13 @@ class House:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    house = House(tmp_path)
+def house(tmp_path: Path) -> Iterator[GuardedEcho]:
+    house = GuardedEcho(tmp_path)
     yield house
     house.close()
 
 
-def test_a_trusted_key_opens(house: House) -> None:
+def test_a_trusted_key_opens(house: GuardedEcho) -> None:
     pair = new_pair()
     write_trusted(house.file, {pair.public: "a"})
     house.now += 1
@@ -106,7 +106,7 @@ def test_a_trusted_key_opens(house: House) -> None:
     assert not house.refusals.counts, "whoever had a key and went is no refusal"
 
 
-def test_an_unknown_key_does_not(house: House) -> None:
+def test_an_unknown_key_does_not(house: GuardedEcho) -> None:
     pair = new_pair()
     guest = house.guest(pair)
     house.live(lambda: house.refusals.counts["untrusted"] == 1, "a refusal")
@@ -117,7 +117,7 @@ def test_an_unknown_key_does_not(house: House) -> None:
     assert house.refusals.counts["handshake"] == 0, "one refusal is counted once"
 
 
-def test_neither_does_none_nor_one_for_somebody_else(house: House) -> None:
+def test_neither_does_none_nor_one_for_somebody_else(house: GuardedEcho) -> None:
     pair = new_pair()
     write_trusted(house.file, {pair.public: "a"})
     house.now += 1
@@ -131,16 +131,16 @@ def test_neither_does_none_nor_one_for_somebody_else(house: House) -> None:
 
 
 @pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64])
-def test_nor_does_what_is_no_zeromq_at_all(house: House, said: bytes) -> None:
+def test_nor_does_what_is_no_zeromq_at_all(house: GuardedEcho, said: bytes) -> None:
     refused(house, said)
 
 
 def test_nor_does_silence(tmp_path: Path) -> None:
-    with closing(House(tmp_path, handshake_s=1.0)) as house:
+    with closing(GuardedEcho(tmp_path, handshake_s=1.0)) as house:
         refused(house, b"")
 
 
-def refused(house: House, said: bytes) -> None:
+def refused(house: GuardedEcho, said: bytes) -> None:
     """Somebody says this, and no more."""
     with socket.create_connection(("127.0.0.1", house.port)) as stranger:
         stranger.sendall(said)
@@ -150,7 +150,7 @@ def refused(house: House, said: bytes) -> None:
     assert who == "127.0.0.1" or said, "only who was cut at once may be gone before it is looked up"
 
 
-def test_a_revoked_key_shuts_open_connections(house: House) -> None:
+def test_a_revoked_key_shuts_open_connections(house: GuardedEcho) -> None:
     pair, other = new_pair(), new_pair()
     write_trusted(house.file, {pair.public: "a", other.public: "b"})
     house.now += 1
@@ -161,7 +161,7 @@ def test_a_revoked_key_shuts_open_connections(house: House) -> None:
     house.live(lambda: house.revoked == {pair.public}, "the revocation")
     for each in (guest, friend):
         each.recv()
-        say(each, b"again")
+        send_unless_refused(each, b"again")
     house.live(lambda: bool(friend.poll(0)), "the friend's answer")
     house.live(lambda: house.refusals.counts["revoked"] == 1, "the refusal")
     assert guest.poll(0) == 0

@@ -44,7 +44,7 @@ SLOW_STEPS, SLOW_STEP_S = 24, 0.25
 ABORT_TEXT = "[METAL] Command buffer execution failed: Caused GPU Timeout Error (0000000e)"
 
 
-class FakeWorker:
+class FakeWorkerProcess:
     """One thread: stdin, the control socket and the clock."""
 
     def __init__(self, settings: dict[str, Any], arguments: argparse.Namespace) -> None:
@@ -193,7 +193,7 @@ def main() -> None:
     arguments = parser.parse_args()
     faulthandler.register(signal.SIGUSR2, all_threads=True)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(Exit.BYE))
-    FakeWorker(json.loads(arguments.settings), arguments).run()
+    FakeWorkerProcess(json.loads(arguments.settings), arguments).run()
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ import numpy as np
 
 from support.models import tokenizer as tokenizers
 
-Action = Literal[
+FaultAction = Literal[
     "wait",
     "raise",
     "raise_masked",
@@ -53,7 +53,7 @@ DEFAULT_REPLY = "The quick brown fox jumps over the lazy dog."
 
 
 @dataclass(frozen=True)
-class Fault:
+class ModelFault:
     """Strikes in the forward pass that computes output token ``at`` (0 is the first), in one that
     prefills several tokens of a prompt with the trigger already in it (``"prefill"``), or while
     the model loads (``"load"``, for ``build(load_faults=...)``).
@@ -68,28 +68,28 @@ class Fault:
     """
 
     at: int | Literal["prefill", "load"]
-    action: Action
+    action: FaultAction
     message: str = ""
     times: int | None = None
 
 
 @dataclass(frozen=True)
-class Play:
+class ScriptedReply:
     """``reply`` is text or token ids. The trigger is looked for in the prompt's text."""
 
     trigger: str
     reply: str | Sequence[int]
-    faults: Sequence[Fault] = field(default_factory=tuple)
+    faults: Sequence[ModelFault] = field(default_factory=tuple)
 
 
 def build(
     folder: Path,
-    plays: Sequence[Play] = (),
+    plays: Sequence[ScriptedReply] = (),
     *,
     default: str | Sequence[int] = DEFAULT_REPLY,
     step_s: float = 0.0,
     prefill_token_s: float = 0.0,
-    load_faults: Sequence[Fault] = (),
+    load_faults: Sequence[ModelFault] = (),
     context: int = 4096,
     tokenizer: tokenizers.Kind = "tools",
     padding: int = 0,
@@ -107,7 +107,7 @@ def build(
     def ids(text: str | Sequence[int]) -> list[int]:
         return vocabulary.encode(text).ids if isinstance(text, str) else list(text)
 
-    def named(fault: Fault, name: str) -> dict[str, Any]:
+    def named(fault: ModelFault, name: str) -> dict[str, Any]:
         return {"name": name, **asdict(fault)}
 
     header = ids(tokenizers.ASSISTANT_HEADER)

@@ -12,17 +12,17 @@ import httpx
 
 from mayfly_protocol.requests import ChatPrompt
 from mayfly_protocol.serving import Failed, Submit, ToolCallDelta
-from support.doubles.fake_engine import (
+from support.doubles.fake_node import (
     WORDS,
-    Act,
+    AnswerScript,
     FakeNode,
     FakeWorker,
-    Script,
+    ScriptStep,
     accept,
     finish,
     step,
 )
-from support.doubles.running_front import RunningFront
+from support.running_front import RunningFront
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 USER = {"role": "user", "content": "hi"}
@@ -32,7 +32,7 @@ WHOLE = "".join(WORDS)
 
 
 @contextmanager
-def following(script: Script, **settings: Any) -> Iterator[RunningFront]:
+def following(script: AnswerScript, **settings: Any) -> Iterator[RunningFront]:
     """A front end whose only worker follows a script."""
     with FakeNode() as node:
         node.worker(script)
@@ -40,7 +40,7 @@ def following(script: Script, **settings: Any) -> Iterator[RunningFront]:
             yield front
 
 
-def everything(submit: Submit) -> Iterator[Act]:
+def everything(submit: Submit) -> Iterator[ScriptStep]:
     """A thought, a text and two calls."""
     yield accept(submit)
     yield step(submit, 0, "", reasoning="Hm")
@@ -54,7 +54,7 @@ def everything(submit: Submit) -> Iterator[Act]:
     yield finish(submit, 7)
 
 
-def breaking(submit: Submit) -> Iterator[Act]:
+def breaking(submit: Submit) -> Iterator[ScriptStep]:
     """A token, and a fault whose text is not meant for clients."""
     yield accept(submit)
     yield step(submit, 0, "a")

@@ -41,7 +41,7 @@ NETWORK = "10.77.0"
 _serial = itertools.count()
 
 
-class Refused(Exception):
+class CommandFailed(Exception):
     """What ``ip`` or ``tc`` said instead of doing it."""
 
 
@@ -53,11 +53,11 @@ def ip(*arguments: str) -> str:
 def _command(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise Refused(f"{' '.join(command)}: {done.stderr.strip()}")
+        raise CommandFailed(f"{' '.join(command)}: {done.stderr.strip()}")
     return done.stdout
 
 
-def why_not() -> str:
+def why_no_networks() -> str:
     """Why there can be no networks here; empty where there can."""
     if os.geteuid() != 0:
         return "only root may make network namespaces"
@@ -67,17 +67,17 @@ def why_not() -> str:
     try:
         with Network() as network:
             network.machine("probe", 2)
-    except Refused as refused:
+    except CommandFailed as refused:
         return str(refused)
     return ""
 
 
-def why_no(*discipline: str) -> str:
+def why_no_discipline(*discipline: str) -> str:
     """Why the kernel has no such queueing discipline; empty where it has it."""
     with Network() as network:
         try:
             traffic_control(network.switch, "add", "dev", "br0", "root", *discipline)
-        except Refused as refused:
+        except CommandFailed as refused:
             return str(refused)
     return ""
 
@@ -153,7 +153,7 @@ class Machine:
 
     def remove(self) -> None:
         """With all that runs on it. Twice is fine."""
-        with contextlib.suppress(Refused):  # it has gone before
+        with contextlib.suppress(CommandFailed):  # it has gone before
             # With its namespace the cable would go too, but at a time of the kernel's choosing.
             ip("-n", self._switch, "link", "del", self._port)
         remove(self.namespace)
@@ -176,7 +176,7 @@ class Network:
             ip("netns", "add", self.switch)
             ip("-n", self.switch, "link", "add", "br0", "type", "bridge")
             ip("-n", self.switch, "link", "set", "br0", "up")
-        except Refused:
+        except CommandFailed:
             self.close()
             raise
         return self
@@ -261,7 +261,7 @@ def remove(namespace: str) -> None:
     while time.monotonic() < deadline:
         try:
             pids = [int(pid) for pid in ip("netns", "pids", namespace).split()]
-        except Refused:
+        except CommandFailed:
             return
         pids = [pid for pid in pids if pid != os.getpid()]
         if not pids:

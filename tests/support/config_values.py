@@ -8,7 +8,7 @@ from typing import Any
 from mayfly_cli.config.keys import ConfigKey
 
 
-def another(key: ConfigKey) -> Any:
+def other_value(key: ConfigKey) -> Any:
     """Returns a valid value that is not the default."""
     if key.name == "models":
         return [{"path": "org/a"}]

@@ -29,7 +29,7 @@ class Probe:
     retry_after: str | None
 
 
-class Watch:
+class ServerWatch:
     """To be entered; at the end ``rosters`` and ``probes`` hold all that was seen, in order."""
 
     def __init__(self, server: Server) -> None:
@@ -43,7 +43,7 @@ class Watch:
             threading.Thread(target=self._watch_health),
         ]
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> ServerWatch:
         for thread in self._threads:
             thread.start()
         return self

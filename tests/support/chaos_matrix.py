@@ -10,7 +10,7 @@ from typing import Any, Literal
 from tokenizers import Tokenizer
 
 from support.models import tokenizer as tokenizers
-from support.models.scripted import Action, Fault, Play
+from support.models.scripted import FaultAction, ModelFault, ScriptedReply
 
 METAL_HANG = (
     "[METAL] Command buffer execution failed: "
@@ -30,14 +30,14 @@ class InjectedFault:
 
     name: str
     kind: str = ""
-    action: Action | None = None
+    action: FaultAction | None = None
     message: str = ""
     slow: bool = False
 
-    def faults(self, at: Moment, name: str, *, held: bool) -> list[Fault]:
+    def faults(self, at: Moment, name: str, *, held: bool) -> list[ModelFault]:
         """Returns the model's faults; ``held`` makes it wait for the test first, under ``name``."""
-        wait = Fault(at, "wait", name, times=1)
-        own = [Fault(at, self.action, self.message, times=1)] if self.action else []
+        wait = ModelFault(at, "wait", name, times=1)
+        own = [ModelFault(at, self.action, self.message, times=1)] if self.action else []
         return [wait, *own] if held or not self.action else own
 
 
@@ -68,7 +68,7 @@ def _token_at(reply: str, fragment: str) -> int:
 
 
 @dataclass(frozen=True)
-class Phase:
+class RequestPhase:
     """A phase of a request. ``says`` is the part of the reply that its client gets."""
 
     name: str
@@ -107,30 +107,32 @@ SCHEMA = {
 FORMAT = {"type": "json_schema", "json_schema": {"name": "record", "schema": SCHEMA}}
 
 PHASES = [
-    Phase("queued", STORY, lambda reply: 3),
-    Phase("prefill", STORY, lambda reply: "prefill"),
-    Phase("first token", STORY, lambda reply: 0),
-    Phase("text", STORY, lambda reply: _token_at(reply, "mayfly")),
-    Phase("emoji", BUTTERFLY, lambda reply: _token_at(reply, "\U0001f98b")),
-    Phase(
+    RequestPhase("queued", STORY, lambda reply: 3),
+    RequestPhase("prefill", STORY, lambda reply: "prefill"),
+    RequestPhase("first token", STORY, lambda reply: 0),
+    RequestPhase("text", STORY, lambda reply: _token_at(reply, "mayfly")),
+    RequestPhase("emoji", BUTTERFLY, lambda reply: _token_at(reply, "\U0001f98b")),
+    RequestPhase(
         "stop string",
         STOPPED,
         lambda reply: _token_at(reply, "THE END"),
         {"stop": ["THE END OF IT ALL"]},
         "The first half. ",
     ),
-    Phase("tool call", CALL, lambda reply: _token_at(reply, "Paris"), {"tools": [TOOL]}, ""),
-    Phase("grammar", RECORD, lambda reply: _token_at(reply, "item"), {"response_format": FORMAT}),
-    Phase("last token", STORY, lambda reply: len(_vocabulary().encode(reply).ids)),
+    RequestPhase("tool call", CALL, lambda reply: _token_at(reply, "Paris"), {"tools": [TOOL]}, ""),
+    RequestPhase(
+        "grammar", RECORD, lambda reply: _token_at(reply, "item"), {"response_format": FORMAT}
+    ),
+    RequestPhase("last token", STORY, lambda reply: len(_vocabulary().encode(reply).ids)),
 ]
 QUEUED = PHASES[0]
-FILLER = Play("[filler]", "and so on " * 500)
+FILLER = ScriptedReply("[filler]", "and so on " * 500)
 
 
 @dataclass(frozen=True)
-class Cell:
+class MatrixCase:
     injected: InjectedFault
-    phase: Phase
+    phase: RequestPhase
 
     @property
     def name(self) -> str:
@@ -156,13 +158,18 @@ class Cell:
         """Prompt of the request that the queued one waits for."""
         return f"[before {self.name}]"
 
-    def plays(self) -> list[Play]:
+    def plays(self) -> list[ScriptedReply]:
         faults = self.injected.faults(self.phase.moment(), self.wait, held=self.held)
         if self.phase is QUEUED:
-            return [Play(self.trigger, self.phase.reply), Play(self.blocker, STORY, faults)]
-        return [Play(self.trigger, self.phase.reply, faults)]
+            return [
+                ScriptedReply(self.trigger, self.phase.reply),
+                ScriptedReply(self.blocker, STORY, faults),
+            ]
+        return [ScriptedReply(self.trigger, self.phase.reply, faults)]
 
 
-CELLS = [Cell(fault, phase) for fault in INJECTED_FAULTS for phase in PHASES]
-CROSS = [cell for cell in CELLS if cell.injected.name == "sigkill" or cell.phase.name == "text"]
+MATRIX = [MatrixCase(fault, phase) for fault in INJECTED_FAULTS for phase in PHASES]
+ROW_AND_COLUMN = [
+    cell for cell in MATRIX if cell.injected.name == "sigkill" or cell.phase.name == "text"
+]
 """Cells with every fault and every phase once."""

@@ -57,8 +57,8 @@ PROMPT_TOKENS = 7
 WORDS = ("One", " two", " three", " four", " five")
 
 DIE = object()
-Act = ToFrontEnd | float | threading.Event | object
-Script = Callable[[Submit], Iterator[Act]]
+ScriptStep = ToFrontEnd | float | threading.Event | object
+AnswerScript = Callable[[Submit], Iterator[ScriptStep]]
 
 
 def token_id(position: int) -> int:
@@ -79,10 +79,10 @@ def finish(submit: Submit, tokens: int = 0) -> Finish:
     return Finish(submit.rid, submit.attempt, "done", Usage(PROMPT_TOKENS, tokens, 2, 0))
 
 
-def say(*words: str, pause_s: float = 0.0, end: str = "stop") -> Script:
+def answer_words(*words: str, pause_s: float = 0.0, end: str = "stop") -> AnswerScript:
     """A token a word, in every choice, going on where a lost worker ended."""
 
-    def script(submit: Submit) -> Iterator[Act]:
+    def script(submit: Submit) -> Iterator[ScriptStep]:
         yield accept(submit)
         n = submit.generation.n
         resume = submit.resume or ((),) * n
@@ -101,10 +101,10 @@ def say(*words: str, pause_s: float = 0.0, end: str = "stop") -> Script:
     return script
 
 
-def until(count: int, then: Script, words: tuple[str, ...] = WORDS) -> Script:
+def answer_then(count: int, then: AnswerScript, words: tuple[str, ...] = WORDS) -> AnswerScript:
     """Accepts, says the first ``count`` words, and goes on with another script."""
 
-    def script(submit: Submit) -> Iterator[Act]:
+    def script(submit: Submit) -> Iterator[ScriptStep]:
         yield accept(submit)
         for position in range(count):
             yield step(submit, position, words[position])
@@ -113,14 +113,14 @@ def until(count: int, then: Script, words: tuple[str, ...] = WORDS) -> Script:
     return script
 
 
-def die(submit: Submit) -> Iterator[Act]:
+def die(submit: Submit) -> Iterator[ScriptStep]:
     yield DIE
 
 
 @dataclass(slots=True)
 class _Running:
     peer: bytes
-    acts: Iterator[Act]
+    acts: Iterator[ScriptStep]
     due: float = 0.0
     gate: threading.Event | None = None
 
@@ -129,7 +129,7 @@ class FakeWorker:
     """``submits`` and ``cancels`` are what front ends have sent. A ``mute`` one answers no ping, a
     ``deaf`` one no question about tokens."""
 
-    def __init__(self, place: str, script: Script, pair: KeyPair | None = None) -> None:
+    def __init__(self, place: str, script: AnswerScript, pair: KeyPair | None = None) -> None:
         self.script = script
         self.submits: list[Submit] = []
         self.cancels: list[Cancel] = []
@@ -252,14 +252,16 @@ class FakeNode:
         assert self.pair is not None
         return f"tcp://{self.pair.public}@{host}:{self._port}"
 
-    def worker(self, script: Script | None = None, *, slot: str = "", **more: Any) -> FakeWorker:
+    def worker(
+        self, script: AnswerScript | None = None, *, slot: str = "", **more: Any
+    ) -> FakeWorker:
         """Starts a worker, ready for requests."""
         number = len(self.workers) + 1
         pair = new_pair() if self._port else None
         place = f"ipc://{self._folder}/w{number}.ipc"
         if self._port:
             place = f"tcp://127.0.0.1:{self._port + 1 + number}"
-        worker = FakeWorker(place, script or say(), pair)
+        worker = FakeWorker(place, script or answer_words(), pair)
         self.workers.append(worker)
         view = SlotView(
             slot or f"slot-{number}",

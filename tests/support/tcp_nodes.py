@@ -47,14 +47,14 @@ def require_other_host() -> None:
         pytest.skip(f"this system has no {OTHER_HOST}: {error}")
 
 
-def say(peer: zmq.Socket[Any], frame: bytes) -> None:
+def send_unless_refused(peer: zmq.Socket[Any], frame: bytes) -> None:
     """Sends, unless the peer has been turned away by now: it has no connection any more then, and
     an ordinary send would wait for one for ever."""
     with contextlib.suppress(zmq.Again):
         peer.send(frame, zmq.NOBLOCK)
 
 
-class Process:
+class MayflyProcess:
     """A ``mayfly`` command; ended with everything it has started."""
 
     def __init__(
@@ -92,7 +92,7 @@ class Process:
         self.process.wait()
 
 
-class TcpNode(Process):
+class TcpNode(MayflyProcess):
     """``mayfly node MODEL`` with a key, on the loopback interface, with ports for four workers. One
     that is started again with the same ``folder`` is the same node."""
 
@@ -143,7 +143,7 @@ class TcpNode(Process):
         return f"tcp://{self.pair.public}@{host}:{self.port}"
 
 
-class TcpFront(Process):
+class TcpFront(MayflyProcess):
     """``mayfly front``. Its key has to be made, and trusted, before its nodes are there."""
 
     def __init__(self, folder: Path, *nodes: str, options: tuple[str, ...] = ()) -> None:

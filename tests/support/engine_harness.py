@@ -28,7 +28,7 @@ GREEDY = Sampling(seed=0, temperature=0.0)
 
 
 @dataclass
-class Ask:
+class EngineRequest:
     """A request. ``tokens`` holds the prompt and, for a continuation, what was generated."""
 
     tokens: list[int]
@@ -45,7 +45,7 @@ class Ask:
 
 
 @dataclass
-class Answer:
+class EngineAnswer:
     """What came back, by choice."""
 
     drawn: dict[int, list[SampledToken]] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class FixedChunks(ChunkSizer):
         return self._shared if decoding else self._alone
 
 
-class Bench:
+class EngineHarness:
     """An engine on a model, with a prefix cache of its own."""
 
     def __init__(
@@ -103,10 +103,10 @@ class Bench:
         self._keys = map(str, itertools.count())
         self._rows = itertools.count()
         self._owner: dict[int, tuple[str, int]] = {}
-        self.answers: dict[str, Answer] = {}
+        self.answers: dict[str, EngineAnswer] = {}
         self.open: dict[str, set[int]] = {}
 
-    def submit(self, ask: Ask) -> str:
+    def submit(self, ask: EngineRequest) -> str:
         key = next(self._keys)
         rows = []
         for choice in range(ask.n):
@@ -122,7 +122,7 @@ class Bench:
             )
             self._owner[row.id] = (key, choice)
             rows.append(row)
-        self.answers[key] = Answer()
+        self.answers[key] = EngineAnswer()
         self.open[key] = {row.id for row in rows}
         for together in [rows] if self._max_rows > 1 else [[row] for row in rows]:
             self.engine.commands.put(Start(key, together, ask.boundaries, key))
@@ -155,7 +155,7 @@ class Bench:
         while self.open:
             self.turn()
 
-    def run(self, asks: Sequence[Ask]) -> list[Answer]:
+    def run(self, asks: Sequence[EngineRequest]) -> list[EngineAnswer]:
         keys = [self.submit(ask) for ask in asks]
         self.finish()
         return [self.answers[key] for key in keys]

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 
-def require(program: str) -> str:
+def require_program(program: str) -> str:
     """Where a program is. Without it a test is skipped, but where it has to be there (CI names it
     in ``REQUIRED_TOOLS``) the test fails."""
     found = shutil.which(program)

@@ -13,7 +13,7 @@ import httpx
 import psutil
 
 from mayfly_server.settings import ConnectionLimits
-from support.doubles.running_front import RunningFront
+from support.running_front import RunningFront
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 MESSAGE = [{"role": "user", "content": "hi"}]
@@ -33,7 +33,7 @@ def connect(front: RunningFront, timeout: float = 15.0) -> socket.socket:
     return socket.create_connection(("127.0.0.1", front.port), timeout=timeout)
 
 
-def told(connection: socket.socket) -> bytes:
+def read_to_end(connection: socket.socket) -> bytes:
     """Everything that comes until the server closes."""
     received = b""
     with contextlib.suppress(ConnectionResetError):
@@ -42,7 +42,7 @@ def told(connection: socket.socket) -> bytes:
     return received
 
 
-def ask(front: RunningFront, text: str) -> int:
+def status_of_raw(front: RunningFront, text: str) -> int:
     """The status that a request, as it is, gets."""
     with connect(front) as connection:
         connection.sendall(text.encode())
@@ -54,7 +54,7 @@ def status_of(answer: bytes) -> int:
     return int(answer.split(b" ", 2)[1]) if answer else 0
 
 
-def answers_meanwhile(front: RunningFront, during: Callable[[], Any]) -> None:
+def assert_probe_answers_during(front: RunningFront, during: Callable[[], Any]) -> None:
     """The probe answers in a tenth of a second while something goes on. The median counts: the
     machine may be busy with other things, too."""
     done = threading.Event()
@@ -77,7 +77,7 @@ def answers_meanwhile(front: RunningFront, during: Callable[[], Any]) -> None:
     assert sorted(waits)[len(waits) // 2] < 0.1
 
 
-class Memory:
+class MemoryGrowth:
     """How much this process, in which the front end runs, has grown."""
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class Memory:
         while not self._stop.wait(0.02):
             self.peak = max(self.peak, self._process.memory_info().rss - self._before)
 
-    def __enter__(self) -> Memory:
+    def __enter__(self) -> MemoryGrowth:
         self._thread.start()
         return self
 

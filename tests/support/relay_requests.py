@@ -14,9 +14,9 @@ from mayfly_protocol.serving import (
     Rejected,
     Submit,
 )
-from support.doubles.fake_engine import Act, FakeNode, FakeWorker, Script
-from support.doubles.running_front import RunningFront
-from support.front import CHAT, HELLO
+from support.doubles.fake_node import AnswerScript, FakeNode, FakeWorker, ScriptStep
+from support.front_client import CHAT, HELLO
+from support.running_front import RunningFront
 
 
 @contextlib.contextmanager
@@ -68,11 +68,13 @@ def stream(front: RunningFront, **body: Any) -> httpx.Response:
     return response
 
 
-def pair(node: FakeNode, first: Script, second: Script) -> tuple[list[FakeWorker], Script]:
+def pair(
+    node: FakeNode, first: AnswerScript, second: AnswerScript
+) -> tuple[list[FakeWorker], AnswerScript]:
     """Two workers; whichever is asked first follows the first script, and so on."""
     scripts = [first, second]
 
-    def next_script(submit: Submit) -> Iterator[Act]:
+    def next_script(submit: Submit) -> Iterator[ScriptStep]:
         return scripts[min(submit.attempt, 2) - 1](submit)
 
     return [node.worker(next_script), node.worker(next_script)], next_script
@@ -88,8 +90,8 @@ def seen_usage(response: httpx.Response) -> tuple[int, int]:
     return usage["prompt_tokens"], usage["completion_tokens"]
 
 
-def rejecting(reason: Any, **more: Any) -> Script:
-    def script(submit: Submit) -> Iterator[Act]:
+def rejecting(reason: Any, **more: Any) -> AnswerScript:
+    def script(submit: Submit) -> Iterator[ScriptStep]:
         yield Rejected(submit.rid, submit.attempt, reason, "because", **more)
 
     return script
