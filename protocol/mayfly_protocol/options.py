@@ -17,7 +17,7 @@ from typing import Any, Literal
 class Option:
     """Metadata of a field, as ``Annotated[int, Option("Rows of a batch.", at_least=1)]``.
 
-    The option's name, default and type are those of the field, but for what is said here.
+    The option's name, default and type are those of the field, unless given here.
     """
 
     help: str

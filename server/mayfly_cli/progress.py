@@ -159,7 +159,7 @@ def slot_text(view: SlotView) -> str:
         case "backoff":
             return f"waits before it tries again{detail}"
         case "draining":
-            return f"finishes what it has, and takes nothing new{detail}"
+            return f"finishes its requests, and takes no new ones{detail}"
         case state:
             return f"{state}{detail}"
 

@@ -28,7 +28,7 @@ _HEAD = """\
 # the source of each.
 """
 _MODELS = """\
-# Several models, each with workers of its own. A table takes from above what it leaves out.
+# Several models, each with workers of its own. Keys that a table leaves out are taken from above.
 #
 # [[models]]
 # path = "mlx-community/Qwen3-4B-4bit"
