@@ -14,7 +14,7 @@ from mayfly_worker.engine.chunks import ChunkSizer
 from mayfly_worker.engine.sampler import SequenceSampling
 from mayfly_worker.engine.scheduler import Engine
 from mayfly_worker.engine.sequence import (
-    Cancel,
+    CancelCommand,
     Event,
     SampledToken,
     SequenceState,
@@ -129,7 +129,7 @@ class EngineHarness:
         return key
 
     def cancel(self, key: str) -> None:
-        self.engine.commands.put(Cancel(key))
+        self.engine.commands.put(CancelCommand(key))
         self.open.pop(key)
 
     def turn(self) -> None:

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from mlx_lm.utils import load_model, load_tokenizer
 
 from mayfly_protocol.requests import Constraint, Sampling
-from mayfly_worker.engine.sequence import Cancel, SampledToken, Stop
+from mayfly_worker.engine.sequence import CancelCommand, SampledToken, Stop
 from mayfly_worker.grammar.compiler import CompiledGrammar, GrammarCompiler
 from support.engine_harness import EngineAnswer, EngineHarness, EngineRequest, FixedChunks
 from support.schemas import SCHEMAS
@@ -224,7 +224,7 @@ class RequestMix:
             # Only rows that have said something can be complete; the others are not wanted then.
             self._bench.engine.commands.put(Stop(row))
         if len(answer.drawn) < len(self._oracle.alone(self._keys[key].kind)):
-            self._bench.engine.commands.put(Cancel(key))
+            self._bench.engine.commands.put(CancelCommand(key))
 
     def _assert_idle(self) -> None:
         self._bench.engine.commands.put(Stop(-1))

@@ -13,13 +13,13 @@ from mayfly_worker.engine.engine_counters import EngineCounters
 from mayfly_worker.engine.sampler import SequenceSampling
 from mayfly_worker.engine.sequence import (
     YOUNG_TOKENS,
+    CancelCommand,
     SampledToken,
     SequenceFailed,
     SequenceState,
     Start,
     StepResult,
 )
-from mayfly_worker.engine.sequence import Cancel as EngineCancel
 from mayfly_worker.prepare import Choice, PreparationDone, PreparedRequest
 from mayfly_worker.process import make_beat
 from mayfly_worker.request_table import RequestTable
@@ -134,7 +134,7 @@ def test_nothing_follows_the_end_of_a_request_whose_grammar_gave_up(harness: Tab
     )
     told = [type(m) for m in harness.sent if not isinstance(m, Accepted)]
     assert told == [Tokens, Failed]
-    assert harness.commands[-1] == EngineCancel(harness.commands[0].key)
+    assert harness.commands[-1] == CancelCommand(harness.commands[0].key)
     assert harness.table.request_ids() == ("b",)
 
 

@@ -14,7 +14,7 @@ import zmq
 from mayfly_protocol.lifecycle import Exit, Fault
 from mayfly_protocol.settings import WorkerSettings
 from mayfly_protocol.transport.addresses import PortRange
-from mayfly_worker.wire import ListenError, Wire, bind_one
+from mayfly_worker.wire import EndpointError, Wire, bind_one
 from support.server import free_ports
 from support.worker import WorkerProcess
 
@@ -44,7 +44,7 @@ def test_a_worker_without_a_key_lets_nobody_in_from_elsewhere() -> None:
     paths = {"control": "inproc://nobody", "model_path": "/nowhere", "model_name": "m"}
     wire = Wire(WorkerSettings(slot="s", incarnation=1, listen="tcp://0.0.0.0:7710-7719", **paths))
     try:
-        with pytest.raises(ListenError, match="no key"):
+        with pytest.raises(EndpointError, match="no key"):
             wire.listen()
     finally:
         wire.close(0)

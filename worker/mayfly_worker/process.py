@@ -48,7 +48,7 @@ from mayfly_worker.model.reference_store import versions
 from mayfly_worker.prepare import InquiryDone, PreparationDone, PreparationPool
 from mayfly_worker.request_table import RequestTable
 from mayfly_worker.text.detokenize import TokenTexts
-from mayfly_worker.wire import ListenError, Wire
+from mayfly_worker.wire import EndpointError, Wire
 
 LINGER_S = 1.0
 """Time that the last messages have to leave the process."""
@@ -211,7 +211,7 @@ class WorkerLoop:
         )
         try:
             endpoint = self._wire.listen()
-        except ListenError as error:
+        except EndpointError as error:
             self._exit_unloaded(LoadFailed(error, "load_failed", "worker"))
         self._wire.send_to_reaper(Ready(endpoint, loaded.card, self._wire.public_key))
 

@@ -34,8 +34,8 @@ from mayfly_protocol.serving import (
     ToWorker,
 )
 from mayfly_worker.engine.scheduler import Engine
-from mayfly_worker.engine.sequence import Cancel as CancelCommand
 from mayfly_worker.engine.sequence import (
+    CancelCommand,
     Event,
     Prefilled,
     SampledToken,

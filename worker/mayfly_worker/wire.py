@@ -107,7 +107,7 @@ class Outbox:
         return True
 
 
-class ListenError(Exception):
+class EndpointError(Exception):
     """The worker cannot listen for front ends at any of its addresses."""
 
 
@@ -149,8 +149,8 @@ class Wire:
         """Lets front ends in; returns the endpoint in the form of the roster.
 
         Raises:
-            ListenError: the address, or each port of its range, cannot be bound; or other machines
-                could reach it and the worker has no key.
+            EndpointError: the address, or each port of its range, cannot be bound; or other
+                machines could reach it and the worker has no key.
         """
         try:
             if not self._listen.startswith("tcp://"):
@@ -158,11 +158,11 @@ class Wire:
                 return self.router.getsockopt_string(zmq.LAST_ENDPOINT)
             host, ports = host_and_range(self._listen.removeprefix("tcp://"))
             if self._zap is None and not is_loopback(host):
-                raise ListenError(f"others can reach {host}, and this worker has no key")
+                raise EndpointError(f"others can reach {host}, and this worker has no key")
             sockets.configure_tcp(self.router, host)
             return f"tcp://*:{bind_one(self.router, host, ports.beginning_with(self._incarnation))}"
         except zmq.ZMQError as error:
-            raise ListenError(f"cannot listen on {self._listen}: {error.strerror}") from error
+            raise EndpointError(f"cannot listen on {self._listen}: {error.strerror}") from error
 
     def authenticate(self) -> None:
         """Answers peers that want to connect, and gives up peers whose key has been revoked."""

@@ -34,7 +34,7 @@ from mayfly_worker.engine.decode import NonFiniteLogits
 from mayfly_worker.engine.engine_counters import EngineCounters
 from mayfly_worker.engine.prefill import PrefillGroup, Prompt
 from mayfly_worker.engine.sequence import (
-    Cancel,
+    CancelCommand,
     Command,
     Event,
     Prefilled,
@@ -182,7 +182,7 @@ class Engine:
                     self._waiting.append(command)
                 case Stop(row):
                     self._stop(row)
-                case Cancel(key):
+                case CancelCommand(key):
                     self._cancel(key)
                 case Shutdown():
                     return False

@@ -2,7 +2,7 @@
 
 ::
 
-    main thread  --- Start, Stop, Cancel, Shutdown ---------------->  engine thread
+    main thread  --- Start, Stop, CancelCommand, Shutdown --------->  engine thread
     main thread  <-- Started, Prefilled, StepResult, SequenceFailed --  engine thread
 
 All of them are plain objects without arrays. A *sequence* is one choice of one request, identified
@@ -96,7 +96,7 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
-class Cancel:
+class CancelCommand:
     """Command to drop a request whose client is gone."""
 
     key: str
@@ -107,7 +107,7 @@ class Shutdown:
     """Command to end the engine thread."""
 
 
-Command = Start | Stop | Cancel | Shutdown
+Command = Start | Stop | CancelCommand | Shutdown
 
 
 @dataclass(frozen=True, slots=True)
