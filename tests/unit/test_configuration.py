@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
@@ -97,6 +98,15 @@ class TestEveryKey:
         assert (found[0]["path"] if name == "models" else found) == (
             "org/a" if name == "models" else wanted
         )
+
+
+@pytest.mark.parametrize("command", ["config show", "doctor"])
+def test_an_option_may_have_another_flag(command: str) -> None:
+    refused = CliRunner().invoke(app, [*command.split(), "--max-num-seqs", "0"])
+    assert refused.exit_code == 2
+    assert "--max-num-seqs" in refused.stderr
+    shown = CliRunner().invoke(app, ["config", "show", "--max-num-seqs", "3"])
+    assert re.search(r"^max_rows = 3 +# --max-rows$", shown.stdout, re.MULTILINE)
 
 
 def test_the_strongest_wins(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 
@@ -20,6 +20,7 @@ from mayfly_cli.config.keys import (
 )
 from mayfly_cli.config.loading import ConfigurationError
 from mayfly_cli.config.models import ConfiguredModel, aliases_of
+from mayfly_protocol.options import Option
 from mayfly_protocol.settings import LogSettings, WorkerSettings
 from mayfly_reaper.settings import FrontEnd, Lifetime, Network, NodeSettings
 from mayfly_server.settings import ConnectionLimits, FrontSettings
@@ -52,6 +53,15 @@ def test_nested_settings_are_made_too() -> None:
     front = build(FrontSettings, {**DEFAULTS, "max_headers": 99, "log_level": "debug"})
     assert front.connections == ConnectionLimits(max_headers=99)
     assert front.logs == LogSettings(level="debug")
+
+
+def test_an_option_is_declared_once() -> None:
+    @dataclass
+    class Another:
+        max_headers: Annotated[int, Option("Another meaning.")] = 1
+
+    with pytest.raises(TypeError, match="another option max_headers"):
+        keys_of(FrontSettings, Another)
 
 
 COMMANDS_OWN = {"model", "name", "aliases", "models", "state_dir"}
