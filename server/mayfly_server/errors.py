@@ -1,4 +1,4 @@
-"""Everything that can go wrong with a request, as its client is told.
+"""The errors that a request can end with, as its client reads them.
 
 ::
 
@@ -23,7 +23,7 @@
     ├── DeadlineExceeded                504  server_error           no, x-should-retry: false
     └── RequestFailed                   500  server_error           no, x-should-retry: false
 
-Whatever raises one of these decides what the client reads, so a message never holds a path, a
+The code that raises one of these decides what the client reads, so a message never holds a path, a
 prompt or an exception's own text. An error before the first byte becomes a status and an
 envelope; one in the middle of a stream becomes an error event with the same envelope.
 """
@@ -78,7 +78,7 @@ class RequestError(Exception):
         self.retry_after_s = retry_after_s
 
     def envelope(self) -> ErrorAnswer:
-        """OpenAI's error object, and whether another try can succeed."""
+        """OpenAI's error object, with ``retryable``: whether another try can succeed."""
         return {
             "error": {
                 "message": self.message,
@@ -90,7 +90,9 @@ class RequestError(Exception):
         }
 
     def headers(self) -> dict[str, str]:
-        """OpenAI's SDKs obey both: they retry 408, 409, 429 and 5xx unless told not to."""
+        """The headers that tell a client whether and when to try again: ``x-should-retry`` and
+        ``retry-after``. OpenAI's SDKs follow both; without them they retry 408, 409, 429 and
+        5xx."""
         headers: dict[str, str] = {}
         if self.status in (408, 429) or self.status >= 500:
             headers["x-should-retry"] = "true" if self.retryable else "false"
@@ -107,7 +109,7 @@ class InvalidRequest(RequestError):
 
 
 class Unauthorized(InvalidRequest):
-    """No key, or none that is known."""
+    """The request has no API key, or an unknown one."""
 
     status = 401
     default_code = "invalid_api_key"
@@ -117,19 +119,21 @@ class Unauthorized(InvalidRequest):
 
 
 class Forbidden(InvalidRequest):
-    """A key that does not open this, or a page of another site."""
+    """The key may not do this, or the request comes from a page of another site."""
 
     status = 403
     default_code = "permission_denied"
 
 
 class ModelNotFound(InvalidRequest):
+    """No model of this name is served."""
+
     status = 404
     default_code = "model_not_found"
 
 
 class NotServed(InvalidRequest):
-    """An API that no model here answers."""
+    """The API exists elsewhere and is not served here."""
 
     status = 404
     default_code = "not_served"
@@ -144,34 +148,42 @@ class RequestTimeout(InvalidRequest):
 
 
 class BodyTooLarge(InvalidRequest):
+    """The body is too long, or holds too many values."""
+
     status = 413
     default_code = "request_too_large"
 
 
 class AddressTooLong(InvalidRequest):
+    """The URL is too long."""
+
     status = 414
     default_code = "uri_too_long"
 
 
 class UnsupportedMediaType(InvalidRequest):
+    """The body is no JSON by its headers, or compressed."""
+
     status = 415
     default_code = "unsupported_media_type"
 
 
 class Misdirected(InvalidRequest):
-    """For a host that this server does not answer for."""
+    """The request is for a host that this server does not answer for."""
 
     status = 421
     default_code = "host_not_allowed"
 
 
 class HeadersTooLarge(InvalidRequest):
+    """The headers are too many or too long."""
+
     status = 431
     default_code = "headers_too_large"
 
 
 class RateLimited(RequestError):
-    """This key has sent more than it may."""
+    """The API key has exceeded its limits."""
 
     status = 429
     type = "rate_limit_error"
@@ -203,10 +215,14 @@ class WorkersLost(Unavailable):
 
 
 class TooManyConnections(Unavailable):
+    """The server has as many connections as it may."""
+
     default_code = "too_many_connections"
 
 
 class ShuttingDown(Unavailable):
+    """The server is shutting down."""
+
     default_code = "shutting_down"
 
 

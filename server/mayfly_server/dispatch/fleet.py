@@ -199,7 +199,7 @@ class Fleet:
         return self._quarantine.kind(fingerprint(), self._loop.time())
 
     def quarantine(self, fingerprint: str, kind: str) -> None:
-        """Has a request refused by every front end for a while."""
+        """Puts a request into quarantine: every front end refuses it for a while."""
         ttl_s = self._settings.quarantine_ttl_s
         if ttl_s > 0:
             self._quarantine.add(fingerprint, kind, self._loop.time())
@@ -272,7 +272,7 @@ class Fleet:
 
     @property
     def partly_known(self) -> bool:
-        """Whether some node has not said yet what it serves."""
+        """True while some node has not said yet what it serves."""
         return any(address not in self.rosters for address in self._nodes)
 
     async def wait_for_roster(self, timeout_s: float) -> bool:

@@ -98,7 +98,7 @@ class Link:
         self._submitted_at: dict[tuple[str, int], float] = {}
         self._heard_at = self._ticked_at = self.progressed_at = self._loop.time()
         self._busy_since = self.progressed_at
-        """When the worker last made progress, or had nothing to do."""
+        """The time at which the worker last made progress, or had nothing to do."""
         self._pings = 0
         self._leaving = False
         self._log = structlog.get_logger(__name__).bind(
@@ -138,12 +138,12 @@ class Link:
 
     @property
     def stalled_for_s(self) -> float:
-        """For how long the worker has had something to do and made no progress, by its rosters."""
+        """Seconds that the worker has had something to do and made no progress, by its rosters."""
         return self.slot.heard_at - self._busy_since
 
     @property
     def stalled(self) -> bool:
-        """Whether the worker has made no progress for so long that it may be lost."""
+        """True if the worker has made no progress for so long that it may be lost."""
         return self.stalled_for_s > STALLED_S
 
     @property
@@ -201,7 +201,7 @@ class Link:
         self._send(encode(Ping(self._pings)))
 
     def lose(self, cause: str) -> None:
-        """Gives the worker up, with a line in the log."""
+        """Logs that the worker is lost, and closes the connection."""
         if self.state is State.OPEN:
             # A worker that was told to go and has none of our requests is lost by intent.
             level = logging.DEBUG if self._leaving and not self.outstanding else logging.INFO

@@ -51,7 +51,7 @@ UNRELATED = 3
 RECENT = 32
 """Deaths that are looked at together."""
 _UNCONFIRMED_S = 10.0
-"""How long a request is refused here without a roster that says so."""
+"""Seconds for which a request is refused here without a roster that says so."""
 
 Point = tuple[int, ...]
 """The number of tokens that each choice of a request has."""
@@ -75,17 +75,17 @@ class Record:
         return Record(kind, self.point, max(self.deaths, min(self.deaths + 1, most)))
 
     def suspect(self, at: Point) -> bool:
-        """Whether the request has to go on under a flag."""
+        """True if the request has to go on under a suspect's flag."""
         return self.deaths >= SUSPECT and near(self.point, at)
 
     @property
     def culprit(self) -> bool:
-        """Whether workers die of this request."""
+        """True if workers die of this request."""
         return self.deaths >= CULPRIT
 
 
 def near(one: Point, other: Point) -> bool:
-    """Whether no choice differs by more than :data:`NEAR` tokens."""
+    """True if no choice differs by more than :data:`NEAR` tokens."""
     return len(one) == len(other) and all(
         abs(a - b) <= NEAR for a, b in zip(one, other, strict=True)
     )
@@ -161,7 +161,7 @@ class QuarantineView:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is refused."""
+        """True if nothing is refused."""
         return not self._own and not any(roster.quarantined for roster, _ in self._rosters.values())
 
     def entries(self, now: float) -> list[Quarantined]:

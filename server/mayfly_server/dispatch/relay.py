@@ -159,8 +159,7 @@ class Relay:
             self._first += await self._step()
 
     async def events(self) -> AsyncIterator[list[Event]]:
-        """Yields what is new to the client until all choices have ended. Raises like
-        :meth:`start`."""
+        """Yields new events until every choice has ended. Raises as :meth:`start`."""
         events, self._first = self._first, []
         while True:
             if events:
@@ -175,6 +174,7 @@ class Relay:
         self._prompt_metrics.ended(self._usage)
 
     async def _step(self) -> list[Event]:
+        """Takes the request one step further. Raises as :meth:`start`."""
         patience_s = self._check_limits()
         if self._attempt is not None:
             return await self._receive(self._attempt, patience_s)
@@ -265,7 +265,7 @@ class Relay:
     # An attempt is over and the request is not
 
     def _retry(self, attempt: _Attempt, retry: Retry) -> None:
-        """Has the next step look for another worker.
+        """Ends an attempt so that the next step looks for another worker.
 
         Raises:
             WorkersLost: the request has outlived as many workers as it may.
@@ -306,10 +306,10 @@ class Relay:
         left = pending.until - now
         if loss is None and left > 0 and self._fleet.rosters.is_watched(pending.worker, now):
             await self._fleet.wait_for_change(left)
-            return [Waiting()]
-        self._pending_verdict = None
-        if loss is not None and self._progress.rid in (*loss.suspects, *loss.marked):
-            self._count_death(loss.kind)
+        else:
+            self._pending_verdict = None
+            if loss is not None and self._progress.rid in (*loss.suspects, *loss.marked):
+                self._count_death(loss.kind)
         return [Waiting()]
 
     def _count_death(self, kind: str) -> None:
@@ -330,9 +330,8 @@ class Relay:
 
     def _choose(self, excluded: set[Incarnation]) -> Link | None:
         refused = excluded | self._full.keys()
-        return self._fleet.choose(
-            self._model, self._key, digest=self._accepted_digest, refused=refused
-        )
+        digest = self._accepted_digest
+        return self._fleet.choose(self._model, self._key, digest=digest, refused=refused)
 
     def _submit(self, link: Link) -> list[Event]:
         """Gives the request to a worker. Raises RequestFailed if it is in quarantine."""
@@ -360,8 +359,7 @@ class Relay:
         return fingerprint(self._generation, self._last_digest, self._tenant)
 
     async def _wait_for_worker(self, patience_s: float) -> list[Event]:
-        """Raises Overloaded or Unavailable where waiting is not worth it, or has been long
-        enough."""
+        """Raises Overloaded or Unavailable where waiting longer is not worth it."""
         left = self._hold_until - self._loop.time()
         if left <= 0 or not self._worth_waiting(left):
             raise self._no_worker()
@@ -374,10 +372,9 @@ class Relay:
 
     def _worth_waiting(self, left: float) -> bool:
         found = self._fleet.availability(self._model)
-        if found.failed:
-            return False
         accepted = self._progress.accepted is not None
-        return accepted or (found.coming and found.pause_s <= left and not self._full)
+        soon = found.coming and found.pause_s <= left and not self._full
+        return not found.failed and (accepted or soon)
 
     def _no_worker(self) -> RequestError:
         if self._full and self._progress.accepted is None:

@@ -104,7 +104,7 @@ class RequestProgress:
 
     @property
     def complete(self) -> bool:
-        """Whether every choice has ended."""
+        """True once every choice has ended."""
         return all(choice.ended for choice in self._choices)
 
     def submit(self) -> Submit:

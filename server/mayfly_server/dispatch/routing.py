@@ -1,4 +1,4 @@
-"""Which worker gets a request: weighted rendezvous hashing with bounded loads.
+"""Routing of requests to workers: weighted rendezvous hashing with bounded loads.
 
 Every front end ranks the workers of a conversation in the same order, without having spoken to
 the others: by a hash of (worker, conversation) (Thaler and Ravishankar, "A name-based mapping
@@ -35,8 +35,8 @@ class Candidate(Generic[W]):
 
 
 def choose(candidates: Iterable[Candidate[W]], key: bytes | None) -> Candidate[W] | None:
-    """The best of the candidates for a conversation, or the least loaded where there is none
-    (``key`` None). None if there are no candidates."""
+    """Chooses the best candidate for a conversation; the least loaded one if ``key`` is None.
+    Returns None if there are no candidates."""
     ranking = sorted(candidates, key=lambda candidate: candidate.name)
     if not ranking:
         return None
@@ -45,7 +45,7 @@ def choose(candidates: Iterable[Candidate[W]], key: bytes | None) -> Candidate[W
     ranking.sort(key=lambda candidate: _score(candidate, key), reverse=True)
     total = sum(candidate.load for candidate in ranking) + 1
     capacity = sum(candidate.capacity for candidate in ranking)
-    # There always is one: not all of them can have more than their share.
+    # There always is such a candidate: not all of them can have more than their share.
     return next(
         candidate
         for candidate in ranking
@@ -54,8 +54,8 @@ def choose(candidates: Iterable[Candidate[W]], key: bytes | None) -> Candidate[W
 
 
 def _score(candidate: Candidate[W], key: bytes) -> float:
-    """Drawn from an exponential distribution, so to speak: the highest of several is each one's
-    with a probability in proportion to its capacity."""
+    """A candidate's score for a conversation, distributed so that each of several candidates has
+    the highest one with a probability in proportion to its capacity."""
     digest = hashlib.blake2b(candidate.name.encode(), key=key[:64], digest_size=8).digest()
     uniform = ((int.from_bytes(digest) >> 11) + 0.5) / 2**53
     return -candidate.capacity / math.log(uniform)

@@ -205,7 +205,7 @@ class Keyring:
 
     @property
     def required(self) -> bool:
-        """Whether any key is configured, so that requests need one."""
+        """True if any key is configured, so that requests need one."""
         return bool(self._fixed) or self._file is not None
 
     def find(self, presented: Iterable[str]) -> Key | None:

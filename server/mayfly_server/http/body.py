@@ -19,15 +19,15 @@ from pydantic_core import from_json
 from mayfly_server.errors import BodyTooLarge, InvalidRequest, UnsupportedMediaType
 
 MAX_VALUES = 1_000_000
-"""Values in one body: each costs memory that its bytes do not show."""
+"""Largest number of values in one body: a value costs more memory than its bytes."""
 
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
 _MAYBE_TOO_BIG = re.compile(rb"\d{19}|\d[eE]\+?\d{3}")
 
 
 def parse_json(raw: bytes | str) -> Any:
-    """The value of a JSON text. Raises ValueError with what is wrong and where in the text."""
-    # What is asked stays nowhere: by default the parser keeps short strings for the next time.
+    """Parses a JSON text. Raises ValueError with the problem and its place in the text."""
+    # By default the parser would keep short strings, which are a client's text, in memory.
     value = from_json(raw, allow_inf_nan=False, cache_strings="keys")
     data = raw.encode() if isinstance(raw, str) else raw
     if _MAYBE_TOO_BIG.search(data):
@@ -36,7 +36,8 @@ def parse_json(raw: bytes | str) -> Any:
 
 
 def _check_numbers(value: Any) -> None:
-    """Integers that fit 64 bits and floats that are finite travel everywhere; others do not."""
+    """Raises ValueError for integers beyond 64 bits and floats that are not finite: JSON readers
+    do not agree on them."""
     pending = [value]
     while pending:
         match pending.pop():
@@ -51,11 +52,11 @@ def _check_numbers(value: Any) -> None:
 
 
 def parse_object(raw: bytes) -> dict[str, Any]:
-    """A request's body.
+    """Parses a request's body.
 
     Raises:
-        InvalidRequest: it is no JSON object.
-        BodyTooLarge: it holds too many values.
+        InvalidRequest: the body is no JSON object.
+        BodyTooLarge: the body holds too many values.
     """
     if _too_many_values(raw):
         raise BodyTooLarge(f"The body holds more than {MAX_VALUES} values.")
@@ -71,8 +72,8 @@ def parse_object(raw: bytes) -> dict[str, Any]:
 
 
 def _too_many_values(raw: bytes) -> bool:
-    """Counts what separates values; that costs little, and less than to take strings out first,
-    which is done only where it matters."""
+    """Counts the separators of values, which costs little. Strings, which may contain separators,
+    are taken out only where that decides."""
     if raw.count(b'"') > 2 * MAX_VALUES:
         return True
     return _separators(raw) > MAX_VALUES and _separators(_STRING.sub(b"", raw)) > MAX_VALUES
@@ -83,7 +84,7 @@ def _separators(raw: bytes) -> int:
 
 
 class _Parsed(Request):
-    """A request whose body was parsed already; FastAPI asks for the one, then for the other."""
+    """A request whose body was parsed already. FastAPI calls :meth:`body`, then :meth:`json`."""
 
     def __init__(self, request: Request, parsed: dict[str, Any]) -> None:
         super().__init__(request.scope, request.receive)

@@ -144,7 +144,7 @@ def error_response(error: RequestError, scope: Scope, *, close: bool = False) ->
 
 
 def install_handlers(app: FastAPI) -> None:
-    """Has an application answer every exception as a :class:`RequestError`."""
+    """Makes an application answer every exception as a :class:`RequestError`."""
 
     @app.exception_handler(RequestError)
     async def known(request: Request, error: RequestError) -> JSONResponse:

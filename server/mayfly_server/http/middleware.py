@@ -1,4 +1,4 @@
-"""Middleware that every request passes, in the order of :mod:`mayfly_server.http`'s drawing."""
+"""Small middleware that every request passes; :mod:`mayfly_server.http` draws the order of all."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class LingeringTransport(asyncio.Transport):
         return self._closing or self._transport.is_closing()
 
     def lost(self) -> None:
-        """To be called when the connection is gone: nothing is left to be cut."""
+        """Stops the timer, because the connection is gone."""
         self._closing = True
         if self._last is not None:
             self._last.cancel()
@@ -180,7 +180,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._on_refusal = on_refusal
         self._refusal: RequestError | None = None
         self._ignore_input = False
-        """Whether incoming bytes are discarded, while an answer goes on."""
+        """True once incoming bytes are discarded, while an answer goes on."""
         self._in_head = False
         self._in_request = False
         self._head = 0
@@ -354,7 +354,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     # Refusals
 
     def _unread(self) -> bool:
-        """Whether the client may still be sending bytes that will be discarded."""
+        """True if the client may still be sending bytes that will be discarded."""
         return self._in_request or self.cycle is None
 
     def _head_too_large(self) -> HeadersTooLarge:

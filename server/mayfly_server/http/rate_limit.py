@@ -1,6 +1,6 @@
-"""How much each key may ask for: requests in a minute, and at a time.
+"""Rate limits of API keys: requests in a minute, and requests at a time.
 
-Each front end counts for itself; behind several, a key has as many times as much.
+Each front end counts for itself: behind several front ends, a key may send as many times as much.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from mayfly_server.errors import RateLimited
 from mayfly_server.http.api_keys import Key
 
 _TRY_AGAIN_S = 1.0
-"""Nobody knows when one of a key's own requests will end."""
+"""The Retry-After of a key with too many requests at a time: their ends cannot be foretold."""
 
 
 @dataclass(slots=True)
@@ -35,15 +35,15 @@ class Bucket:
 
 
 class Quotas:
-    """What every key has used."""
+    """The running requests and the token buckets of every key."""
 
     def __init__(self) -> None:
         self._running: dict[bytes, int] = {}
         self._buckets: dict[bytes, Bucket] = {}
 
     def enter(self, key: Key, now: float) -> None:
-        """A request of this key begins. Raises RateLimited if it may not; then nothing has
-        begun."""
+        """Counts the begin of a request. Raises RateLimited, and counts nothing, if the key's
+        limits are exceeded."""
         running = self._running.get(key.digest, 0)
         if key.concurrency is not None and running >= key.concurrency:
             raise RateLimited(
@@ -61,7 +61,7 @@ class Quotas:
         self._running[key.digest] = running + 1
 
     def leave(self, key: Key) -> None:
-        """A request that had entered is over."""
+        """Counts the end of a request that :meth:`enter` has counted."""
         left = self._running[key.digest] - 1
         if left:
             self._running[key.digest] = left
@@ -70,6 +70,6 @@ class Quotas:
 
     def _bucket(self, key: Key, per_minute: int, now: float) -> Bucket:
         bucket = self._buckets.get(key.digest)
-        if bucket is None or bucket.per_minute != per_minute:  # new, or changed in the file
+        if bucket is None or bucket.per_minute != per_minute:  # a new key or limit
             bucket = self._buckets[key.digest] = Bucket(per_minute, float(per_minute), now)
         return bucket

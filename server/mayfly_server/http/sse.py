@@ -9,21 +9,22 @@ from mayfly_server.errors import RequestError
 
 HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
-    "cache-control": "no-cache, no-transform",  # a proxy that compresses would collect them
-    "x-accel-buffering": "no",  # or nginx would collect them
+    "cache-control": "no-cache, no-transform",  # a proxy that compresses would hold events back
+    "x-accel-buffering": "no",  # nginx would hold events back
 }
 DONE = "data: [DONE]\n\n"
 
 encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-"""One line of ASCII, whatever characters are in it: no proxy can take it for anything else."""
+"""Encodes JSON as one line of ASCII, which no proxy misreads."""
 
 
 def event(content: Mapping[str, object]) -> str:
+    """An event with a JSON object as its data."""
     return f"data: {encode(content)}\n\n"
 
 
 class OpenAIEnds:
-    """How streams of chat completions and completions begin, and how they end where they fail."""
+    """The begin of OpenAI's streams of completions, and their end after an error."""
 
     def begin(self) -> str:
         return ""
@@ -33,5 +34,5 @@ class OpenAIEnds:
 
 
 def comment(text: str) -> str:
-    """Keeps the connection alive; clients skip it."""
+    """A comment, which clients skip; it keeps the connection open."""
     return f": {text}\n\n"
