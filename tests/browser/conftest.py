@@ -1,4 +1,4 @@
-"""A real browser, and who watches what it is shown."""
+"""A real browser, a check of every page that it opens, and a clock of a node's rosters."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def browser() -> Iterator[Browser]:
 
 @dataclass
 class WatchedPage:
-    """A page, and what went wrong in it: nothing may. ``answers`` that are errors are logged by
-    the browser, so those that a test provokes are counted apart."""
+    """A page, its console messages and its requests. ``complaints`` include error statuses that a
+    test provokes; :meth:`unclean` leaves those out."""
 
     page: Page
     origin: str
@@ -51,7 +51,8 @@ class WatchedPage:
     requests: list[str] = field(default_factory=list)
 
     def unclean(self) -> list[str]:
-        """Requests that left the origin, and complaints other than of an answer's status."""
+        """Returns requests that left the origin, and complaints other than of an answer's
+        status."""
         strangers = [
             url for url in self.requests if not url.startswith((f"{self.origin}/", "about:"))
         ]
@@ -60,8 +61,8 @@ class WatchedPage:
 
 @pytest.fixture
 def visit(browser: Browser) -> Iterator[Callable[..., WatchedPage]]:
-    """Opens the page of a server in a browser profile of its own, and sees to it afterwards that
-    it had nothing to complain of and asked nobody else."""
+    """Opens a server's page in a browser profile of its own, and checks at the end that it logged
+    no error and sent no request to another origin."""
     visited: list[WatchedPage] = []
 
     def go(
@@ -86,7 +87,8 @@ def visit(browser: Browser) -> Iterator[Callable[..., WatchedPage]]:
 
 
 class RosterClock:
-    """Hears a node's rosters as front ends do, and notes when each thing was said first."""
+    """Subscribes to a node's rosters, as front ends do, and records when each event was first in
+    one."""
 
     def __init__(self, state_dir: Path) -> None:
         self._address = runtime_of(state_dir).roster
@@ -104,7 +106,8 @@ class RosterClock:
         self._thread.join(5)
 
     def lost_at(self, incarnation: int) -> float:
-        """The page may have heard of it before this clock has."""
+        """Returns when a worker's loss was first published; waits, as the page may have it
+        earlier."""
         return wait_for(lambda: self._lost.get(incarnation), "a loss in the roster")
 
     def ready_at(self, incarnation: int) -> float:

@@ -44,13 +44,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def picture(page: Page, name: str) -> None:
-    """For the manual, where somebody asked for it."""
+    """Saves a screenshot for the manual, if one was asked for."""
     if folder := os.environ.get("MAYFLY_SCREENSHOTS"):
         page.screenshot(path=Path(folder) / f"{name}.png")
 
 
 def serious(page: Page) -> list[str]:
-    """What axe finds that keeps people out."""
+    """Returns the serious accessibility violations that axe finds on a page."""
     found = Axe().run(page).response["violations"]
     return [
         f"{each['id']}: {node['html']}"
@@ -61,8 +61,8 @@ def serious(page: Page) -> list[str]:
 
 
 def lose_a_worker(server: Server, page: Page) -> float:
-    """How long the page took, at most, to show a death, its cause and the successor, from when the
-    roster said so: while an answer is written, which goes on to its end."""
+    """Kills a worker during an answer, which goes on to its end. Returns the longest time that the
+    page took, from the roster on, to show the death, its cause and the successor."""
     expect(page.locator("#connection")).to_have_text("live")
     expect(page.locator(".slot")).to_have_count(2)
     expect(page.locator(".state")).to_have_text(["ready", "ready"])
@@ -99,7 +99,8 @@ def lose_a_worker(server: Server, page: Page) -> float:
 
 
 def test_a_worker_dies_before_the_readers_eyes(server: Server, visit: Visit) -> None:
-    """All is shown as soon as it is known; a machine that stands still may hide that twice."""
+    """The page shows everything as soon as it is known; a machine that stands still may delay that
+    twice."""
     pages = (visit(server.url).page for _ in range(3))
     page = next((page for page in pages if lose_a_worker(server, page) < SOON_S), None)
     assert page, "shown too late, three times"
@@ -202,7 +203,8 @@ def test_the_keyboard_reaches_everything(server: Server, visit: Visit) -> None:
 
 
 def test_with_keys_it_asks_for_one(visit: Visit) -> None:
-    """It opens for everybody, and shows what the reader's key may see. The key stays in the tab."""
+    """The page opens for everybody, and shows what the reader's key may see. The key stays in the
+    tab."""
     with FakeNode() as node:
         node.worker(answer_words("I", " am", " here."))
         with RunningFront(node.control, ready=False, keys=KEYS) as front:

@@ -1,4 +1,5 @@
-"""GPU faults that other servers were reported for, as far as a CPU can stage them."""
+"""GPU faults that other servers were reported for, as far as a CPU can simulate them.
+docs/reported-faults.md lists the ids in test names."""
 
 from __future__ import annotations
 
@@ -59,8 +60,8 @@ def server(
 def unscathed(
     scripted_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
-    """One that loses workers to requests alone: after losses that have nothing in common, nobody
-    is blamed."""
+    """A server that loses workers to requests alone: no machine is blamed for losses that have
+    nothing in common."""
     model = scripted_model(PLAYS, step_s=0.01)
     folder = tmp_path_factory.mktemp("unscathed")
     with serving(model, folder, *OPTIONS, budgets=BUDGETS) as server:
@@ -76,7 +77,8 @@ def kinds(server: Server) -> list[str]:
 
 
 def assert_lost(server: Server, before: int, lost: list[str]) -> None:
-    """What there is on record behind so many others: it is written when a process is gone."""
+    """Checks the autopsies behind ``before`` earlier ones: one is written when a process is
+    gone."""
     wait_for(lambda: len(kinds(server)) >= before + len(lost), "a record of every loss")
     assert kinds(server)[before:] == lost
 

@@ -1,4 +1,5 @@
-"""Losses in other servers' lifecycles that were reported, with real processes."""
+"""Lost workers in cases that other servers were reported for, with real processes.
+docs/reported-faults.md lists the ids in test names."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ TALE = " ".join(f"word{number}" for number in range(60))
 def server(
     scripted_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
-    """With one worker, and a bug that strikes once."""
+    """A server with one worker, and a fault that happens once."""
     boom = ScriptedReply("[boom]", TALE, [ModelFault(5, "raise", "somebody's bug", times=1)])
     model = scripted_model(
         [boom, ScriptedReply("[tale]", TALE), ScriptedReply("[long]", "on " * 900)], step_s=0.005

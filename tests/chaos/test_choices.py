@@ -1,5 +1,5 @@
-"""Requests with penalties, biases and several choices, whose worker is lost: what each choice says
-is what it says undisturbed and alone."""
+"""Requests with penalties, biases and several choices, whose worker is lost: each choice has the
+text that it has when it is undisturbed and alone."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ ASKED: dict[str, tuple[str, Json]] = {
 
 @dataclass
 class ChoiceAnswers:
-    """What each choice said; ``begun`` is set when chunks have come."""
+    """Text of each choice; ``begun`` is set when chunks have come."""
 
     texts: dict[int, str] = field(default_factory=dict)
     logprobs: dict[int, list[float]] = field(default_factory=dict)
@@ -102,14 +102,14 @@ def ask(server: Server, name: str, answer: ChoiceAnswers) -> ChoiceAnswers:
 
 @pytest.fixture(scope="module")
 def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """With one worker: all that runs is struck."""
+    """A server with one worker, so that a fault meets every running request."""
     with serving(tiny_model, tmp_path_factory.mktemp("choices"), budgets=BUDGETS) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def undisturbed(server: Server) -> dict[str, ChoiceAnswers]:
-    """One after the other."""
+    """Answers of requests that run one after the other."""
     return {name: ask(server, name, ChoiceAnswers()) for name in ASKED}
 
 

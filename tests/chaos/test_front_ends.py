@@ -35,7 +35,7 @@ def running(server: Server) -> int:
 
 
 def continued(url: str) -> float:
-    """How often requests of a front end had to go on elsewhere."""
+    """Counts requests of a front end that went on at another worker."""
     lines = httpx.get(f"{url}/metrics").text.splitlines()
     assert f"# TYPE {CONTINUATIONS} counter" in lines
     return sum(float(line.split()[-1]) for line in lines if line.startswith(CONTINUATIONS))

@@ -1,4 +1,4 @@
-"""How long a stream stands still when its worker is killed and a sibling is ready."""
+"""The gap in a stream whose worker is killed while a sibling is ready, measured."""
 
 from __future__ import annotations
 

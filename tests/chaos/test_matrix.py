@@ -1,4 +1,4 @@
-"""Whatever becomes of a worker, whatever its request was doing: the answer is the undisturbed one,
+"""The chaos matrix: a fault of every kind in every phase of a request leaves its answer unchanged,
 token for token."""
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ IMPATIENT = CALM | {"decode_s": 8.0, "prefill_s": 8.0, "first_factor": 1.0, "sil
 
 
 def ask(server: Server, text: str, **body: Any) -> StreamingClient:
-    """All of them prefer the same worker."""
+    """Sends a request; all of them prefer the same worker."""
     return StreamingClient(server, text, prompt_cache_key="together", logprobs=True, **body)
 
 
@@ -77,7 +77,8 @@ def impatient(
 
 
 def continued(server: Server) -> float:
-    """How often a request went on elsewhere, whether its first worker had accepted it or not."""
+    """Counts requests that went on at another worker, whether their first one had accepted them or
+    not."""
     lines = server.http.get("/metrics").text.splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith(MOVES))
 
@@ -90,15 +91,15 @@ def ready(server: Server, count: int) -> bool:
 
 
 def idle(server: Server) -> bool:
-    """As rosters have it. What they still count of the last request would send the next one to
-    another worker."""
+    """Returns once rosters show idle workers. Rosters that still count the last request would send
+    the next one to another worker."""
     return not any(slot["running"] + slot["waiting"] for slot in server.slots())
 
 
 @contextlib.contextmanager
 def occupied(server: Server) -> Iterator[None]:
-    """Something runs elsewhere meanwhile: a worker that has its share of few requests would get no
-    second one."""
+    """Keeps the other worker busy: a worker with its share of few requests would get no second
+    one."""
     chat = server.client.chat.completions
     messages: Any = [{"role": "user", "content": FILLER.trigger}]
     with chat.create(
@@ -141,7 +142,7 @@ def when_it_waits(server: Server, cell: MatrixCase) -> dict[str, Any]:
 
 
 def in_mid_air(server: Server, cell: MatrixCase) -> tuple[StreamedAnswer, StreamedAnswer]:
-    """What a request got that was struck, and what the one got that was running then."""
+    """Returns the answers of the request that met the fault and of the one that ran beside it."""
     if cell.phase is not QUEUED:
         asking = ask(server, cell.trigger, **cell.phase.body)
         if cell.held:
@@ -162,7 +163,7 @@ def in_mid_air(server: Server, cell: MatrixCase) -> tuple[StreamedAnswer, Stream
 
 
 def autopsy_of(server: Server, rid: str) -> dict[str, Any]:
-    """Of the worker in whose last forward pass a request was."""
+    """Returns the autopsy of the worker in whose last forward pass a request was."""
 
     def found() -> dict[str, Any] | None:
         crumbs = ((a, a["breadcrumb"]) for a in server.autopsies())

@@ -1,4 +1,4 @@
-"""A request that kills workers, among many that do not."""
+"""A request that kills every worker that runs it, among many that do not."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TALE = " ".join(f"line {number}" for number in range(150))
 
 
 def reply(number: int) -> str:
-    """Of different lengths, so that there are always some that have just begun."""
+    """A reply; lengths differ, so that some requests have always just begun."""
     return " ".join(f"{number} says {n}" for n in range(3 + number * 7 % 20))
 
 

@@ -1,5 +1,5 @@
-"""Every way for a worker to be lost, with a real one: what becomes of its request, its slot, the
-health probe, and the record."""
+"""Every way to lose a real worker, and the consequences for its request, its slot, the health probe
+and the autopsy."""
 
 from __future__ import annotations
 
@@ -140,8 +140,8 @@ def lose(server: Server, case: ReactionCase, at: int | str) -> None:
 
 
 def lost(server: Server, case: ReactionCase, trigger: str) -> bool:
-    """Whether the probe told of it at once. Where the machine stops somebody for a while, news
-    reach them late; all else has to be true there, too."""
+    """Returns True if the probe showed the loss at once. A machine that stops a process for a while
+    delays that; everything else has to be true there, too."""
     before = int(ready(server, 0)["incarnation"])  # type: ignore[call-overload]
     wait_for(lambda: server.http.get("/health").status_code == 200, "a healthy server")
     with ServerWatch(server) as watch:

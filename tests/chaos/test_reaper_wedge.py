@@ -31,7 +31,7 @@ BUDGETS = {
 
 @pytest.fixture
 def server(scripted_model: Callable[..., Path], tmp_path: Path) -> Iterator[Server]:
-    """One row at a time, six milliseconds for each token of a prompt."""
+    """A server with one row at a time, and six milliseconds for each token of a prompt."""
     spin = ModelFault(3, "spin_gil_released", times=1)
     model = scripted_model(
         [ScriptedReply("[spin]", REPLY, [spin])], prefill_token_s=0.006, default=REPLY
@@ -93,7 +93,7 @@ def test_a_wedged_worker_is_replaced_and_everything_on_it_ends(server: Server) -
 
 
 def test_a_server_with_a_wedged_worker_stops(server: Server) -> None:
-    """With the reaper's patience longer than the operator's."""
+    """The reaper's time limits are longer than the operator waits."""
     stream = server.client.chat.completions.create(
         model=server.model, messages=[{"role": "user", "content": "[spin]"}], stream=True
     )

@@ -1,4 +1,5 @@
-"""Servers that the tests of this folder share: each starts once, with the first test that asks."""
+"""Servers that the tests of this folder share. Each starts once, with the first test that uses
+it."""
 
 from __future__ import annotations
 
@@ -40,14 +41,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
 
 @pytest.fixture(scope="package")
 def tiny(tools_model: Path, folder: Callable[[], Path]) -> Iterator[Server]:
-    """A random-weight model that knows tools: it never ends by itself."""
+    """A server of a random-weight model that knows tools and never ends an answer by itself."""
     with serving(tools_model, folder()) as server:
         yield server
 
 
 @pytest.fixture(scope="package")
 def script(folder: Callable[[], Path]) -> Iterator[Server]:
-    """A model with tools and thoughts that says what :mod:`conformance.plays` has it say."""
+    """A server of a model with tools and thoughts that gives the replies of
+    :mod:`support.scripted_answers`."""
     model = scripted.build(folder() / "script", scripted_replies(), tokenizer="thinking")
     with serving(model, folder(), "--trust-remote-code") as server:
         yield server
@@ -55,7 +57,7 @@ def script(folder: Callable[[], Path]) -> Iterator[Server]:
 
 @pytest.fixture(scope="package")
 def slow(folder: Callable[[], Path]) -> Iterator[Server]:
-    """The same at 20 tokens a second, and 250 prompt tokens a second."""
+    """A server of the scripted model at 20 tokens a second, and 250 prompt tokens a second."""
     model = scripted.build(
         folder() / "slow",
         scripted_replies(),
@@ -69,8 +71,8 @@ def slow(folder: Callable[[], Path]) -> Iterator[Server]:
 
 @pytest.fixture(scope="package")
 def fussy(folder: Callable[[], Path]) -> Iterator[Server]:
-    """The same with a small context, a template that refuses a lot, and a tokenizer that begins
-    raw prompts with a token of its own."""
+    """A server of the scripted model with a small context, a template that refuses many
+    conversations, and a tokenizer that begins raw prompts with a token of its own."""
     model = scripted.build(
         folder() / "fussy", scripted_replies(), context=FUSSY_CONTEXT, template=FUSSY_TEMPLATE
     )
@@ -93,14 +95,14 @@ def node() -> Iterator[FakeNode]:
 
 @pytest.fixture(scope="module")
 def front(node: FakeNode) -> Iterator[RunningFront]:
-    """Scripted workers behind it; without keys, and on the loopback interface."""
+    """A front end on the loopback interface, without keys, with fake workers."""
     with RunningFront(node.control) as front:
         yield front
 
 
 @pytest.fixture(scope="module")
 def hurried(node: FakeNode) -> Iterator[RunningFront]:
-    """The same with little patience for slow clients."""
+    """A front end with short time limits for slow clients."""
     with RunningFront(node.control, connections=LIMITS) as front:
         yield front
 

@@ -1,5 +1,5 @@
-"""Bodies, addresses and names as they come over the wire. The ids are those of public bug
-reports."""
+"""Request bodies, addresses and model names as they come over the network. docs/reported-faults.md
+lists the ids in test names."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Answers that must not depend on who else is served, or was before.
+"""Answers do not depend on requests beside them or before them.
 
-Right is what the same model says in this process, alone and from an empty cache. The ids are those
-of public bug reports.
+The expected answer is that of the model in this process, alone and from an empty cache.
+docs/reported-faults.md lists the ids in test names.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class ColdModel:
 
 @pytest.fixture(scope="module")
 def cold(tools_model: Path) -> ColdModel:
-    """Of the model that ``tiny`` serves."""
+    """Cold answers of the model that ``tiny`` serves."""
     return ColdModel(tools_model)
 
 

@@ -1,4 +1,5 @@
-"""Prompts without a conversation, in all their forms. The ids are those of public bug reports."""
+"""Prompts without a conversation, in all their forms. docs/reported-faults.md lists the ids in test
+names."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Requests that nobody waits for any more, and storms of them, on a whole server.
+"""Abandoned requests, and storms of them, on a whole server.
 
-The ids are those of public bug reports.
+docs/reported-faults.md lists the ids in test names.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def front_end_running(server: Server) -> float:
 
 
 def assert_idle_soon(server: Server) -> None:
-    """Nothing runs or waits, and nothing is generated any more."""
+    """Checks that nothing runs or waits, and that no token is generated any more."""
     wait_for(
         lambda: requests_of(server) == (0, 0) and front_end_running(server) == 0,
         "an idle server",

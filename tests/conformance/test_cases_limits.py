@@ -1,4 +1,5 @@
-"""Where answers end, and what is said about it. The ids are those of public bug reports."""
+"""Ends of answers (stop strings, token limits) and the reported finish reason.
+docs/reported-faults.md lists the ids in test names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a body may cost, and how often it may multiply itself: ids are of public bug reports."""
+"""Limits on the cost of a request body, and on parameters that multiply it. docs/reported-faults.md
+lists the ids in test names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a connection and the head of a request may cost. The ids are those of public bug reports."""
+"""Limits on the cost of a connection and of a request's head. docs/reported-faults.md lists the ids
+in test names."""
 
 from __future__ import annotations
 
@@ -117,7 +118,7 @@ def test_R130_trailers_and_chunk_extensions_have_bounds(hurried: RunningFront) -
 
 
 def test_R130_a_body_in_small_chunks_is_fine(locked: RunningFront) -> None:
-    """Its framing is five times as long as itself, and more than a head may be."""
+    """The body's framing is five times as long as the body, and longer than a head may be."""
     body = json.dumps(HELLO | {"user": "x" * 10_000}).encode()
     response = locked.client.post(
         CHAT,
@@ -143,7 +144,7 @@ def test_R130_so_many_connections(node: FakeNode) -> None:
 
 
 def test_R130_a_client_that_does_not_read_is_cut(hurried: RunningFront, node: FakeNode) -> None:
-    """It loses its connection, and the worker learns that nobody waits any more."""
+    """The client loses its connection, and the worker learns that nobody waits any more."""
 
     def endless(submit: Any) -> Iterator[Any]:
         yield accept(submit)

@@ -1,4 +1,5 @@
-"""Prompts and answers that a context has no room for. The ids are those of public bug reports."""
+"""Prompts and answers that do not fit into the context. docs/reported-faults.md lists the ids in
+test names."""
 
 from __future__ import annotations
 

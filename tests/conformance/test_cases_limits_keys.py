@@ -1,4 +1,5 @@
-"""What opens with which key, and how much a key may do. The ids are those of public bug reports."""
+"""Routes that each API key may use, and quotas of a key. docs/reported-faults.md lists the ids in
+test names."""
 
 from __future__ import annotations
 

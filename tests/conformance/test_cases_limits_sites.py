@@ -1,4 +1,5 @@
-"""Names of models, hosts and other sites open nothing. Ids are those of public bug reports."""
+"""Names of models, hosts and other sites that must not open anything. docs/reported-faults.md lists
+the ids in test names."""
 
 from __future__ import annotations
 

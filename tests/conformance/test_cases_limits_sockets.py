@@ -1,4 +1,5 @@
-"""Who can reach a server, and what can be sent inside one. Ids are those of public bug reports."""
+"""Sockets that a server opens, and hostile messages on them. docs/reported-faults.md lists the ids
+in test names."""
 
 from __future__ import annotations
 
@@ -96,7 +97,7 @@ def test_R135_nothing_listens_but_the_http_port(tiny: Server) -> None:
 
 
 class PickleBomb:
-    """What a pickle of it would do."""
+    """An object whose unpickling would write a file."""
 
     def __init__(self, marker: Path) -> None:
         self._command = (os.system, (f"touch {marker}",))
@@ -163,8 +164,8 @@ def test_R135_nothing_on_the_wire_is_ever_run() -> None:
 
 
 def test_R127_keys_stay_with_the_front_end(tools_model: Path, tmp_path: Path) -> None:
-    """Not on a command line, not in a worker's environment, not in the log. With keys others may
-    reach the server, too."""
+    """Keys are not on a command line, in a worker's environment or in the log. With keys, other
+    machines may reach the server."""
     key = "unique-key-4711-of-a-client"
     environment = {"MAYFLY_API_KEYS": key, "MAYFLY_ADMIN_KEY": f"{key}-admin"}
     with serving(tools_model, tmp_path, "--host", "0.0.0.0", environment=environment) as server:

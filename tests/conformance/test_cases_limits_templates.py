@@ -1,4 +1,5 @@
-"""What comes with a model or a request is kept in. The ids are those of public bug reports."""
+"""Templates and code that come with a model or a request cannot escape. docs/reported-faults.md
+lists the ids in test names."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Log probabilities, each beside the token that it is of. The ids are those of public bug
-reports."""
+"""Log probabilities, each beside its token. docs/reported-faults.md lists the ids in test names."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ PROMPTS = ["Once upon a time", "def main():"]
 
 
 def same(found: Json, wanted: Json) -> None:
-    """The same tokens with the same log probabilities, as floats go."""
+    """Compares tokens, and log probabilities within the precision of floats."""
     assert found["tokens"] == wanted["tokens"]
     assert found["text_offset"] == wanted["text_offset"]
     assert found["token_logprobs"] == pytest.approx(wanted["token_logprobs"], abs=1e-4)
@@ -59,7 +58,7 @@ def test_R52_each_prompt_has_its_own(tiny: Server, n: int) -> None:
 
 @pytest.mark.parametrize("n", [1, 3])
 def test_R52_chats_have_theirs_streamed_or_not(tiny: Server, n: int) -> None:
-    """One entry for each token, also where its text is half a character or held back."""
+    """Every token has one entry, also where its text is half a character or held back."""
     asked: Json = {
         **{"logprobs": True, "top_logprobs": 2, "n": n, "max_tokens": 16},
         **{"temperature": 2, "seed": 3, "stop": ["never in there"], "ignore_eos": True},
@@ -105,7 +104,8 @@ def test_R52_they_are_the_models_own(tiny: Server) -> None:
 
 
 def stand_ins(token: str) -> str:
-    """What a byte-level vocabulary writes for the bytes of a token that a completion names."""
+    """Returns the characters by which a byte-level vocabulary writes the bytes of a completion's
+    token."""
     named = re.fullmatch(r"bytes:((?:\\x[0-9a-f]{2})+)", token)
     raw = bytes.fromhex(named[1].replace("\\x", "")) if named else token.encode()
     return "".join(bytes_to_unicode()[byte] for byte in raw)

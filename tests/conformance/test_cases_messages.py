@@ -1,4 +1,5 @@
-"""Conversations that other servers stumbled over. The ids are those of public bug reports."""
+"""Conversations that made other servers fail. docs/reported-faults.md lists the ids in test
+names."""
 
 from __future__ import annotations
 
@@ -190,7 +191,7 @@ def test_R21_no_messages(tiny: Server, streamed: bool) -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_R23_null_is_the_default(fussy: Server, path: str) -> None:
-    """Of every field that may be left out, as the server's own description lists them."""
+    """Every optional field may be null, as the server's own description lists them."""
     names = fields_of(fussy, path).keys() - {"messages", "prompt"}
     assert {"model", "temperature", "top_p", "stop", "n", "seed", "logit_bias", "user"} < names
     given: Json = {"messages": [user("[text]")]} if path == CHAT else {"prompt": f"hi{PAD}"}

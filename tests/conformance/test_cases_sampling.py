@@ -1,5 +1,5 @@
-"""Numbers that samplers choke on, and those that they have to heed. The ids are those of public
-bug reports."""
+"""Sampling parameters that are invalid, and those that must have an effect. docs/reported-faults.md
+lists the ids in test names."""
 
 from __future__ import annotations
 
@@ -164,7 +164,8 @@ def test_R41_the_last_id_is_one_and_the_next_is_not(tiny: Server, path: str) -> 
 
 @both_routes
 def test_R38_R39_values_that_turn_something_off(tiny: Server, path: str) -> None:
-    """All of them give what is given without them, at a temperature at which it would show."""
+    """Each value gives the answer that is given without it, at a temperature at which a difference
+    would show."""
     asked: Json = {"temperature": 1.5, "seed": 7, "max_tokens": 24}
     plain = choice(tiny, path, **asked)["text"]
     for off in (

@@ -1,4 +1,4 @@
-"""What a stream is made of. The ids are those of public bug reports."""
+"""Chunks of streamed answers. docs/reported-faults.md lists the ids in test names."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_R32_characters_of_several_tokens(script: Server, path: str) -> None:
 
 @both_routes
 def test_R32_half_a_character_is_what_decoding_makes_of_it(script: Server, path: str) -> None:
-    """Also where the budget ends in the middle of one."""
+    """The token budget may end in the middle of a character, too."""
     asked: Json = {**scripted(path, "[half]"), "max_tokens": 20}
     assert whole_stream(script, path, **asked).text() == choice(script, path, **asked)["text"]
     assert choice(script, path, **asked)["text"] == "so \ufffd"
@@ -226,7 +226,7 @@ def fail(submit: Submit) -> ScriptStep:
 
 
 def end(submit: Submit) -> ScriptStep:
-    """As if all were well."""
+    """Ends the stream as if it were complete."""
     return Finish(submit.rid, submit.attempt, "done")
 
 

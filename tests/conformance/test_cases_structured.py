@@ -1,4 +1,4 @@
-"""Answers that have to follow a schema. The ids are those of public bug reports."""
+"""Answers that have to follow a schema. docs/reported-faults.md lists the ids in test names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tool calls, whole and broken. The ids are those of public bug reports."""
+"""Tool calls, complete and malformed. docs/reported-faults.md lists the ids in test names."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_R10_none_turns_calls_off(script: Server) -> None:
     "wanted", ["required", {"type": "function", "function": {"name": "bounded"}}], ids=str
 )
 def test_R12_a_call_that_is_required_is_made(tiny: Server, wanted: Any, seed: int) -> None:
-    """Even by random weights, whose plain answer would never be a call."""
+    """Random weights make the call, although their plain answer would never be one."""
     bounded = function("bounded", yes="boolean")
     bounded["function"]["parameters"]["required"] = ["yes"]
     found = both(

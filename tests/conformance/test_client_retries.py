@@ -1,5 +1,5 @@
-"""Released clients do as they are told about another try: they wait as long as they should, or
-leave it."""
+"""Retries of the released clients: they wait as long as the server asks them to, or do not
+retry."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_wrong_request_is_not_asked_again(node: FakeNode, ask: Ask) -> None:
 
 @clients
 def test_a_model_that_is_being_loaded_is_waited_for(node: FakeNode, ask: Ask) -> None:
-    """Nothing is held here, so that the clients have to come again."""
+    """The front end holds no request here, so that the clients have to retry."""
     node.worker(answer_words(), state="loading", load_done=1, load_total=2, age_s=1.0)
     ready = replace(node.view("slot-1"), state="ready")
     with RunningFront(node.control, ready=False, queue_wait_s=0.0) as front:

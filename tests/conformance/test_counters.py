@@ -17,8 +17,8 @@ Sample = tuple[str, str]
 
 
 def counters(server: Server) -> dict[Sample, float]:
-    """All that may only grow: counters, and histograms' buckets and counts. A page that could not
-    wait for its node's part is left out."""
+    """Returns all samples that may only grow: counters, and histograms' buckets and counts. A page
+    that could not wait for its node's part is left out."""
 
     def whole() -> str | None:
         page = server.http.get("/metrics").text

@@ -1,4 +1,4 @@
-"""Long and short requests, many of them dropped: nothing stays behind, and memory has a plateau."""
+"""Long and short requests, many of them cancelled: nothing leaks, and memory reaches a plateau."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a whole server logs: who each line is about, and nothing of what was asked or answered."""
+"""Log lines of a whole server: each names its subject, and none holds a prompt or an answer."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def log_lines(server: Server) -> list[dict[str, Any]]:
 
 
 def everything(server: Server) -> str:
-    """All that the server has written anywhere, workers' stderr included."""
+    """Returns all that the server has written anywhere, workers' stderr included."""
     files = [path for path in server.state_dir.rglob("*") if path.is_file()]
     return server.log() + "".join(path.read_text(errors="replace") for path in files)
 
@@ -88,7 +88,7 @@ def ask_for_everything(server: Server) -> list[httpx.Response]:
 
 
 def lose_a_worker_in_mid_stream(server: Server) -> None:
-    """With the secret on it."""
+    """Kills a worker during a request that holds the secret."""
     texts: list[str] = []
 
     def listen() -> None:
@@ -135,7 +135,7 @@ def test_every_line_is_an_object_that_says_what_it_is_about(server: Server) -> N
 
 
 def test_a_request_is_known_by_its_clients_id(server: Server) -> None:
-    """Which is in the answer's headers and in the log alike."""
+    """The client's id is in the answer's headers and in the log."""
 
     def struck() -> bool:
         answers: list[httpx.Response] = []

@@ -58,7 +58,7 @@ def test_a_stream_tells_what_the_whole_says(script: Server) -> None:
     assert [item.type for item in final.output] == ["reasoning", "function_call"]
 
     def bare(item: Any) -> Any:
-        """Without what a request's id makes different."""
+        """Removes the fields that differ from request to request."""
         return item.model_dump(exclude={"id", "call_id", "parsed_arguments"})
 
     assert [bare(item) for item in final.output] == [bare(item) for item in whole.output]

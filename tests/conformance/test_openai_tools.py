@@ -34,7 +34,7 @@ class Point(BaseModel):
 
 
 class Drawing(BaseModel):
-    """With nested models, references, optional fields and a bounded list."""
+    """A schema with nested models, references, optional fields and a bounded list."""
 
     closed: bool
     origin: Point

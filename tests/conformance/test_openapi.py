@@ -118,7 +118,7 @@ def valid_events(document: dict[str, Any], path: str, text: str) -> int:
 
 
 def without_nulls(value: Any) -> Any:
-    """As FastAPI writes its document."""
+    """Removes nulls, as FastAPI does in its document."""
     if isinstance(value, list):
         return [without_nulls(item) for item in value]
     if isinstance(value, dict):
@@ -224,7 +224,8 @@ def test_errors_in_the_middle_are_as_documented(document: dict[str, Any], path: 
 
 
 def test_keys_are_documented(document: dict[str, Any]) -> None:
-    """As what may be sent where there are none, as what has to be where there are."""
+    """A key is documented as optional where the server has no keys, and as required where it has
+    some."""
     assert document["components"]["securitySchemes"].keys() == {"bearer", "header"}
     assert document["security"] == [{"bearer": []}, {"header": []}, {}]
     assert document["paths"]["/livez"]["get"]["security"] == []

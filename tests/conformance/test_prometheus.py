@@ -32,8 +32,8 @@ THINK_S = 0.2
 
 
 class Prometheus:
-    """With the configuration of ``grafana/``, but for where the server is and how often it is
-    looked at."""
+    """A Prometheus with the configuration of ``grafana/``, but for the server's address and the
+    scrape interval."""
 
     def __init__(self, server: Server, folder: Path) -> None:
         self.url = f"http://127.0.0.1:{free_port()}"
@@ -71,12 +71,12 @@ class Prometheus:
         return answer["data"]
 
     def value(self, query: str) -> float | None:
-        """Of the only series that there is; None where there is none."""
+        """Returns the value of the only series; None if there is none."""
         result = self.get("query", query=query)["result"]
         return float(result[0]["value"][1]) if result else None
 
     def drawn(self, query: str) -> bool:
-        """Whether a panel with this query has anything to draw, of the last two minutes."""
+        """Returns True if a panel with this query has anything to draw, of the last two minutes."""
         now = time.time()
         answer = self.get("query_range", query=query, start=now - 120, end=now, step=1)
         values = (value for series in answer["result"] for _, value in series["values"])

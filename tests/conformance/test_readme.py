@@ -64,7 +64,7 @@ def block(beginning: str, language: str = "sh") -> str:
 
 
 class ReaderShell:
-    """Somebody who follows both pages in a folder of their own, with a home of their own."""
+    """A shell for the commands of both pages, with a folder and a home of its own."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
@@ -84,7 +84,7 @@ class ReaderShell:
         }
 
     def run(self, command: str, said: str = "", **environment: str) -> str:
-        """What a command prints; it has to succeed."""
+        """Runs a command that has to succeed, and returns its output."""
         ran = subprocess.run(
             ["sh", "-e", "-c", command],
             cwd=self.folder,
@@ -101,7 +101,7 @@ class ReaderShell:
     def running(
         self, command: str, name: str, folder: Path | None = None, **environment: str
     ) -> Iterator[subprocess.Popen[bytes]]:
-        """What a command starts; Ctrl-C stops it, if nothing else has."""
+        """Runs a command for the length of a block; Ctrl-C stops it, if nothing else has."""
         with self.log(name).open("wb") as output:
             process = subprocess.Popen(
                 ["sh", "-c", f"exec {command}"],
@@ -265,7 +265,7 @@ def test_the_environment_is_activated() -> None:
 
 
 def test_make_serves_another_model() -> None:
-    """What it would run: the model would have to be fetched."""
+    """Checks the command that make would run: the model would have to be fetched."""
     command = block("make serve ARGS").replace("make ", "make -n ", 1)
     ran = subprocess.run(["sh", "-c", command], cwd=ROOT, env=OWN, capture_output=True, text=True)
     last = ran.stdout.splitlines()[-1]
@@ -333,7 +333,8 @@ def test_a_command(
 
 
 def test_make_serves_and_ctrl_c_stops_it(reader: ReaderShell) -> None:
-    """Where the environment that make looks after is there already; or it would be made here."""
+    """Runs only if the environment that make manages exists; make would create it here
+    otherwise."""
     made = subprocess.run(["make", "-q", ".venv/.runtime"], cwd=ROOT, env=OWN, capture_output=True)
     if made.returncode != 0:
         pytest.skip("make would install into .venv first")

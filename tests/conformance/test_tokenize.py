@@ -1,4 +1,4 @@
-"""``/tokenize`` and ``/detokenize`` against a real server, and what is not served."""
+"""``/tokenize`` and ``/detokenize`` against a real server, and requests that they refuse."""
 
 from __future__ import annotations
 

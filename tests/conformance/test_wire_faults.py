@@ -1,5 +1,5 @@
-"""A real node and a real front end on TCP, while one of them, or what is between them, misbehaves.
-Where the system lets us, the node's monotonic clocks are a day ahead of the front end's."""
+"""A real node and a real front end on TCP, while a process or the network between them fails. Where
+the system allows it, the node's monotonic clocks are a day ahead of the front end's."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_clocks_a_day_apart_matter_to_nobody(site: Site) -> None:
 
 
 def test_an_older_front_end_is_served(site: Site) -> None:
-    """It sends nothing but what there was at first."""
+    """The front end sends only messages of the first protocol version."""
     submit = Submit("older", 1, generation(ENDLESS, max_tokens=5))
     version, name, sent = msgpack.unpackb(encode(submit), strict_map_key=False)
     needed = {key: sent[key] for key in ("rid", "attempt", "generation")}
@@ -73,7 +73,7 @@ def test_an_older_front_end_is_served(site: Site) -> None:
 
 
 def test_a_worker_cancels_what_a_vanished_front_end_left(site: Site) -> None:
-    """Its link is stalled: no connection ends, but nothing is heard of it either."""
+    """The front end's link is stalled: no connection ends, but no message comes from it."""
     body = {"model": site.node.model.name, "prompt": ENDLESS, "max_tokens": 3000, "stream": True}
     with site.front.http.stream("POST", "/v1/completions", json=body) as response:
         lines = response.iter_lines()
@@ -151,7 +151,7 @@ def test_a_flood_of_nonsense_is_counted_and_keeps_nobody_waiting(site: Site) -> 
 
 
 def test_a_node_that_is_started_again_is_found_again(site: Site) -> None:
-    """At the same address, with its key, and with other clocks."""
+    """The node keeps its address and its key, and has other clocks."""
     pid, node = site.roster()["slots"][0]["pid"], site.node
     assert node.stop() == 0
     wait_for(lambda: site.front.http.get("/readyz").status_code == 503, "the node to be missed")

@@ -1,4 +1,5 @@
-"""A real node and a real front end on TCP, and who gets nothing from any of the node's sockets."""
+"""A real node and a real front end on TCP: peers without a trusted key get nothing from any of the
+node's sockets."""
 
 from __future__ import annotations
 
@@ -69,7 +70,7 @@ def test_every_listening_port_of_the_node_is_walked_over(site: Site) -> None:
 
 
 def test_a_friend_is_answered_at_every_socket(site: Site) -> None:
-    """Which shows that the silence of the tests below is no accident."""
+    """Shows that the silence in the tests below is no accident."""
     for name, knock in sockets(site):
         with knock(site.friend) as peer:
             assert peer.poll(PATIENCE_MS), name

@@ -1,7 +1,7 @@
-"""Three Macs and a gateway: machines die, cables are pulled, everything is replaced, and no request
-that a surviving front end held is lost or comes out otherwise.
+"""Three Macs and a gateway: machines die, cables are pulled and everything is replaced, and no
+request that a surviving front end held is lost or changed.
 
-They share one fleet, and each leaves it whole.
+The tests share one fleet, and each leaves it whole.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def test_links_are_too_slow(site: Fleet) -> None:
 
 
 def used(site: Fleet, name: str) -> bool:
-    """Whether any front end sends requests to a node."""
+    """Returns True if any front end sends requests to a node."""
     return any(name in front.usable() for front in site.fronts)
 
 

@@ -1,4 +1,4 @@
-"""What a run that died leaves behind is found and removed, and nothing else is."""
+"""Network namespaces that a dead test run left behind are removed, and no others."""
 
 from __future__ import annotations
 

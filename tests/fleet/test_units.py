@@ -1,4 +1,4 @@
-"""A front end under a systemd that really runs, in each of its scopes that this process may use."""
+"""A front end under a running systemd, in each of its scopes that this process may use."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PATIENCE_S = 60.0
 
 
 def why_not(scope: Scope) -> str:
-    """Why no service can be started there; empty where one can."""
+    """The reason why no service can be started in a scope; empty where one can."""
     if scope == "system" and os.geteuid() != 0:
         return "only root may start services of the system"
     if scope == "system" and "SUDO_USER" not in os.environ:
@@ -39,7 +39,8 @@ def why_not(scope: Scope) -> str:
 
 @pytest.fixture(params=["user", "system"])
 def front(request: pytest.FixtureRequest) -> Iterator[tuple[Service, systemd.Systemd, int]]:
-    """One that is installed, with a node that is not there, and the port where systemd listens."""
+    """An installed front end with a node that does not exist, and the port on which systemd
+    listens."""
     scope: Scope = request.param
     if reason := why_not(scope):
         pytest.skip(reason)

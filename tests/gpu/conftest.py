@@ -1,5 +1,5 @@
-"""What the tests on a real GPU share. They need an NVIDIA one, MLX's CUDA build and some minutes:
-``pytest -m gpu -n0 -s tests/gpu``. What they measured they print as rows of tables."""
+"""Fixtures of the tests on a real GPU. They need an NVIDIA GPU, MLX's CUDA build and some minutes:
+``pytest -m gpu -n0 -s tests/gpu``. They print their measurements as rows of tables."""
 
 from __future__ import annotations
 

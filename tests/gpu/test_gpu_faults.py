@@ -1,5 +1,5 @@
 """Real faults of a real GPU: two workers share it, each with a model of a billion parameters, and
-one of them strays, runs out of memory, hangs or is killed while both serve."""
+one of them accesses invalid memory, runs out of memory, hangs or is killed while both serve."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests to a running server as its clients would make them, and answers as they read them."""
+"""Requests to a running server as its clients send them, and answers as they read them."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def user(content: Any) -> Json:
 
 
 def function(name: str, /, **properties: Any) -> Json:
-    """A tool that takes these properties, given by their JSON types."""
+    """Returns a tool with these properties, given by their JSON types."""
     typed = {key: {"type": kind} for key, kind in properties.items()}
     parameters = {"type": "object", "properties": typed}
     return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
 
 def body(server: Server, path: str, **fields: Any) -> Json:
-    """A greedy request for a few tokens, with these fields on top."""
+    """Returns a greedy request for a few tokens, with these fields on top."""
     asked: Json = {"messages": [user("hi")]} if path == CHAT else {"prompt": "hi"}
     return {"model": server.model, **asked, "temperature": 0, "max_tokens": 8, **fields}
 
@@ -49,13 +49,13 @@ def answer(server: Server, path: str, **fields: Any) -> Json:
 
 
 def choice(server: Server, path: str, **fields: Any) -> Json:
-    """The only choice of an answer, its text under ``text`` on either route."""
+    """Returns the only choice of an answer, with its text under ``text`` on either route."""
     [only] = answer(server, path, **fields)["choices"]
     return {"text": only["message"]["content"], **only} if path == CHAT else dict(only)
 
 
 def tokens(server: Server, **asked: Any) -> list[int]:
-    """What the server's tokenizer makes of a prompt or of messages."""
+    """Returns the server's tokens of a prompt or of messages."""
     response = server.post("/tokenize", asked)
     assert response.status_code == 200, response.text
     found: list[int] = response.json()["tokens"]
@@ -63,7 +63,7 @@ def tokens(server: Server, **asked: Any) -> list[int]:
 
 
 def fields_of(server: Server, path: str) -> Json:
-    """The fields that a route takes, as the server's own description lists them."""
+    """Returns the fields that a route takes, from the server's OpenAPI document."""
     document = server.http.get("/openapi.json").json()
     content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
     name = content["schema"]["$ref"].rpartition("/")[2]
@@ -72,7 +72,7 @@ def fields_of(server: Server, path: str) -> Json:
 
 
 def refused(response: httpx.Response, param: str | None = None, status: int = 400) -> Json:
-    """The error of a response that has to be one of ``status`` about ``param``."""
+    """Returns the error of a response, which has to have ``status`` and be about ``param``."""
     assert response.status_code == status, response.text
     assert response.headers["content-type"].startswith("application/json")
     error: Json = response.json()["error"]
@@ -86,7 +86,8 @@ def refused(response: httpx.Response, param: str | None = None, status: int = 40
 
 
 def _anthropic(content: Json) -> Json:
-    """Anthropic's errors name no field, and have the code elsewhere."""
+    """Checks and returns an error in Anthropic's form, which names no field and has the code
+    elsewhere."""
     assert content["type"] == "error"
     assert content["error"]["type"] in ("invalid_request_error", "not_found_error")
     return {**content["error"], "code": content["error"]["details"]["error_code"]}
@@ -117,11 +118,11 @@ class Stream:
         return used[0] if used else None
 
     def of(self, index: int) -> list[Json]:
-        """One choice's part of every chunk that it has a part in."""
+        """Returns one choice's part of every chunk that has one."""
         return [c for chunk in self.chunks for c in chunk["choices"] if c["index"] == index]
 
     def pieces(self, index: int = 0, key: str = "content") -> list[str]:
-        """What one choice's text is made of; completions have but one."""
+        """Returns the pieces of one choice's text; completions have only one choice."""
         parts = (c["text"] if "text" in c else c["delta"].get(key) for c in self.of(index))
         return [part for part in parts if part]
 
@@ -129,15 +130,15 @@ class Stream:
         return "".join(self.pieces(index, key))
 
     def finish(self, index: int = 0) -> str:
-        """Why a choice ended, said once and in the last chunk that speaks of it."""
+        """Returns a choice's finish reason, which has to stand once, in its last chunk."""
         reasons = [c["finish_reason"] for c in self.of(index)]
         assert all(reason is None for reason in reasons[:-1])
         assert reasons[-1] is not None
         return str(reasons[-1])
 
     def calls(self, index: int = 0) -> dict[int, Json]:
-        """A choice's tool calls by their index: id, name and arguments, put together as clients
-        do."""
+        """Returns a choice's tool calls by their index: id, name and arguments, joined as clients
+        join them."""
         calls: dict[int, Json] = {}
         for part in self.of(index):
             for piece in part["delta"].get("tool_calls") or []:
@@ -152,7 +153,8 @@ class Stream:
 
 
 def read(lines: Iterator[str], into: Stream) -> None:
-    """Takes in server-sent events; whatever is neither an event of ours nor a comment fails."""
+    """Reads server-sent events; fails at any line that is neither an event of ours nor a
+    comment."""
     for line in lines:
         assert not into.done or not line, "nothing follows [DONE]"
         if not line:
@@ -168,7 +170,7 @@ def read(lines: Iterator[str], into: Stream) -> None:
 
 
 def stream_from(http: httpx.Client, path: str, asked: Json) -> Stream:
-    """Reads a whole stream, however it ends; an answer that is none is its only event."""
+    """Reads a whole stream, however it ends; an answer that is no stream is its only event."""
     with http.stream("POST", path, json=asked | {"stream": True}) as response:
         found = Stream(response.status_code)
         if response.status_code == 200:
@@ -185,7 +187,7 @@ def stream(server: Server, path: str, **fields: Any) -> Stream:
 
 
 def whole_stream(server: Server, path: str, **fields: Any) -> Stream:
-    """A stream that has to end well."""
+    """Reads a stream that has to end without an error."""
     found = stream(server, path, **fields)
     assert found.status == 200, found.events
     assert not found.errors
@@ -194,7 +196,7 @@ def whole_stream(server: Server, path: str, **fields: Any) -> Stream:
 
 
 def together(*calls: Any) -> list[Any]:
-    """The results of calls that run at the same time."""
+    """Returns the results of calls that run at the same time."""
     with ThreadPoolExecutor(len(calls)) as pool:
         return [future.result() for future in [pool.submit(call) for call in calls]]
 

@@ -1,4 +1,4 @@
-"""A cgroup with little memory, for tests of what the kernel kills."""
+"""A cgroup with little memory, for tests of the kernel's OOM killer."""
 
 from __future__ import annotations
 
@@ -36,13 +36,14 @@ class SmallCgroup:
             swap.write_text("0\n")
 
     def take(self, *pids: int, limit: int) -> None:
-        """Moves processes into it; what they start from then on is in it, too."""
+        """Moves processes into the cgroup; processes that they start from then on are in it,
+        too."""
         self.limit(limit)
         for pid in pids:
             (self.folder / "cgroup.procs").write_text(f"{pid}\n")
 
     def close(self) -> None:
-        """Moves out who is left, and removes it."""
+        """Moves the remaining processes out of the cgroup, and removes it."""
         for pid in (self.folder / "cgroup.procs").read_text().split():
             (self._parent / "cgroup.procs").write_text(f"{pid}\n")
         deadline = time.monotonic() + 5

@@ -1,5 +1,5 @@
-"""Clients of a server that things happen to: each reads its stream to the end, and notes when what
-came."""
+"""Clients that read a stream to its end while its server is disturbed, and record the time of each
+chunk."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from support.server import Server
 
 @dataclass
 class StreamedAnswer:
-    """What a client got, and when. Ids of tool calls differ from request to request, and are kept
-    apart; so do the tokens that came from a cache, which are left out."""
+    """A client's answer and the times of its chunks. Ids of tool calls differ from request to
+    request, and are kept apart; tokens from a cache differ too, and are left out."""
 
     rid: str = ""
     tokens: list[bytes] = field(default_factory=list)
@@ -57,7 +57,8 @@ class StreamedAnswer:
 
 
 class StreamingClient(threading.Thread):
-    """``began`` when its request was accepted, or refused."""
+    """A thread that sends one chat and reads its stream; ``began`` is set when the request was
+    accepted, or refused."""
 
     def __init__(self, server: Server, text: str, *, url: str = "", **body: Any) -> None:
         super().__init__(daemon=True)
@@ -87,7 +88,7 @@ class StreamingClient(threading.Thread):
 
     @property
     def error(self) -> Exception | None:
-        """What it ended with instead of an answer, once it has ended."""
+        """The exception that ended the stream, or None; waits for the end."""
         self.join(120)
         assert not self.is_alive(), "the stream has no end"
         return self._error

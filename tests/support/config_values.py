@@ -1,4 +1,4 @@
-"""Values for the keys of the configuration."""
+"""Valid values, other than the defaults, for the keys of the configuration."""
 
 from __future__ import annotations
 

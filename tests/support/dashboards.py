@@ -16,7 +16,7 @@ def dashboards() -> dict[str, Any]:
 
 
 def queries() -> Iterator[tuple[str, str]]:
-    """Every query of every panel, and where it stands."""
+    """Yields every query of every panel, with its place."""
     for name, dashboard in dashboards().items():
         for panel in dashboard["panels"]:
             for target in panel["targets"]:
@@ -24,7 +24,7 @@ def queries() -> Iterator[tuple[str, str]]:
 
 
 def variables() -> Iterator[tuple[str, str, str]]:
-    """Every variable that is asked of Prometheus: where it stands, its metric and its label."""
+    """Yields every variable that is asked of Prometheus: its place, its metric and its label."""
     for name, dashboard in dashboards().items():
         for variable in dashboard["templating"]["list"]:
             if variable["type"] == "query":
@@ -34,7 +34,7 @@ def variables() -> Iterator[tuple[str, str, str]]:
 
 
 def filled_in(query: str, interval: str) -> str:
-    """As Grafana sends it with everything selected."""
+    """Returns a query as Grafana sends it with everything selected."""
     for variable in ("node", "slot", "model"):
         query = query.replace(f"${variable}", ".*")
     return query.replace("$__rate_interval", interval)

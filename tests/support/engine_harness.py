@@ -1,4 +1,4 @@
-"""Drives an engine without threads: requests in, tokens out."""
+"""A harness that drives an engine without threads: requests in, tokens out."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GREEDY = Sampling(seed=0, temperature=0.0)
 
 @dataclass
 class EngineRequest:
-    """A request. ``tokens`` holds the prompt and, for a continuation, what was generated."""
+    """A request. ``tokens`` holds the prompt and, for a continuation, the generated tokens."""
 
     tokens: list[int]
     sampling: Sampling = GREEDY
@@ -46,7 +46,7 @@ class EngineRequest:
 
 @dataclass
 class EngineAnswer:
-    """What came back, by choice."""
+    """The tokens of each choice, and the prompt tokens that came from the cache."""
 
     drawn: dict[int, list[SampledToken]] = field(default_factory=dict)
     cached: int = 0
@@ -56,7 +56,7 @@ class EngineAnswer:
 
 
 class FixedChunks(ChunkSizer):
-    """Chunks of so many tokens, over all rows, whatever time they take."""
+    """A chunk sizer with fixed sizes, over all rows, whatever time chunks take."""
 
     def __init__(self, alone: int, shared: int) -> None:
         super().__init__(1.0, 1.0)
@@ -151,7 +151,7 @@ class EngineHarness:
                 del self.open[key]
 
     def finish(self) -> None:
-        """Turns until every request has its answer."""
+        """Runs turns until every request has its answer."""
         while self.open:
             self.turn()
 

@@ -1,5 +1,5 @@
-"""Several Macs and a gateway, each on a network of its own: real nodes, real front ends, real wires
-between them, and clients that read every stream to its end."""
+"""A fleet: several Macs and a gateway, each in a network namespace, with real nodes and front ends,
+and clients that read every stream to its end."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ PROMPTS = tuple(TOKENS)
 
 
 def wait_for(condition: Callable[[], bool], what: str, patience_s: float = DEADLINE_S) -> None:
-    """Looks twice a second: the processes that are waited for need the machine."""
+    """Waits for a condition, with two checks a second: the processes that are waited for need the
+    machine."""
     deadline = time.monotonic() + patience_s
     while not condition():
         assert time.monotonic() < deadline, f"no sign of {what}"
@@ -49,7 +50,7 @@ def wait_for(condition: Callable[[], bool], what: str, patience_s: float = DEADL
 
 
 class MachineProcess:
-    """A ``mayfly`` command on a machine."""
+    """A ``mayfly`` command on a machine of the fleet."""
 
     def __init__(self, machine: Machine, folder: Path, *arguments: str) -> None:
         self._log = folder / f"{arguments[0]}.log"
@@ -67,12 +68,12 @@ class MachineProcess:
         return []
 
     def stop(self) -> None:
-        """In good order. What it started is gone with it."""
+        """Stops the command in good order, with all processes that it started."""
         self.process.terminate()
         assert self.process.wait(DEADLINE_S) == 0, self.log()
 
     def kill(self) -> None:
-        """With all that it started, as a machine's end does."""
+        """Kills the command and all processes that it started, as a machine's end does."""
         for process in (*self.children(), psutil.Process(self.process.pid)):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -107,7 +108,7 @@ class FleetNode:
 
 
 class FleetFront:
-    """``mayfly front`` on the gateway, where its clients are, too."""
+    """``mayfly front`` on the gateway, where its clients run, too."""
 
     def __init__(self, machine: Machine, folder: Path, number: int, nodes: Sequence[str]) -> None:
         self.number = number
@@ -127,7 +128,7 @@ class FleetFront:
         return self.running
 
     def get(self, path: str) -> tuple[int, bytes]:
-        """Status and body. Raises OSError where nobody answers."""
+        """Returns status and body. Raises OSError where nobody answers."""
         return self.machine.do(partial(_get, self.port, path))
 
     def ready(self) -> bool:
@@ -136,11 +137,11 @@ class FleetFront:
         return False
 
     def nodes(self) -> dict[str, dict[str, Any]]:
-        """What it knows of each node, by name."""
+        """Returns the front end's view of each node, by name."""
         return {node["node"]: node for node in json.loads(self.get("/mayfly/status")[1])["nodes"]}
 
     def usable(self) -> set[str]:
-        """Names of the nodes that it hears, and that have a worker which is ready."""
+        """Returns the names of the nodes that are not silent and have a ready worker."""
         return {
             name
             for name, node in self.nodes().items()
@@ -153,8 +154,8 @@ class FleetFront:
 
 
 class Fleet:
-    """``count`` nodes, three front ends that use all of them, and what each prompt's text is when
-    nothing happens."""
+    """``count`` nodes, three front ends that use all of them, and the undisturbed text of each
+    prompt."""
 
     def __init__(self, network: Network, model: Path, folder: Path, count: int = 3) -> None:
         self.model = model
@@ -185,7 +186,7 @@ class Fleet:
         return said.text
 
     def busiest(self) -> FleetNode:
-        """The node with the most requests, as soon as one has any."""
+        """Returns the node with the most requests, as soon as one has any."""
 
         def running() -> dict[str, int]:
             told = self.fronts[-1].nodes().items()
@@ -196,14 +197,14 @@ class Fleet:
         return max(self.nodes, key=lambda node: work.get(node.machine.name, 0))
 
     def mend(self) -> None:
-        """Starts again what a test before has killed and, having failed, left so."""
+        """Starts again the processes that an earlier, failed test left killed."""
         for each in (*self.fronts, *self.nodes):
             if each.running.process.poll() is not None:
                 each.start()
         self.wait_whole()
 
     def wait_whole(self) -> None:
-        """Until every front end can use every node."""
+        """Waits until every front end can use every node."""
         names = {node.machine.name for node in self.nodes}
 
         def whole() -> bool:
@@ -242,7 +243,8 @@ def _get(port: int, path: str) -> tuple[int, bytes]:
 
 
 def stream(port: int, prompt: str) -> FleetAnswer:
-    """One chat, read to its end, whatever that is. On a thread that lives on the gateway."""
+    """Reads one chat to its end, whatever that is. To be called on a thread in the gateway's
+    network."""
     result = FleetAnswer()
     body = {
         "messages": [{"role": "user", "content": prompt}],
@@ -268,8 +270,8 @@ def stream(port: int, prompt: str) -> FleetAnswer:
 
 @dataclass
 class FleetLoad:
-    """Clients that ask again and again, through front ends that take requests. To be entered; at
-    the end each has read its last answer to the end."""
+    """Clients that send request after request to front ends that take them. A context manager; at
+    its end each client has read its last answer to the end."""
 
     fleet: Fleet
     clients: int = 6
@@ -300,7 +302,7 @@ class FleetLoad:
             assert not thread.is_alive(), "a stream has no end"
 
     def wait_more(self, count: int) -> None:
-        """Until so many more were answered."""
+        """Waits until so many more requests were answered."""
         aim = self.done.total() + count
         wait_for(lambda: self.done.total() >= aim or bool(self.wrong), "answers")
         assert not self.wrong
@@ -324,7 +326,7 @@ class FleetLoad:
 
 @contextlib.contextmanager
 def fleet(model: Path, folder: Path) -> Iterator[Fleet]:
-    """Everything in it ends with it."""
+    """Runs a fleet for the length of a block, and ends everything in it."""
     with Network() as network:
         yield Fleet(network, model, folder)
     for state in folder.glob("*/state"):  # reapers that were killed leave their sockets

@@ -1,5 +1,5 @@
-"""A front end with a scripted worker behind it: what it is asked, what its worker is told, and what
-it answers."""
+"""A front end with a fake worker behind it, and a client that compares the requests of both
+sides."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WHOLE = "".join(WORDS)
 
 @contextmanager
 def following(script: AnswerScript, **settings: Any) -> Iterator[RunningFront]:
-    """A front end whose only worker follows a script."""
+    """Runs a front end whose only worker follows a script."""
     with FakeNode() as node:
         node.worker(script)
         with RunningFront(node.control, **settings) as front:
@@ -41,7 +41,7 @@ def following(script: AnswerScript, **settings: Any) -> Iterator[RunningFront]:
 
 
 def everything(submit: Submit) -> Iterator[ScriptStep]:
-    """A thought, a text and two calls."""
+    """Script of a thought, a text and two tool calls."""
     yield accept(submit)
     yield step(submit, 0, "", reasoning="Hm")
     yield step(submit, 1, "", reasoning=".")
@@ -55,14 +55,14 @@ def everything(submit: Submit) -> Iterator[ScriptStep]:
 
 
 def breaking(submit: Submit) -> Iterator[ScriptStep]:
-    """A token, and a fault whose text is not meant for clients."""
+    """Script of a token, and a fault whose text is not meant for clients."""
     yield accept(submit)
     yield step(submit, 0, "a")
     yield Failed(submit.rid, submit.attempt, "metal_buffer_size", "/secret/path")
 
 
 def prompt_of(front: RunningFront, node: FakeNode, path: str, asked: dict[str, Any]) -> ChatPrompt:
-    """What the worker is given to render."""
+    """Returns the chat prompt that the worker gets for a request."""
     response = front.client.post(path, json=asked)
     assert response.status_code == 200, response.text
     prompt = node.workers[0].submits[-1].generation.prompt
@@ -71,7 +71,8 @@ def prompt_of(front: RunningFront, node: FakeNode, path: str, asked: dict[str, A
 
 
 def named_events(response: httpx.Response) -> list[dict[str, Any]]:
-    """A stream's events where each has its type as its name, too; comments are left out."""
+    """Returns a stream's events, each of which has its type as its name, too; comments are left
+    out."""
     assert response.headers["content-type"].startswith("text/event-stream")
     events = []
     for block in response.text.strip().split("\n\n"):
@@ -83,7 +84,7 @@ def named_events(response: httpx.Response) -> list[dict[str, Any]]:
 
 
 def check_error(response: httpx.Response, status: int, param: str | None) -> dict[str, Any]:
-    """The error of a request that could never be answered."""
+    """Returns the error of a request that could never be answered."""
     assert response.status_code == status, response.text
     error: dict[str, Any] = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code", "retryable"}
@@ -96,7 +97,7 @@ def check_error(response: httpx.Response, status: int, param: str | None) -> dic
 
 
 class Client:
-    """Posts to the server; knows what has reached the worker."""
+    """A client of the front end that knows the requests that reached the worker."""
 
     def __init__(self, http: httpx.Client, worker: FakeWorker) -> None:
         self.http = http
@@ -107,7 +108,7 @@ class Client:
         return self.http.post(path, json=needed | body)
 
     def taken(self, path: str, **body: Any) -> Submit:
-        """What the worker was asked for a request that has to be answered."""
+        """Posts a request that has to be answered, and returns the worker's part of it."""
         before = len(self.worker.submits)
         response = self.post(path, **body)
         assert response.status_code == 200, response.text
@@ -115,7 +116,7 @@ class Client:
         return self.worker.submits[-1]
 
     def refused(self, path: str, param: str | None = None, **body: Any) -> dict[str, Any]:
-        """The error of a request that has to be refused without asking the worker."""
+        """Returns the error of a request that has to be refused without a request to the worker."""
         before = len(self.worker.submits)
         response = self.post(path, **body)
         assert len(self.worker.submits) == before

@@ -1,4 +1,4 @@
-"""Servers on a real GPU, and what nvidia-smi says of it."""
+"""Servers on a real GPU, and the GPU's memory by nvidia-smi."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BUDGETS = {"decode_s": 8.0, "retry_s": 0.1, "retry_max_s": 0.5, "spacing_s": 0.1
 def serving_on_gpu(
     model: Path, folder: Path, workers: int, environment: Mapping[str, str] | None = None
 ) -> Iterator[Server]:
-    """A server all of whose workers are READY."""
+    """Runs a server, and waits until all its workers are READY."""
     options = ("--trust-remote-code", "--workers", str(workers))
     with serving(
         model, folder, *options, wait=False, environment=environment, budgets=BUDGETS
@@ -36,18 +36,19 @@ def serving_on_gpu(
 
 
 def ready(server: Server) -> dict[str, dict[str, Any]]:
-    """The workers that are READY, by slot."""
+    """Returns the workers that are READY, by slot."""
     return {slot["slot"]: slot for slot in server.slots() if slot["state"] == "ready"}
 
 
 def gpu_memory_mb() -> int:
-    """What all processes use of the first GPU."""
+    """Returns the memory that all processes use of the first GPU, in MB."""
     query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
     return int(subprocess.run(query, check=True, capture_output=True, text=True).stdout)
 
 
 def stages(rosters: list[tuple[float, Roster]], slot: str, incarnation: int) -> dict[str, float]:
-    """When a worker was first seen in each of its states and phases, by the monotonic clock."""
+    """Returns when a worker was first seen in each of its states and phases, by the monotonic
+    clock."""
     seen: dict[str, float] = {}
     for at, roster in rosters:
         for view in roster.slots:

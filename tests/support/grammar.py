@@ -1,4 +1,4 @@
-"""Grammars over a small vocabulary, and what can be drawn under them."""
+"""Grammars over a small vocabulary, and texts sampled under them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GRAMMARS = GrammarCompiler(PLAIN, WIDTH)
 
 
 def allowed(matcher: GrammarMatcher, width: int = WIDTH) -> list[int]:
-    """The ids that may come next."""
+    """Returns the ids that may come next."""
     mask = np.zeros((width + 31) // 32, dtype=np.int32)
     matcher.fill(mask)
     bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
@@ -28,7 +28,7 @@ def allowed(matcher: GrammarMatcher, width: int = WIDTH) -> list[int]:
 def sample(
     compiled: CompiledGrammar, seed: int, tokenizer: Any = PLAIN, longest: int = 1500
 ) -> str | None:
-    """Text drawn uniformly under the masks, or None if it had not ended by then."""
+    """Samples a text uniformly under the masks; None if it had not ended by then."""
     rng = np.random.default_rng(seed)
     matcher, ids = compiled.matcher(), []
     for _ in range(longest):
@@ -41,7 +41,7 @@ def sample(
 
 
 def accepts(compiled: CompiledGrammar, text: str, tokenizer: Any = PLAIN) -> bool:
-    """Whether exactly this text can be written and then ended."""
+    """Returns True if exactly this text can be written and then ended."""
     matcher = compiled.matcher()
     for id in vocabularies.ids_of(text, tokenizer):
         if id not in allowed(matcher):

@@ -1,8 +1,8 @@
-"""Imports mlx-lm, and keeps its hands off this process's limit of open files.
+"""Imports mlx-lm without its change to this process's limit of open files.
 
-``mlx_lm.utils`` sets that to 4096, the hard limit included, for whatever process imports it. All
-that tests start would inherit it, and a front end would be short of files that nobody else lacks.
-To be imported before anything that imports mlx-lm.
+``mlx_lm.utils`` sets the limit, the hard one included, to 4096 in any process that imports it. All
+processes that tests start would inherit it, and a front end would have fewer files than it has
+elsewhere. This module has to be imported before any other that imports mlx-lm.
 """
 
 from unittest.mock import patch

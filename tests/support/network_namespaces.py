@@ -42,11 +42,11 @@ _serial = itertools.count()
 
 
 class CommandFailed(Exception):
-    """What ``ip`` or ``tc`` said instead of doing it."""
+    """An ``ip`` or ``tc`` command failed; the text is its stderr."""
 
 
 def ip(*arguments: str) -> str:
-    """Its output. Raises Refused."""
+    """Runs ``ip`` and returns its output. Raises CommandFailed."""
     return _command("ip", *arguments)
 
 
@@ -58,7 +58,7 @@ def _command(*command: str) -> str:
 
 
 def why_no_networks() -> str:
-    """Why there can be no networks here; empty where there can."""
+    """Returns the reason why networks cannot be made here; empty where they can."""
     if os.geteuid() != 0:
         return "only root may make network namespaces"
     missing = [name for name in ("ip", "tc", "setpriv", "unshare") if shutil.which(name) is None]
@@ -73,7 +73,7 @@ def why_no_networks() -> str:
 
 
 def why_no_discipline(*discipline: str) -> str:
-    """Why the kernel has no such queueing discipline; empty where it has it."""
+    """Returns the reason why the kernel lacks a queueing discipline; empty where it has it."""
     with Network() as network:
         try:
             traffic_control(network.switch, "add", "dev", "br0", "root", *discipline)
@@ -83,7 +83,7 @@ def why_no_discipline(*discipline: str) -> str:
 
 
 class Machine:
-    """One host. ``number`` is the end of its address."""
+    """A host in a network namespace. ``number`` is the end of its address."""
 
     def __init__(self, switch: str, run: str, name: str, number: int) -> None:
         self.name = name
@@ -103,7 +103,8 @@ class Machine:
         ip("-n", self.namespace, "link", "set", "eth0", "up")
 
     def start(self, command: Sequence[str], output: IO[str]) -> subprocess.Popen[bytes]:
-        """A process on it, which sees the machine's name as its host's. It ends with this one."""
+        """Starts a process on the machine, with the machine's name as its host name. The process
+        ends with this one."""
         process = subprocess.Popen(
             [
                 *("setpriv", "--pdeathsig", "KILL", "ip", "netns", "exec", self.namespace),
@@ -119,7 +120,7 @@ class Machine:
         return process
 
     def cut(self) -> None:
-        """Pulls its cable: nobody is told."""
+        """Takes the machine's link down; its peers get no notice."""
         ip("-n", self._switch, "link", "set", self._port, "down")
 
     def heal(self) -> None:
@@ -127,7 +128,8 @@ class Machine:
 
     @contextlib.contextmanager
     def behind(self, *discipline: str) -> Iterator[None]:
-        """What goes to it and comes from it passes a queueing discipline, as tc(8) has them."""
+        """Puts a queueing discipline of tc(8) on both directions of the machine's link for the
+        length of a block."""
         places = self._places()
         for namespace, device in places:
             traffic_control(namespace, "add", "dev", device, "root", *discipline)
@@ -138,21 +140,21 @@ class Machine:
                 traffic_control(namespace, "del", "dev", device, "root")
 
     def dropped(self) -> int:
-        """Packets that these queues have thrown away."""
+        """Returns the number of packets that these queues dropped."""
         shown = (traffic_control(ns, "show", "dev", dev, show="-s") for ns, dev in self._places())
         return sum(int(count) for text in shown for count in re.findall(r"dropped (\d+)", text))
 
     def _places(self) -> list[tuple[str, str]]:
-        """Both ends of its cable: namespace and device."""
+        """Both ends of the machine's link: namespace and device."""
         return [(self._switch, self._port), (self.namespace, "eth0")]
 
     def do(self, act: Callable[[], T]) -> T:
-        """Runs on a thread of its own that lives on this machine's network: what sockets it opens
-        stay there."""
+        """Calls a function on a thread in this machine's network; sockets that it opens stay
+        there."""
         return _in_namespace(self.namespace, act)
 
     def remove(self) -> None:
-        """With all that runs on it. Twice is fine."""
+        """Removes the machine with all that runs on it. May be called twice."""
         with contextlib.suppress(CommandFailed):  # it has gone before
             # With its namespace the cable would go too, but at a time of the kernel's choosing.
             ip("-n", self._switch, "link", "del", self._port)
@@ -162,7 +164,7 @@ class Machine:
 
 
 class Network:
-    """To be entered, and gone afterwards with all that runs on its machines."""
+    """A switch and its machines. A context manager; at its end everything on them is gone."""
 
     def __init__(self) -> None:
         began = int(psutil.Process().create_time())
@@ -201,7 +203,7 @@ class Network:
 
 
 class Capture:
-    """Everything that passes a network device, from entering to leaving, as bytes."""
+    """All bytes that pass a network device for the length of a block."""
 
     def __init__(self, namespace: str, device: str) -> None:
         def sniffer() -> socket.socket:
@@ -231,20 +233,21 @@ class Capture:
 
 
 def traffic_control(namespace: str, what: str, *arguments: str, show: str = "") -> str:
-    """Its output. Raises Refused."""
+    """Runs ``tc qdisc`` and returns its output. Raises CommandFailed."""
     options = [show] if show else []
     return _command("tc", *options, "-n", namespace, "qdisc", what, *arguments)
 
 
 def namespaces() -> list[str]:
-    """The names of all that were made by a run of these tests."""
+    """Returns the names of all namespaces that runs of these tests made."""
     if not MOUNTED.exists():
         return []
     return sorted(each.name for each in MOUNTED.iterdir() if each.name.startswith(f"{PREFIX}-"))
 
 
 def remove_leftovers() -> None:
-    """Those of runs that are over: their process is gone, or is another one by now."""
+    """Removes the namespaces of runs that are over: their process is gone, or its number is used
+    again."""
     for name in namespaces():
         _, _, pid, began, *_ = name.split("-")
         try:
@@ -256,7 +259,7 @@ def remove_leftovers() -> None:
 
 
 def remove(namespace: str) -> None:
-    """Ends what runs there, then removes it. One that is gone already is fine."""
+    """Ends all processes in a namespace, then removes it. Does nothing if it is gone already."""
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         try:
@@ -274,7 +277,7 @@ def remove(namespace: str) -> None:
 
 
 def _in_namespace(namespace: str, act: Callable[[], T]) -> T:
-    """A thread's network is its own; Python has no setns before 3.12."""
+    """Calls a function on a thread in a namespace (Python has no setns before 3.12)."""
     results: list[T] = []
     errors: list[BaseException] = []
 
@@ -294,7 +297,7 @@ def _in_namespace(namespace: str, act: Callable[[], T]) -> T:
 
 
 def enter(namespace: str) -> None:
-    """Moves the calling thread, and the sockets that it will open, there for good."""
+    """Moves the calling thread, and the sockets that it will open, into a namespace for good."""
     libc = ctypes.CDLL(None, use_errno=True)
     with (MOUNTED / namespace).open() as place:
         if libc.setns(place.fileno(), CLONE_NEWNET):

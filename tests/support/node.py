@@ -38,10 +38,10 @@ def fake_front_end() -> list[str]:
 
 
 class RunningNode:
-    """To be entered; at the end nothing of it runs any more, whatever the test did. Without an
-    ``audience`` the pipe that it prints to is closed at once. A test that is about what a worker
-    says before it leaves gives that more time, ``last_words_s``, than a server does: here a message
-    may take longer than its sender's end to be noticed."""
+    """A node's process; a context manager that leaves nothing running, whatever the test did.
+    Without an ``audience`` the pipe that it prints to is closed at once. A test of a worker's last
+    messages gives them more time, ``last_words_s``, than a server does: here a message may take
+    longer than its sender's exit to be noticed."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class RunningNode:
         self._context.term()
 
     def _end(self) -> None:
-        """Stops it, hurries it, kills it."""
+        """Ends the process: twice SIGTERM, then SIGKILL."""
         for signal in (self.process.terminate, self.process.terminate, self.process.kill):
             signal()
             with suppress(subprocess.TimeoutExpired):
@@ -128,7 +128,7 @@ class RunningNode:
                 self._lines.put(json.loads(line))
 
     def children(self) -> list[psutil.Process]:
-        """The processes that it has spawned and that live; remembered to be ended."""
+        """Returns the running child processes, which are remembered to be ended."""
         try:
             found = psutil.Process(self.process.pid).children()
         except psutil.NoSuchProcess:
@@ -137,7 +137,7 @@ class RunningNode:
         return found
 
     def roster(self, wanted: Callable[[Roster], bool], patience_s: float = PATIENCE_S) -> Roster:
-        """The first published roster that is as wanted."""
+        """Returns the first published roster that fulfils a condition."""
         deadline = time.monotonic() + patience_s
         last: Roster | None = None
         while (left := deadline - time.monotonic()) > 0:
@@ -149,14 +149,14 @@ class RunningNode:
         raise AssertionError(f"no such roster; the last one: {last}; heard: {self.hear()}")
 
     def slot(self, wanted: Callable[[SlotView], bool]) -> SlotView:
-        """The view of the only slot once it is as wanted."""
+        """Returns the view of the only slot once it fulfils a condition."""
         return self.roster(lambda roster: wanted(roster.slots[0])).slots[0]
 
     def ready(self, incarnation: int = 1) -> SlotView:
         return self.slot(lambda view: view.state == "ready" and view.incarnation >= incarnation)
 
     def ask(self, message: object) -> Any:
-        """Its answer on the control socket."""
+        """Returns the answer to a message on the control socket."""
         with self._context.socket(zmq.DEALER) as socket:
             socket.linger = 0
             socket.connect(self.runtime.control)
@@ -165,7 +165,7 @@ class RunningNode:
             return from_node.decode(socket.recv())
 
     def hear(self) -> list[list[Any]]:
-        """All that its observer has been told."""
+        """Returns all events that the node's observer has got."""
         while True:
             try:
                 self.heard.append(self._lines.get_nowait())
@@ -173,18 +173,18 @@ class RunningNode:
                 return self.heard
 
     def refusal(self) -> str:
-        """What one that could not start said of it."""
+        """Returns the stderr of a node that could not start."""
         assert self.process.stderr is not None
         assert self.process.wait(PATIENCE_S) == REFUSED
         return self.process.stderr.read()
 
     def heard_to_the_end(self) -> list[list[Any]]:
-        """All that its observer was told by one that has ended."""
+        """Returns all events of the observer of a node that has ended."""
         self._reader.join(PATIENCE_S)
         return self.hear()
 
     def wait_for(self, *beginning: object) -> list[Any]:
-        """The first thing its observer is told that begins so."""
+        """Returns the observer's first event that begins so."""
         deadline = time.monotonic() + PATIENCE_S
         seen = 0
         while time.monotonic() < deadline:
@@ -196,7 +196,7 @@ class RunningNode:
         raise AssertionError(f"heard no {beginning}: {self.heard}")
 
     def wait_for_note(self, part: str) -> str:
-        """The first note to the operator that has this in it."""
+        """Returns the first note to the operator with this text in it."""
         found: list[str] = []
 
         def heard() -> bool:
@@ -213,7 +213,7 @@ class RunningNode:
 
 
 def is_running(process: psutil.Process) -> bool:
-    """Whether a process is there and more than an entry that nobody has collected yet."""
+    """Returns True if a process exists and is no zombie."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

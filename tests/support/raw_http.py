@@ -1,4 +1,4 @@
-"""A front end with scripted workers behind it, as seen from a socket."""
+"""Raw sockets to a front end with fake workers: requests byte by byte, and limits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def connect(front: RunningFront, timeout: float = 15.0) -> socket.socket:
 
 
 def read_to_end(connection: socket.socket) -> bytes:
-    """Everything that comes until the server closes."""
+    """Returns everything that comes until the server closes."""
     received = b""
     with contextlib.suppress(ConnectionResetError):
         while part := connection.recv(65536):
@@ -43,7 +43,7 @@ def read_to_end(connection: socket.socket) -> bytes:
 
 
 def status_of_raw(front: RunningFront, text: str) -> int:
-    """The status that a request, as it is, gets."""
+    """Sends a request as it is written, and returns the status of its answer."""
     with connect(front) as connection:
         connection.sendall(text.encode())
         line = connection.makefile("rb").readline()
@@ -55,8 +55,8 @@ def status_of(answer: bytes) -> int:
 
 
 def assert_probe_answers_during(front: RunningFront, during: Callable[[], Any]) -> None:
-    """The probe answers in a tenth of a second while something goes on. The median counts: the
-    machine may be busy with other things, too."""
+    """Checks that the probe answers within a tenth of a second during a call. The median counts, as
+    the machine may be busy with other things."""
     done = threading.Event()
     waits: list[float] = []
 
@@ -78,7 +78,7 @@ def assert_probe_answers_during(front: RunningFront, during: Callable[[], Any]) 
 
 
 class MemoryGrowth:
-    """How much this process, in which the front end runs, has grown."""
+    """The growth of this process's memory, in which the front end runs."""
 
     def __init__(self) -> None:
         self._process = psutil.Process()

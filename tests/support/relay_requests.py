@@ -1,4 +1,4 @@
-"""Requests whose workers come and go: who is asked, and what arrives."""
+"""Requests to a front end whose fake workers come and go, and the parts of their answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.running_front import RunningFront
 
 @contextlib.contextmanager
 def unread(front: RunningFront, path: str, body: Any) -> Iterator[socket.socket]:
-    """A connection whose client has asked and does not read."""
+    """A connection whose client has sent a request and does not read."""
     content = json.dumps(body).encode()
     head = (
         f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
@@ -45,14 +45,14 @@ def content(response: httpx.Response) -> str:
 
 
 def events(response: httpx.Response) -> list[Any]:
-    """A stream's events; [DONE] is None, comments are left out."""
+    """Returns a stream's events; [DONE] is None, comments are left out."""
     lines = [line for line in response.text.split("\n\n") if line.startswith("data: ")]
     data = [line.removeprefix("data: ") for line in lines]
     return [None if content == "[DONE]" else json.loads(content) for content in data]
 
 
 def pieces(response: httpx.Response, choice: int = 0) -> list[str]:
-    """The texts of one choice, by chunk."""
+    """Returns the texts of one choice, by chunk."""
     return [
         piece["delta"]["content"]
         for event in events(response)
@@ -71,7 +71,7 @@ def stream(front: RunningFront, **body: Any) -> httpx.Response:
 def pair(
     node: FakeNode, first: AnswerScript, second: AnswerScript
 ) -> tuple[list[FakeWorker], AnswerScript]:
-    """Two workers; whichever is asked first follows the first script, and so on."""
+    """Returns two workers; the one that gets the first attempt follows the first script."""
     scripts = [first, second]
 
     def next_script(submit: Submit) -> Iterator[ScriptStep]:

@@ -1,4 +1,4 @@
-"""Programs that some tests need and that Python doesn't bring."""
+"""Programs that some tests need and that do not come with Python."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 
 def require_program(program: str) -> str:
-    """Where a program is. Without it a test is skipped, but where it has to be there (CI names it
-    in ``REQUIRED_TOOLS``) the test fails."""
+    """Returns a program's path. Without it a test is skipped, or fails if ``REQUIRED_TOOLS`` (set
+    in CI) names it."""
     found = shutil.which(program)
     if found is not None:
         return found

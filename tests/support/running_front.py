@@ -22,9 +22,10 @@ PATIENCE_S = 30.0
 
 
 class RunningFront:
-    """To be entered; ready when it is, or as soon as it listens where ``ready`` is false.
+    """A front end's thread; a context manager. It waits for a ready worker, or if ``ready`` is
+    false only until it listens.
 
-    ``send_buffer`` is how many bytes the system takes for a client that does not read.
+    ``send_buffer`` is the number of bytes that the system takes for a client that does not read.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class RunningFront:
 
     @property
     def connections(self) -> Collection[Any]:
-        """Those that are open."""
+        """The open connections."""
         return self._server.server_state.connections
 
     def __enter__(self) -> RunningFront:
@@ -72,15 +73,15 @@ class RunningFront:
         assert not self._thread.is_alive()
 
     def stop(self) -> None:
-        """As SIGTERM does."""
+        """Stops the server as SIGTERM does."""
         self._server.should_exit = True
 
     def wait_workers(self, count: int) -> None:
-        """Until so many can take a request."""
+        """Waits until so many workers can take a request."""
         self.wait(lambda: self.front.fleet.ready_workers() >= count)
 
     def metric(self, name: str) -> float:
-        """The sum of a metric's samples."""
+        """Returns the sum of a metric's samples."""
         lines = self.client.get("/metrics").text.splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
 

@@ -12,7 +12,8 @@ Schema = dict[str, Any]
 
 
 def record(required: list[str] | None = None, /, **properties: Schema) -> Schema:
-    """An object with these properties and no others; all are required unless said otherwise."""
+    """Returns a schema of an object with these properties and no others; all are required by
+    default."""
     return {
         "type": "object",
         "properties": properties,

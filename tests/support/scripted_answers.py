@@ -1,4 +1,4 @@
-"""What the scripted models of these tests say, and when."""
+"""Replies of the scripted models, each with the trigger in a prompt that it answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NEVER_ENDING = "and on " * 400
 
 
 def byte_ids(text: str) -> list[int]:
-    """One token for each byte, so that every character but the plainest takes several."""
+    """Returns one token for each byte, so that every character but the plainest takes several."""
     vocabulary = tokenizers.train("plain")
     [(stand_ins, _)] = ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)
     return [vocabulary.token_to_id(stand_in) for stand_in in stand_ins]

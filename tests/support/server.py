@@ -34,9 +34,9 @@ EACH = 10
 
 
 def _own_ports() -> Iterator[int]:
-    """The first of ten ports each, of this process's tests alone; from a random one on, so that
-    other suites on this machine rarely come near. They lie below those that the system picks for
-    whoever binds port 0: between the choice of a port and a server's binding it are seconds."""
+    """Returns the first of ten ports each, for this process's tests alone; from a random one on, so
+    that other suites on this machine rarely come near. They lie below the ports that the system
+    picks for port 0: between the choice of a port and a server's binding it are seconds."""
     system = Path("/proc/sys/net/ipv4/ip_local_port_range")
     end = int(system.read_text().split()[0]) if system.exists() else 32_768
     suites = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
@@ -52,12 +52,12 @@ _ports = _own_ports()
 
 
 def free_port() -> int:
-    """One that nobody uses, and that was not given to anybody in this process before."""
+    """Returns a port that nobody uses, and that was not returned in this process before."""
     return free_ports(1)
 
 
 def free_ports(count: int) -> int:
-    """The first of so many in a row, ten at most, of which that is true."""
+    """Returns the first of ``count`` (ten at most) free ports in a row."""
     assert count <= EACH
     for first in _ports:
         with contextlib.suppress(OSError):
@@ -68,9 +68,9 @@ def free_ports(count: int) -> int:
 
 
 def wait_for(condition: Callable[[], T], what: str, deadline_s: float = DEADLINE_S) -> T:
-    """Asks again and again until the condition gives something true, and returns that. What takes
-    long is asked for less often: most conditions are a request to the server that is waited for,
-    and would keep it from what it does."""
+    """Waits until a condition returns something true, and returns that. The checks become rarer:
+    most conditions are a request to the server that is waited for, and would keep it from its
+    work."""
     deadline = time.monotonic() + deadline_s
     pause_s = 0.02
     while not (value := condition()):
@@ -81,12 +81,12 @@ def wait_for(condition: Callable[[], T], what: str, deadline_s: float = DEADLINE
 
 
 class Server:
-    """``mayfly serve MODEL`` on a free port with a state folder of its own; without a model, what
-    the options say is served.
+    """``mayfly serve MODEL`` on a free port with a state folder of its own; without a model, the
+    options name the models.
 
     Exactness is promised with the BLAS that MLX bundles, so no other is preloaded. ``environment``
-    is set on top of the test's own. ``budgets`` are times of the reaper's and of the
-    front end's that differ from their defaults.
+    is set on top of the test's own. ``budgets`` are time limits of the reaper and of the front end
+    that differ from their defaults.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class Server:
         return dict(node)
 
     def processes(self) -> list[psutil.Process]:
-        """Every process of this server that was ever seen and lives."""
+        """Returns every running process of this server that was ever seen."""
         with contextlib.suppress(psutil.NoSuchProcess):
             parent = psutil.Process(self.process.pid)
             for process in (parent, *parent.children(recursive=True)):
@@ -156,14 +156,14 @@ class Server:
         return [p for p in self._seen.values() if alive(p)]
 
     def autopsies(self) -> list[dict[str, Any]]:
-        """What was written down of lost workers, the oldest first."""
+        """Returns the records of lost workers, the oldest first."""
         path = self.state_dir / "autopsies.jsonl"
         if not path.exists():
             return []
         return [json.loads(line) for line in path.read_text().splitlines()]
 
     def faults(self) -> list[dict[str, Any]]:
-        """As ``mayfly faults`` lists them."""
+        """Returns the output of ``mayfly faults``."""
         command = ("faults", "--json", "--state-dir", str(self.state_dir))
         ran = subprocess.run([*_mayfly(None), *command], check=True, stdout=subprocess.PIPE)
         return list(json.loads(ran.stdout))
@@ -178,7 +178,7 @@ class Server:
         return self.http.post(path, json=body)
 
     def recycle(self) -> None:
-        """As the operator does it."""
+        """Runs ``mayfly recycle --all``."""
         command = ("recycle", "--all", "--state-dir", str(self.state_dir))
         subprocess.run([*_mayfly(None), *command], check=True, stdout=subprocess.DEVNULL)
 
@@ -203,14 +203,14 @@ class Server:
 
 
 def _mayfly(budgets: Mapping[str, float] | None) -> list[str]:
-    """The ``mayfly`` command; with budgets by way of an entry of the tests' own."""
+    """Returns the ``mayfly`` command; with budgets, the tests' own program around it."""
     if budgets is None:
         return [sys.executable, "-m", "mayfly_cli"]
     return [sys.executable, str(DOUBLES / "run_mayfly.py"), json.dumps(dict(budgets))]
 
 
 def alive(process: psutil.Process) -> bool:
-    """Whether a process runs (a zombie does not)."""
+    """Returns True if a process runs (a zombie does not)."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -237,7 +237,8 @@ def serving(
 
 @contextlib.contextmanager
 def another_front_end(folder: Path, *servers: Server) -> Iterator[str]:
-    """One that is no child of any of these servers and knows all their workers; its address."""
+    """Runs a front end that is no child of these servers and knows all their workers; yields its
+    URL."""
     url = f"http://127.0.0.1:{free_port()}"
     nodes = [("--node", runtime_of(server.state_dir).control) for server in servers]
     command = [sys.executable, "-m", "mayfly_server.front", *itertools.chain(*nodes)]

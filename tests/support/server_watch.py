@@ -1,4 +1,4 @@
-"""Watches a server while things happen to it: what its probe answers, and what its node says."""
+"""A watch over a running server: answers of its health probe, and rosters of its node."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOOK_MS = 20
 
 @dataclass(frozen=True)
 class Probe:
-    """One answer of ``/health``: when it was asked for, how long it took, what it was."""
+    """One answer of ``/health``: time of the request, duration, status."""
 
     asked_at: float
     took_s: float
@@ -30,7 +30,7 @@ class Probe:
 
 
 class ServerWatch:
-    """To be entered; at the end ``rosters`` and ``probes`` hold all that was seen, in order."""
+    """A context manager; at its end ``rosters`` and ``probes`` hold all that was seen, in order."""
 
     def __init__(self, server: Server) -> None:
         self.rosters: list[tuple[float, Roster]] = []
@@ -60,7 +60,7 @@ class ServerWatch:
 
     @property
     def outage(self) -> tuple[float, float]:
-        """From the first roster without a worker that is READY to the one that has one again."""
+        """The times of the first roster without a READY worker and of the next one with one."""
         serving = [
             (at, any(slot.state == "ready" for slot in roster.slots)) for at, roster in self.rosters
         ]

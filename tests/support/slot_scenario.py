@@ -1,4 +1,4 @@
-"""Scenarios of a slot's events, for tests of its rules without a process or a clock."""
+"""Scenarios of a slot: events one after the other, without a process or a clock."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ READY = Ready("ipc:///w1", ModelCard(digest="d"))
 
 
 class Scenario:
-    """Hands events to a slot and remembers its actions. Jitter is at its least."""
+    """A slot with its events, and the losses that it announced. Jitter is at its least."""
 
     def __init__(self, budgets: Budgets = BUDGETS) -> None:
         self.budgets = budgets
@@ -43,8 +43,8 @@ class Scenario:
         self.slot: Slot = self.rules.begin("s", self.now)
 
     def apply(self, event: Event) -> list[Action]:
-        """Returns the actions after an event, without the announcements of losses, which are kept
-        apart. A worker that the slot wants at once is allowed, as the node does."""
+        """Returns the slot's actions, without the announcements of losses, which are kept apart. A
+        worker that it wants is granted at once, as the node does."""
         self.slot, actions = self.rules.step(self.slot, event, self.now)
         if self.rules.wants_worker(self.slot, self.now):
             self.slot, more = self.rules.step(self.slot, SpawnAllowed(), self.now)
@@ -56,7 +56,7 @@ class Scenario:
         return self.apply(MessageReceived(incarnation or self.slot.incarnation, message))
 
     def exit(self, status: int, stderr: str = "") -> list[Action]:
-        """Hands in an exit, and the end of the wait for the last messages."""
+        """Applies an exit, and the end of the wait for last messages."""
         actions = self.apply(ProcessExited(self.slot.incarnation, status, stderr))
         return actions + self.wait(LAST_MESSAGES_S)
 

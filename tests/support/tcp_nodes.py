@@ -1,4 +1,4 @@
-"""Nodes and front ends as processes of their own, on TCP, and what may stand between them."""
+"""Nodes and front ends on TCP as processes of their own, and a proxy between them."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def require_other_host() -> None:
 
 
 def send_unless_refused(peer: zmq.Socket[Any], frame: bytes) -> None:
-    """Sends, unless the peer has been turned away by now: it has no connection any more then, and
-    an ordinary send would wait for one for ever."""
+    """Sends unless the peer has lost its connection by now: an ordinary send would wait for ever
+    for one."""
     with contextlib.suppress(zmq.Again):
         peer.send(frame, zmq.NOBLOCK)
 
 
 class MayflyProcess:
-    """A ``mayfly`` command; ended with everything it has started."""
+    """A ``mayfly`` command; ended with all processes that it started."""
 
     def __init__(
         self, folder: Path, name: str, *arguments: str, inside: tuple[str, ...] = ()
@@ -93,8 +93,8 @@ class MayflyProcess:
 
 
 class TcpNode(MayflyProcess):
-    """``mayfly node MODEL`` with a key, on the loopback interface, with ports for four workers. One
-    that is started again with the same ``folder`` is the same node."""
+    """``mayfly node MODEL`` with a key, on the loopback interface, with ports for four workers. A
+    second one with the same ``folder`` is the same node, started again."""
 
     WORKERS = 4
 
@@ -124,13 +124,13 @@ class TcpNode(MayflyProcess):
         )
 
     def trust(self, *keys: str) -> None:
-        """These, and nobody else."""
+        """Sets the trusted keys to these alone."""
         trusted = {key: f"peer-{number}" for number, key in enumerate(keys)}
         write_trusted(trusted_file(self.state_dir), trusted)
 
     @contextlib.contextmanager
     def trusting(self, *keys: str) -> Iterator[None]:
-        """For a while these, and nobody else."""
+        """Sets the trusted keys to these alone for the length of a block."""
         file = trusted_file(self.state_dir)
         before = file.read_text()
         self.trust(*keys)
@@ -144,7 +144,7 @@ class TcpNode(MayflyProcess):
 
 
 class TcpFront(MayflyProcess):
-    """``mayfly front``. Its key has to be made, and trusted, before its nodes are there."""
+    """``mayfly front``. Its key has to be made, and trusted, before its nodes start."""
 
     def __init__(self, folder: Path, *nodes: str, options: tuple[str, ...] = ()) -> None:
         folder.mkdir(exist_ok=True)
@@ -160,7 +160,7 @@ class TcpFront(MayflyProcess):
 
     @staticmethod
     def key(folder: Path) -> KeyPair:
-        """The pair that a front end with this folder will use."""
+        """Returns the key pair that a front end with this folder will use."""
         state_dir = folder / "state"
         return read_pair(state_dir) or make_pair(state_dir)
 
@@ -210,7 +210,7 @@ class TcpProxy:
         self._thread.start()
 
     def cut(self) -> None:
-        """Ends every connection, and takes none until :meth:`heal`."""
+        """Ends every connection, and accepts none until :meth:`heal`."""
         self.open = False
         with self._lock:
             for end in list(self._pairs):
@@ -289,7 +289,7 @@ class TcpProxy:
 
 
 class Site:
-    """One node, one front end that reaches it through a proxy, and any peer. The node trusts the
+    """A node, a front end that reaches it through a proxy, and further peers. The node trusts the
     front end and a ``friend``; its clocks may be a day off."""
 
     def __init__(self, model: Path, folder: Path, *options: str, a_day_off: bool = False) -> None:
@@ -337,12 +337,12 @@ class Site:
         return peer
 
     def worker(self) -> tuple[int, str]:
-        """The port and the key of the node's only worker, as its friends are told them."""
+        """Returns the port and the key of the node's only worker, from its roster."""
         view = self.view()
         return int(view.endpoint.rpartition(":")[2]), view.public_key
 
     def view(self) -> SlotView:
-        """The node's only slot, as its next roster says."""
+        """Returns the view of the node's only slot in its next roster."""
         listening = self.peer(zmq.SUB, self.node.port + 1, self.friend, self.node.pair.public)
         with listening:
             assert listening.poll(int(DEADLINE_S * 1000)), "no roster"
@@ -350,6 +350,6 @@ class Site:
         return slot
 
     def ask_worker(self) -> zmq.Socket[Any]:
-        """A friend's connection to it."""
+        """Returns a connection of the friend's to the node's only worker."""
         port, key = self.worker()
         return self.peer(zmq.DEALER, port, self.friend, key)

@@ -1,5 +1,5 @@
-"""mlx-lm tokenizers for tests of the text side: the kinds of :mod:`models.tokenizer`, and others
-that decode in other ways."""
+"""mlx-lm tokenizers for tests of the text side: the kinds of :mod:`support.models.tokenizer`, and
+others that decode in other ways."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def byte_level(kind: kinds.Kind = "thinking", template: str | None = None) -> To
 
 @lru_cache
 def byte_fallback(*, strips: bool = True) -> TokenizerWrapper:
-    """As SentencePiece models are converted: ``▁`` for spaces, ``<0xE2>`` for bytes; the first
-    space is dropped if it ``strips``."""
+    """A tokenizer as converted from SentencePiece: ``▁`` for spaces, ``<0xE2>`` for bytes; the
+    first space is dropped if it ``strips``."""
     vocabulary = {token: id for id, token in enumerate(["<s>", "</s>", *BYTES, *WORDS])}
     rust = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True))
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]

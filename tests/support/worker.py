@@ -1,4 +1,4 @@
-"""A real worker process, with the test in the place of its reaper and of a front end."""
+"""A real worker process; the test stands for its reaper and for a front end."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ DEADLINE_S = 30.0
 
 
 def generation(prompt: Any = "Once upon a time", **options: Any) -> Generation:
-    """A greedy request for a few tokens; options are fields of any part of ``Generation``."""
+    """Returns a greedy request for a few tokens; options are fields of any part of
+    ``Generation``."""
     parts: dict[type, dict[str, Any]] = {
         Sampling: {"seed": 0, "temperature": 0.0},
         Ending: {},
@@ -61,7 +62,7 @@ def generation(prompt: Any = "Once upon a time", **options: Any) -> Generation:
 
 @dataclass
 class AttemptAnswer:
-    """Everything that a worker said about one attempt."""
+    """All messages of a worker about one attempt."""
 
     rid: str
     messages: list[ToFrontEnd] = field(default_factory=list)
@@ -89,7 +90,7 @@ class AttemptAnswer:
 
 
 class WorkerProcess:
-    """Use as a context manager; the process is gone at its end."""
+    """A worker's process; a context manager, at whose end the process is gone."""
 
     def __init__(self, model: Path, folder: Path, **options: Any) -> None:
         self._context: zmq.Context[Any] = zmq.Context()
@@ -127,7 +128,7 @@ class WorkerProcess:
         self._rids = itertools.count()
 
     def front_end(self) -> zmq.Socket[Any]:
-        """A fresh socket like a front end's; :meth:`wait_ready` connects the default one."""
+        """Returns a new socket like a front end's; :meth:`wait_ready` connects the default one."""
         socket = self._context.socket(zmq.DEALER)
         sockets.configure(socket)
         socket.setsockopt(zmq.ROUTING_ID, uuid.uuid4().bytes)
@@ -149,7 +150,7 @@ class WorkerProcess:
         self._run.rmdir()
 
     def listen(self, timeout_s: float = 0.05) -> None:
-        """Takes in what has arrived on any socket, waiting a little if nothing has."""
+        """Receives all messages on any socket, after a short wait if there are none."""
         poller = zmq.Poller()
         poller.register(self.control, zmq.POLLIN)
         poller.register(self.front, zmq.POLLIN)
@@ -169,7 +170,7 @@ class WorkerProcess:
             self.answers[message.rid, message.attempt].messages.append(message)
 
     def wait(self, condition: Callable[[], T], what: str = "the condition") -> T:
-        """Listens until the condition holds and returns what it gave."""
+        """Receives messages until the condition holds, and returns its value."""
         deadline = time.monotonic() + DEADLINE_S
         while not (value := condition()):
             if time.monotonic() > deadline:
@@ -185,7 +186,7 @@ class WorkerProcess:
         return [m for m in self.said if isinstance(m, kind)]
 
     def memory(self) -> Memory:
-        """By the next beat."""
+        """Returns the memory of the next beat."""
         seen = len(self.heard(Beat))
         self.wait(lambda: len(self.heard(Beat)) > seen, "a beat")
         return self.heard(Beat)[-1].memory
@@ -203,7 +204,7 @@ class WorkerProcess:
         self.front.send(codec.encode(message))
 
     def tell(self, message: object) -> None:
-        """As the reaper."""
+        """Sends a message as the reaper."""
         self.control.send_multipart([self.name, codec.encode(message)])
 
     def submit(self, wanted: Generation, **options: Any) -> AttemptAnswer:

@@ -1,4 +1,4 @@
-"""A front end with one scripted worker, which the tests of a module share."""
+"""A front end with one fake worker, which the tests of a module share."""
 
 from __future__ import annotations
 

@@ -64,7 +64,8 @@ def test_sockets_of_this_machine() -> None:
 
 @given(st.integers(80, 130), st.sampled_from(["n.ipc", "the-control-socket.ipc"]))
 def test_a_path_is_refused_or_can_be_dialled(length: int, name: str) -> None:
-    """Both of a node's: the list of nodes may change while a front end serves."""
+    """Both sockets of a node can be dialled: the list of nodes may change while a front end
+    serves."""
     text = f"ipc:///tmp/{'x' * length}/{name}"
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.linger = 0
@@ -111,7 +112,7 @@ NODE = node_address(f"tcp://{KEY}@mac-2.local:7700")
 
 @given(hosts, ports)
 def test_a_worker_is_dialled_where_its_node_is(host: str, port: int) -> None:
-    """Whatever host its roster names: only the port counts."""
+    """Only the port of a worker's address in the roster counts, not its host."""
     assert worker_endpoint(NODE, f"tcp://{host}:{port}") == f"tcp://mac-2.local:{port}"
     assert worker_endpoint(NODE, f"tcp://*:{port}") == f"tcp://mac-2.local:{port}"
 

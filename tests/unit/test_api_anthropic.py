@@ -1,4 +1,5 @@
-"""Anthropic's messages: what reaches the worker, the events, and the errors in their shape."""
+"""Anthropic's messages API: requests as they reach the worker, events, and errors in Anthropic's
+form."""
 
 from __future__ import annotations
 

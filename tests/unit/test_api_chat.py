@@ -1,4 +1,4 @@
-"""What a chat request may hold. Names like R21 are of public bug reports."""
+"""Fields of a chat request. docs/reported-faults.md lists ids such as R21 in test names."""
 
 from __future__ import annotations
 

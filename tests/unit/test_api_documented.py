@@ -1,5 +1,5 @@
-"""Every parameter that the released clients can send is known: heeded, or refused as one that is
-not supported. None of them is taken for a mistake in writing."""
+"""Every parameter that the released clients can send is known: used, or refused as not supported,
+and never taken for a misspelling."""
 
 from __future__ import annotations
 

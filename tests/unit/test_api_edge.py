@@ -1,4 +1,5 @@
-"""Bodies, headers, probes and errors. Names like R65 are of public bug reports."""
+"""Request bodies, headers, probes and errors. docs/reported-faults.md lists ids such as R65 in test
+names."""
 
 from __future__ import annotations
 

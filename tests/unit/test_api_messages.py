@@ -1,4 +1,5 @@
-"""Messages as a chat template will see them. Names like R01 are of public bug reports."""
+"""Messages as a chat template sees them. docs/reported-faults.md lists ids such as R01 in test
+names."""
 
 from __future__ import annotations
 
@@ -92,7 +93,7 @@ def test_R18_developer_is_system() -> None:
 
 
 def test_what_comes_back_of_an_answer_is_taken() -> None:
-    """As a client gets it, with all its nulls."""
+    """A client may send an answer back as it got it, with all its nulls."""
     made = one(
         **{"role": "assistant", "content": "Hello", "refusal": None, "annotations": []},
         **{"audio": None, "function_call": None, "tool_calls": None, "reasoning_content": "hm"},

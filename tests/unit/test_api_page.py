@@ -1,4 +1,4 @@
-"""The files of the live page, and the events that it follows."""
+"""Files of the live page, and the events that it follows."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_every_file_answers_get_and_head(front: RunningFront) -> None:
 
 
 def test_nothing_of_the_page_is_from_elsewhere(front: RunningFront) -> None:
-    """By what it says, and by what it has its browser enforce."""
+    """The page names no other origin, and its headers have the browser enforce that."""
     for path in PATHS:
         response = front.client.get(path)
         policy = response.headers["content-security-policy"]

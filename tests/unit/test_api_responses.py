@@ -1,4 +1,5 @@
-"""OpenAI's responses: what reaches the worker, the events, and errors in the middle."""
+"""OpenAI's responses API: requests as they reach the worker, events, and errors in the middle of a
+stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Answers as OpenAI's own client reads them. Names like R35 are of public bug reports."""
+"""Streamed answers as OpenAI's own client reads them. docs/reported-faults.md lists ids such as R35
+in test names."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ def client(front: RunningFront) -> Iterator[openai.OpenAI]:
 
 
 def deltas(*parts: dict[str, Any], usage: Usage | None = None) -> AnswerScript:
-    """One choice's deltas, a token each."""
+    """Returns one choice's deltas, a token each."""
 
     def script(submit: Submit) -> Iterator[ScriptStep]:
         yield accept(submit)

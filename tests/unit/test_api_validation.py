@@ -1,4 +1,5 @@
-"""What a request may hold, on both generating routes. Names like R28 are of public bug reports."""
+"""Validation of requests on both generating routes. docs/reported-faults.md lists ids such as R28
+in test names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Autopsies: records of losses, their file, and the redaction of prompts."""
+"""Autopsies: the records of lost workers."""
 
 from __future__ import annotations
 

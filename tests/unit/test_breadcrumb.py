@@ -1,4 +1,4 @@
-"""What a dead worker's last forward pass was about."""
+"""The breadcrumb: a record of the last forward pass, read after its worker died."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The canary sings the same song, or says so."""
+"""The canary: a fixed prompt whose answer must not change between loads of a model."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_song_of_another_version_is_no_reference(
 
 
 def test_a_full_disk_is_left_nothing_more(loaded: LoadedModel, tmp_path: Path) -> None:
-    """Not even an empty file of each worker that tried."""
+    """No worker that tried leaves an empty file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
     try:

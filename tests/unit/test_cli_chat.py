@@ -1,4 +1,4 @@
-"""The terminal chat: its parsing alone, and whole against a small HTTP server."""
+"""``mayfly chat``: parsing of streams, and whole chats against a small HTTP server."""
 
 from __future__ import annotations
 

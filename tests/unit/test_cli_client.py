@@ -1,4 +1,4 @@
-"""Which key the commands that talk to a running server send."""
+"""The API key that commands send to a running server."""
 
 from __future__ import annotations
 

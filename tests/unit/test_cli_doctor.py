@@ -1,4 +1,4 @@
-"""``mayfly doctor``: a real examination of a tiny model, and how others are shown."""
+"""``mayfly doctor``: a real examination of a tiny model, and the output for other results."""
 
 from __future__ import annotations
 

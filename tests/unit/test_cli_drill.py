@@ -1,4 +1,4 @@
-"""``mayfly drill``: what it makes of what it saw, and what it refuses to do."""
+"""``mayfly drill``: conclusions from the chunks that it saw, and cases that it refuses."""
 
 from __future__ import annotations
 

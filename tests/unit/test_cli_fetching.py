@@ -1,4 +1,4 @@
-"""The command line's side of a fetch: with scripts that speak as the fetcher does."""
+"""The command line's side of a fetch, against scripts that print what the fetcher prints."""
 
 from __future__ import annotations
 

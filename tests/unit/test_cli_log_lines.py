@@ -1,4 +1,4 @@
-"""What a node says where programs read it."""
+"""A node's progress as log lines, for programs instead of a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operator reads while a node starts, from recorded events."""
+"""An operator's view of a starting node, from recorded events."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def view(state: str, **fields: object) -> SlotView:
 
 
 def start(reporter: Reporter) -> None:
-    """What a first start with a download sends."""
+    """Sends the events of a first start with a download."""
     reporter.fetching("download", 0, 98_000_000)
     reporter.fetching("download", 49_000_000, 98_000_000)
     reporter.fetching("convert", 0, 0)

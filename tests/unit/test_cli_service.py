@@ -1,4 +1,4 @@
-"""``mayfly service``, before a manager that only remembers."""
+"""``mayfly service``, with a service manager that only records."""
 
 from __future__ import annotations
 

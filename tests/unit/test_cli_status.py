@@ -1,4 +1,4 @@
-"""``mayfly status`` against answers that a server gives, and some that it does not."""
+"""``mayfly status`` against answers of a server, and of other programs."""
 
 from __future__ import annotations
 

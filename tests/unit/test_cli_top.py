@@ -1,4 +1,4 @@
-"""``mayfly top``: what a frame shows, and what becomes of servers that are not there."""
+"""``mayfly top``: contents of a frame, and servers that cannot be reached."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Keys for the wire, and what `mayfly node` and `mayfly front` refuse before they start."""
+"""Keys for the wire, and arguments that `mayfly node` and `mayfly front` refuse before they
+start."""
 
 from __future__ import annotations
 

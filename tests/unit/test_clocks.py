@@ -1,4 +1,4 @@
-"""Nothing between processes depends on what time it is anywhere."""
+"""Decisions between processes do not depend on the time of day."""
 
 from __future__ import annotations
 
@@ -40,6 +40,6 @@ def reading_a_wall_clock() -> Iterator[str]:
 
 
 def test_wall_clocks_are_read_for_people_alone() -> None:
-    """What is decided is decided by a monotonic clock of one process's own."""
+    """Decisions use the monotonic clock of one process."""
     found = {path for path in reading_a_wall_clock() if not path.startswith("mayfly_cli/")}
     assert found == FOR_PEOPLE.keys()

@@ -1,4 +1,4 @@
-"""Frames: every message survives its journey, and no bytes do harm."""
+"""Frames: every message survives encoding and decoding, and no bytes do harm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be set about a server, and from where."""
+"""Keys of the configuration, and the files, variables and options that set them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def written(folder: Path, text: str) -> Path:
 
 
 def value_of(configuration: Configuration, name: str) -> Any:
-    """As TOML would say it, with paths as they are from here."""
+    """Returns a value as TOML would have it, with paths relative to the working directory."""
     value = configuration.values[name]
     if name == "models":
         return [{"path": each["path"]} for each in value]

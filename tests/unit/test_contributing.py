@@ -1,4 +1,4 @@
-"""What is written for those who work on this is true where that can be looked up."""
+"""Statements of CONTRIBUTING.md and its neighbours that can be checked against the code."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def cells(page: str, title: str) -> Iterator[list[str]]:
 
 
 def place(name: str, beside: Path) -> Path | None:
-    """What a name in the table of modules stands for: from a package or the root on, or from a
-    folder on that holds what was named before it."""
+    """Finds the file or folder that a name in the table of modules stands for: from a package or
+    the root on, or from a folder on that holds the entry before it."""
     package, _, rest = name.partition("/")
     if package in PACKAGES and rest:
         bases = [PACKAGES[package] / rest]

@@ -151,7 +151,8 @@ def test_where_none_is_ready_the_front_end_says_when_to_come_again(
         found: list[httpx.Response] = []
 
         def refused() -> bool:
-            """By a front end: between two checks a proxy may know of none, and says so itself."""
+            """Returns True if a front end refused: between two checks a proxy may know of none, and
+            refuses by itself."""
             answer = client.get("/readyz")
             if answer.status_code == 503 and "json" in answer.headers.get("content-type", ""):
                 found.append(answer)

@@ -1,4 +1,4 @@
-"""What MLX says of a device, in the form in which each of its builds says it."""
+"""Descriptions of devices, in the form that each build of MLX gives them."""
 
 from __future__ import annotations
 

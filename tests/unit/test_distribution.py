@@ -1,4 +1,4 @@
-"""Measurements in buckets."""
+"""Measurements counted in buckets."""
 
 from __future__ import annotations
 

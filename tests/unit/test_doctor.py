@@ -1,4 +1,4 @@
-"""What is told of a model before it is loaded, beside what is found when it is."""
+"""The doctor's predictions about a model, beside the facts once it is loaded."""
 
 from __future__ import annotations
 

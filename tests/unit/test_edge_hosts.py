@@ -1,4 +1,4 @@
-"""Which hosts and origins requests may name, and which addresses others can reach."""
+"""Hosts and origins that requests may name, and addresses that other machines can reach."""
 
 from __future__ import annotations
 

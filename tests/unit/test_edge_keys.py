@@ -1,4 +1,4 @@
-"""API keys: files, the environment, and which requests are sent with one."""
+"""API keys: files, the environment, and requests that are sent with one."""
 
 from __future__ import annotations
 

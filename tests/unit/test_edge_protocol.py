@@ -1,4 +1,4 @@
-"""HTTP/1.1 as clients speak it that are not written for this server: from a socket."""
+"""HTTP/1.1 from a raw socket, as clients speak it that were not written for this server."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def chunked(*fields: str) -> str:
 
 
 def statuses(answers: bytes) -> list[int]:
-    """Of all the answers on a connection, whose bodies hold no such line."""
+    """Returns the statuses of all answers on a connection; no body may hold such a line."""
     return [int(part[:3]) for part in answers.split(b"HTTP/1.1 ")[1:]]
 
 
@@ -102,7 +102,7 @@ TOO_LONG = GET.encode() + b"X: " + b"x" * 40_000
 def test_what_comes_behind_a_request_costs_it_no_answer(
     requests: int, behind: bytes, stream: bool
 ) -> None:
-    """As from a client that counts the characters of its body instead of the bytes."""
+    """A client that counts the characters of its body instead of the bytes sends such bytes."""
     gate = threading.Event()
     body = json.dumps(HELLO | {"stream": stream})
     head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"

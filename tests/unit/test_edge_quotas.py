@@ -1,4 +1,4 @@
-"""How much a key may ask for."""
+"""Quotas of an API key."""
 
 from __future__ import annotations
 

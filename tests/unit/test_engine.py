@@ -1,6 +1,7 @@
-"""The engine against itself: whatever happens around a request, its answer is its solo answer.
+"""The engine against itself: an answer equals that of the same request alone, whatever runs beside
+it.
 
-Exact equality holds with the BLAS that mlx-cpu bundles, which is what tests run with.
+Exact equality holds with the BLAS that mlx-cpu bundles, with which tests run.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def test_padding_to_a_few_shapes_changes_nothing(model: Any, width: int, seed: i
 
 
 class RecordingChunkSizer(ChunkSizer):
-    """Remembers of which chunks it was told that their shape was planned."""
+    """A chunk sizer that records the chunks whose shape was planned."""
 
     def __init__(self) -> None:
         super().__init__(1e6, 1e6)  # however long one takes, the next is no smaller

@@ -236,7 +236,7 @@ def test_R90_a_short_prompt_after_a_long_one_is_answered_as_if_alone(served: Ser
 
 
 def test_memory_comes_back(served: ServedModel) -> None:
-    """Nothing of a request stays on the device but what the prefix cache holds."""
+    """A request leaves nothing on the device but the entries of the prefix cache."""
     rng = random.Random(7)
     bench = served.bench(prefix_bytes=0)
     bench.run(asks(rng, 4))
@@ -296,7 +296,8 @@ def test_a_model_that_is_not_padding_safe_would_be_wrong_in_a_group(tmp_path: Pa
 
 
 def assert_as_if_alone(served: ServedModel, asks: list[EngineRequest], known: list[int]) -> None:
-    """In any neighbourhood, on engines that have seen a prompt before (or none)."""
+    """Checks answers beside any other requests, on engines that have seen a prompt before (or
+    none)."""
     alone = [served.alone(ask) for ask in asks]
     for first, count in product(range(len(asks)), (2, len(asks))):
         order = [(first + i) % len(asks) for i in range(count)]

@@ -1,4 +1,5 @@
-"""Rows that are much longer than the others decode apart from them, where that is cheaper."""
+"""Rows that are much longer than the others decode in a sub-batch of their own, where that is
+cheaper."""
 
 from __future__ import annotations
 
@@ -114,7 +115,7 @@ def test_a_long_row_goes_apart_and_all_say_what_they_say_alone(model: Any) -> No
 
 
 def test_who_outgrows_the_budget_is_the_newest_wherever_it_is(model: Any) -> None:
-    """What is short and apart takes less than as part of the long one's batch."""
+    """A short row takes less memory in a sub-batch of its own than in the long one's batch."""
     bench = EngineHarness(model, 1800, pass_cost_tokens=0.0)
     first, second, *_ = asks()
     [old] = [bench.submit(second)]

@@ -137,7 +137,7 @@ class Oracle:
         return self._whole[kind]
 
     def alone(self, kind: RequestKind) -> list[list[SampledToken]]:
-        """By choice, what is to come of the request as it is asked."""
+        """Returns the tokens still to come of the request alone, by choice."""
         done = len(self._done(kind))
         whole = self.whole(kind)
         return [whole.drawn[c][done:] for c in range(1 if done else kind.n)]
@@ -146,7 +146,7 @@ class Oracle:
         return self._ask(kind, self._done(kind))
 
     def _done(self, kind: RequestKind) -> list[int]:
-        """What a continued request had generated before: never all of it."""
+        """Returns the tokens that a continued request had generated before: never all of them."""
         return self.whole(kind).ids()[:-1][: kind.resumed]
 
     def _ask(self, kind: RequestKind, done: list[int]) -> EngineRequest:

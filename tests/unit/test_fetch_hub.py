@@ -1,4 +1,4 @@
-"""Repositories, from a Hub of our own."""
+"""Downloads of repositories, from a fake Hugging Face Hub."""
 
 from __future__ import annotations
 

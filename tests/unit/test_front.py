@@ -1,4 +1,4 @@
-"""A front end's process: how it starts, and what makes it leave."""
+"""A front end's process: its start, and the reasons for which it exits."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def inheriting(node: FakeNode, *more: str) -> Iterator[tuple[Process, httpx.Clie
 
 
 def ended(process: Process) -> tuple[int, list[str]]:
-    """Its exit status and the lines of its stderr."""
+    """Returns the exit status and the lines of stderr."""
     status = process.wait(PATIENCE_S)
     assert process.stderr is not None
     return status, process.stderr.read().decode().splitlines()
@@ -232,7 +232,8 @@ def test_streams_finish_after_a_stop(node: FakeNode, number: signal.Signals) -> 
 
 
 def refuses(client: httpx.Client) -> bool:
-    """Whether a new connection is not answered; the test's own end of the socket takes it."""
+    """Returns True if a new connection is not answered; the test's own end of the socket takes
+    it."""
     try:
         httpx.get(f"{client.base_url}/livez", timeout=0.2)
     except httpx.TransportError:

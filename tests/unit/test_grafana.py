@@ -1,4 +1,4 @@
-"""Dashboards, rules and the files around them fit together, and speak of what there is."""
+"""Dashboards, alert rules and their files fit together, and name metrics that exist."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_every_alert_has_a_runbook(name: str) -> None:
 
 
 def slug(heading: str) -> str:
-    """As Markdown renderers make an anchor of it."""
+    """Returns the anchor that Markdown renderers make of a heading."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
 
 

@@ -1,4 +1,5 @@
-"""Guided output: whatever is drawn under the masks is right, and what cannot be is refused."""
+"""Guided output: every text that the masks allow is valid, and schemas that cannot be followed are
+refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Grammars of whole answers: after a thought, and of calls that have to be made."""
+"""Grammars of whole answers: after a thought, and with required tool calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where an output is in its grammar: beginnings, ends, and what is kept."""
+"""Positions of an output in its grammar: beginnings, ends, and rollback."""
 
 from __future__ import annotations
 

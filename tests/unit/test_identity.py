@@ -1,4 +1,4 @@
-"""Keys on the wire: where they are kept, and who is trusted."""
+"""Keys on the wire: the files that hold them, and trusted peers."""
 
 from __future__ import annotations
 

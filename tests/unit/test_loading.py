@@ -1,4 +1,4 @@
-"""Loading a folder: what it takes, what it refuses, and what makes it another model."""
+"""Loading a model folder: requirements, refusals, and changes that make it another model."""
 
 from __future__ import annotations
 

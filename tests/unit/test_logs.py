@@ -1,4 +1,4 @@
-"""What a process logs, and what it doesn't."""
+"""Contents of a process's log, and texts that it never logs."""
 
 from __future__ import annotations
 

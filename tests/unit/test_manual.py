@@ -1,5 +1,5 @@
-"""The manual: it builds without a warning, leads nowhere that is not there, and is true where that
-can be looked up."""
+"""The manual builds without a warning, has no dead links, and agrees with the code where that can
+be checked."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MADE = {"configuration.md", "commands.md", "faults.md"}
 
 @dataclass
 class Html(HTMLParser):
-    """What a page links to, loads and can be linked to by."""
+    """Links, resources and anchors of a page."""
 
     path: Path
     links: list[str] = field(default_factory=list)
@@ -187,7 +187,7 @@ def test_the_way_from_mlx_lm_names_every_address() -> None:
 
 
 def options_of_mlx_lm() -> set[str]:
-    """As its own help lists them."""
+    """Returns the options that mlx_lm.server's own help lists."""
     command = [sys.executable, "-m", "mlx_lm.server", "--help"]
     listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return set(re.findall(r"^  (?:-\w, )?(--[a-z-]+)", listed, re.MULTILINE)) - {"--help"}

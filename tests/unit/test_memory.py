@@ -1,4 +1,4 @@
-"""What memory holds decides how long answers can be, and which of them run together."""
+"""Memory as the bound of an answer's length and of the rows that run together."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_R27_an_answer_that_memory_ends_has_filled_the_context(
 
 def test_choices_that_fit_together_share_their_prefill(loaded: LoadedModel, budget: Budget) -> None:
     def starts(n: int, budget: Budget = budget, **options: Any) -> list[int]:
-        """How many choices each of a request's starts has."""
+        """Returns the number of choices in each of a request's starts."""
         wanted = generation(TokenPrompt((5, 6)), max_tokens=8, n=n)
         submit = Submit("r", 1, wanted, **options)
         prepared = Preparer(loaded, budget, itertools.count()).prepare(submit)
@@ -93,7 +93,7 @@ def test_choices_that_fit_together_share_their_prefill(loaded: LoadedModel, budg
 
 
 def test_an_answer_counts_for_what_it_is_likely_to_need(loaded: LoadedModel) -> None:
-    """Who leaves max_tokens out asks for the whole context, and is admitted for a part of it."""
+    """A request without max_tokens asks for the whole context, and is admitted for a part of it."""
     budget = Budget(max_rows=32, kv_bytes=4 * 2048 * BYTES, bytes_per_token=BYTES)
     submit = Submit("r", 1, generation(TokenPrompt((5, 6)), max_tokens=None, n=3))
     assert Preparer(loaded, budget, itertools.count()).prepare(submit).together >= 3

@@ -1,4 +1,4 @@
-"""docs/metrics.md says what there is, all of it and nothing else."""
+"""docs/metrics.md lists every metric that exists, and no others."""
 
 from __future__ import annotations
 

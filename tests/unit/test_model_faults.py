@@ -1,4 +1,4 @@
-"""Faults of the tests' own models that their process does not outlive, or hangs in."""
+"""Faults of the scripted models that their process does not outlive, or hangs in."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def wait_for_stack(process: subprocess.Popen[str], function: str) -> None:
 
 
 def ticks(process: subprocess.Popen[str], patience_s: float) -> bool:
-    """Whether the ticking thread still runs: 20 reads that have something, or a silence."""
+    """Returns True if the ticking thread still runs: 20 reads that have something, or a silence."""
     assert process.stdout
     for _ in range(20):
         if not select.select([process.stdout], [], [], patience_s)[0]:

@@ -1,4 +1,4 @@
-"""A node with real processes: recycles, faults, orphans."""
+"""A node with real processes: workers that are recycled, that fail, that outlive their reaper."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ QUICK = {"retry_s": 0.1, "spacing_s": 0.0}
 
 
 def rosters_until(node: RunningNode, incarnation: int) -> list[Roster]:
-    """All that are published until a worker with this number serves alone."""
+    """Returns all rosters until a worker with this number serves alone."""
     seen: list[Roster] = []
 
     def wanted(roster: Roster) -> bool:

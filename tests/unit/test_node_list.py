@@ -1,4 +1,4 @@
-"""The nodes of a front end, as its configuration file names them and as that changes."""
+"""A front end's list of nodes from its configuration file, and changes of that file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many files a process may have open, and what a front end makes of it."""
+"""The limit of open files of a process, and a front end's use of it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Nodes behind links that stall, break and heal: real sockets, TCP and CURVE, and a proxy that does
-it. What is said on the other side meanwhile is what the test's fake workers say."""
+"""Nodes behind links that stall, break and heal: real sockets, TCP and CURVE, and a proxy between
+them. Fake workers answer on the other side."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_a_stalled_link_moves_the_stream_when_its_pong_is_late(
 def test_the_only_node_goes_on_when_its_link_is_back(
     far: ProxiedNode, pool: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
-    """Its worker has been there all the while, and is asked again for want of another."""
+    """The node's worker kept running, and is asked again as there is no other."""
     gate = threading.Event()
     with fronted(tmp_path, far.address) as front:
         running = streaming(pool, front, far, gate)
@@ -161,7 +161,7 @@ def test_the_only_node_goes_on_when_its_link_is_back(
 def test_a_silent_reaper_moves_nothing_and_gets_nothing_new(
     far: ProxiedNode, near: FakeNode, pool: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
-    """Its worker answers all the while, so that what it runs goes on there."""
+    """The reaper's worker still answers, so that its requests go on there."""
     gate = threading.Event()
     with fronted(tmp_path, far.address, near.control) as front:
         running = streaming(pool, front, far, gate)
@@ -226,7 +226,7 @@ def test_a_successor_at_the_same_address_has_to_have_the_key(tmp_path: Path) -> 
 def test_a_worker_with_another_key_than_its_roster_says_is_not_used(
     far: ProxiedNode, tmp_path: Path
 ) -> None:
-    """Whoever sits at a worker's port cannot pass for it."""
+    """A stranger at a worker's port cannot pass for the worker."""
     worker = far.node.worker()
     with fronted(tmp_path, far.address) as front:
         front.wait_workers(1)
@@ -273,7 +273,7 @@ def test_a_node_is_found_by_its_name_and_one_that_is_not_keeps_nobody_waiting(
 def test_a_node_whose_address_changes_is_found_at_the_new_one(
     near: FakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its name is looked up again when it has been silent for a while."""
+    """The front end resolves the node's name again after a while of silence."""
     found = [OTHER_HOST]
 
     async def known(host: str) -> str:

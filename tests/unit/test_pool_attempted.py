@@ -1,4 +1,4 @@
-"""What passes to a client when workers come and go: each token exactly once."""
+"""Delivery to a client while workers come and go: each token exactly once."""
 
 from __future__ import annotations
 
@@ -195,8 +195,8 @@ def test_progress_starts_it() -> None:
 
 
 def test_an_echo_is_delivered_once() -> None:
-    """It comes with the first token: a worker that resumes after that does not send it again, one
-    that resumes before does."""
+    """The echo comes with the first token: a worker that resumes after that does not send it again,
+    one that resumes before does."""
     attempted = RequestProgress("r", replace(GENERATION, output=Output(echo=True)))
     attempted.submit()
     attempted.receive(Accepted("r", 1, 2))

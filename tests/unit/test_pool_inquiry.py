@@ -1,4 +1,4 @@
-"""Questions to workers: who is asked, and what becomes of those that do not answer."""
+"""Questions to workers (tokenize, detokenize): the worker that is asked, and missing answers."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def test_any_worker_can_answer(node: FakeNode) -> None:
 
 
 def test_no_token_is_looked_at(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What FastAPI makes of an answer takes it a microsecond a token, of which there may be
-    millions, and streams stand still meanwhile."""
+    """FastAPI's serialisation takes a microsecond a token, of which there may be millions, and
+    streams stand still meanwhile."""
 
     def looking(**_: object) -> None:
         raise AssertionError("FastAPI looks at an answer")

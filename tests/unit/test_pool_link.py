@@ -1,4 +1,4 @@
-"""What a link says of its own end, and of its load. What it carries is tested with the relay."""
+"""A link's own state and load. Its messages are tested with the relay."""
 
 from __future__ import annotations
 

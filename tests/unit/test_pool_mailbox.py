@@ -1,4 +1,4 @@
-"""What waits for a reader: in order, joined, weighed."""
+"""The mailbox of a reader: order, joined messages, and size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one prompt adds to the metrics."""
+"""One prompt's contribution to the metrics."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_a_retry_is_no_continuation() -> None:
 
 
 def test_a_thousand_causes_are_one_time_series() -> None:
-    """What a worker or a client says is never a label by itself."""
+    """Texts from a worker or a client are never used as a label."""
     prompt = MeteredPrompt()
     for number in range(1000):
         prompt.meter.continued(f"cause {number}")

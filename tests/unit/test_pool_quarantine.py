@@ -1,4 +1,4 @@
-"""What a front end refuses, and by what it knows it again."""
+"""Requests that a front end refuses because workers died of them, and how it recognises them."""
 
 from __future__ import annotations
 

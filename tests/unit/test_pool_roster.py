@@ -1,4 +1,4 @@
-"""What a front end believes of nodes and their workers."""
+"""A front end's knowledge of nodes and their workers, from rosters."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_worker_is_watched_while_its_own_reaper_is_heard() -> None:
 
 
 def test_a_new_reaper_voids_the_ones_before_it() -> None:
-    """Also where an old roster comes after a new one, over the other of two connections."""
+    """An old roster may also arrive after a new one, over the other of two connections."""
     known = rosters_of(ROSTER, replace(ROSTER, epoch="b", revision=1, slots=()))
     assert not known.update("ipc://x", replace(ROSTER, revision=99), 101.0)
     assert list(known.slots(101.0)) == []

@@ -47,7 +47,7 @@ def test_no_worker_gets_more_than_its_share(load_of: dict[str, int], key: bytes)
 @settings(deadline=None, max_examples=50)
 @given(loads, keys, st.randoms(use_true_random=False))
 def test_every_front_end_prefers_the_same(load_of: dict[str, int], key: bytes, random) -> None:  # type: ignore[no-untyped-def]
-    """Whatever the order in which it learned of the workers."""
+    """The order in which a front end learned of the workers does not matter."""
     shuffled = candidates(load_of)
     random.shuffle(shuffled)
     best = choose(shuffled, key)

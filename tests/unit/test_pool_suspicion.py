@@ -1,4 +1,4 @@
-"""Who is suspected, who is culprit: the rules alone, and in a small world of workers."""
+"""Suspects and culprits among requests: the rules alone, and in a simulation of workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store, on caches whose contents are the token ids, so that what a hit holds can be read."""
+"""The prefix cache on layers whose contents are the token ids, so that a hit can be read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of a continued request's choices that need no more tokens."""
+"""Choices of a continued request that need no more tokens."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def begun(submit: Submit, *, context: int = 1000) -> tuple[RequestState, list[De
 
 
 def drawn(request: RequestState, row: int, ids: tuple[int, ...]) -> list[Delta]:
-    """What comes of a row's tokens, of which an end token ends it."""
+    """Returns the deltas of a row's tokens, of which an end token ends it."""
     found = []
     for id in ids:
         delta, _ = request.add_token(

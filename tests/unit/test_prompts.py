@@ -1,4 +1,4 @@
-"""Prompts of every kind become the right ids, or a sentence that says why not."""
+"""Prompts of every kind become the right ids, or an error that gives the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exit causes: the verdicts that exit statuses and stderr make."""
+"""Causes derived from a worker's exit status, messages and stderr."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gateway's sockets after a key was revoked."""
+"""A node's sockets for front ends, when a peer is no longer trusted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node's metrics: what the page says, and that it does not grow."""
+"""A node's metrics page: its contents, and that it does not grow."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Series = frozenset[tuple[str, str]]
 
 
 class MeteredSlot:
-    """One slot of a node whose metrics are kept."""
+    """A slot of a node whose metrics are recorded."""
 
     def __init__(self, room: MachineMemory = MachineMemory(5)) -> None:  # noqa: B008
         self.now = 100.0
@@ -170,7 +170,7 @@ def test_two_workers_of_a_slot_share_its_series() -> None:
 
 
 def test_a_thousand_restarts_add_no_time_series() -> None:
-    """Of every way to end that there is, each with numbers and texts of its own."""
+    """Workers end in every possible way, each with numbers and texts of its own."""
     watched = MeteredSlot()
     random.seed(7)
 

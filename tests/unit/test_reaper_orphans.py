@@ -28,7 +28,7 @@ def started(*arguments: str) -> subprocess.Popen[bytes]:
 
 
 def left_behind(tmp_path: Path, pid: int, settings: str = SETTINGS) -> WorkersFile:
-    """What a reaper reads that comes after one that had such a worker."""
+    """Returns the workers file that the next reaper reads, with this worker in it."""
     path = tmp_path / "workers.json"
     WorkersFile(path, print).add(WorkerEntry("s-0", 7, pid, settings))
     return WorkersFile(path, print)

@@ -1,4 +1,4 @@
-"""What a reaper remembers of requests that workers die of."""
+"""A reaper's memory of requests that workers died of."""
 
 from __future__ import annotations
 

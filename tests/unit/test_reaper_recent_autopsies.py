@@ -28,7 +28,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def lost() -> RecordLoss:
-    """What is to be recorded of a worker that said it met a fault and left."""
+    """Returns the record of a worker that reported a fault and exited."""
     rules = SlotRules(Budgets(), lambda: 0.0, itertools.count(7).__next__)
     slot, _ = rules.step(rules.begin("s", 0.0), SpawnAllowed(), 0.0)
     slot, _ = rules.step(slot, ProcessStarted(7, 4711), 0.0)

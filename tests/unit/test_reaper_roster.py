@@ -1,4 +1,4 @@
-"""What a node says of its slots, and when."""
+"""Contents of a node's rosters, and when they are published."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker is started with."""
+"""Command, environment and files with which a worker is started."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_command_that_is_not_there_is_an_error_that_leaves_nothing(tmp_path: P
 
 
 def spawner(tmp_path: Path, notes: list[str]) -> tuple[Spawner, Pool]:
-    """One whose workers print what they were told and leave."""
+    """A spawner whose workers print their settings and exit."""
     command = (sys.executable, "-c", "import sys; print(sys.argv[-1], file=sys.stderr)")
     pool = Pool("m", tmp_path, options={"max_rows": 8})
     settings = NodeSettings("n", tmp_path, (pool,), preload_blas=False, worker_command=command)

@@ -1,4 +1,4 @@
-"""Counts that only grow, added up: in a node over its workers, in a front end over its nodes."""
+"""Sums of counters that only grow: over workers in a node, over nodes in a front end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ counts = st.dictionaries(reasons, st.integers(0, 9))
 def test_a_node_counts_for_its_workers_whatever_became_of_them(
     own: dict[str, int], refused: list[tuple[int, str]], ends: int
 ) -> None:
-    """In the middle all of them end, and others take their places."""
+    """Half-way, all workers end and others take their places."""
     tally = RefusalTotals(own)
     workers: dict[int, Counter[str]] = {}
     for at, (place, reason) in enumerate(refused):

@@ -166,7 +166,7 @@ def test_a_handover_is_continued_elsewhere(node: FakeNode) -> None:
 
 
 def test_a_worker_that_is_gone_from_the_roster_is_lost(node: FakeNode) -> None:
-    """At the reaper's verdict, not at the exit."""
+    """The reaper's verdict counts, not the exit."""
 
     def wedged(submit: Submit) -> Iterator[ScriptStep]:
         slot = next(v for v in node._roster.slots if v.endpoint.endswith(f"{named(submit)}.ipc"))

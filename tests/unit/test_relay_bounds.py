@@ -1,5 +1,4 @@
-"""What ends a request that takes too long, or whose client does not read; and a front end that
-leaves."""
+"""Ends of requests that take too long or whose client does not read, and a front end that exits."""
 
 from __future__ import annotations
 
@@ -88,7 +87,7 @@ def babbling(size: int, tokens: int, said: threading.Event | None = None) -> Any
 
 
 def read(client: socket.socket, deadline_s: float = 10.0, until: bytes | None = None) -> bytes:
-    """To the end of the connection, or to what it is read ``until``."""
+    """Reads to the end of the connection, or to the bytes ``until``."""
     client.settimeout(deadline_s)
     content = b""
     with contextlib.suppress(ConnectionResetError):
@@ -149,7 +148,8 @@ def test_a_leaving_front_end_says_so_before_it_takes_no_more(node: FakeNode) -> 
 
 
 def refused(front: RunningFront) -> bool:
-    """Whether nobody listens. What was still in the queue of who listened is cut off instead."""
+    """Returns True if nobody listens. Connections still in the listener's queue are reset
+    instead."""
     with contextlib.suppress(httpx.TransportError):
         try:
             httpx.get(front.url + "/livez")

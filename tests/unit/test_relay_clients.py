@@ -1,4 +1,4 @@
-"""Clients that go away, wait, or read as it is written."""
+"""Clients that go away, wait, or read tokens as they are generated."""
 
 from __future__ import annotations
 

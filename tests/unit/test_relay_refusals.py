@@ -1,4 +1,4 @@
-"""What workers refuse or fail at, and nobody being there, as a client reads it."""
+"""Refusals and failures of workers, and missing workers, as a client sees them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ def test_full_everywhere_is_429(node: FakeNode) -> None:
 def test_what_no_worker_reads_is_not_sent(
     node: FakeNode, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
 ) -> None:
-    """It would cut the connection of every other request at that worker, again and again."""
+    """Such a message would cut the connection of every other request at that worker, again and
+    again."""
     gate = threading.Event()
     worker = node.worker(lambda submit: chain((gate,), answer_words()(submit)))
     monkeypatch.setattr("mayfly_server.dispatch.link.MAX_FRAME_BYTES", 8192)
@@ -183,7 +184,7 @@ def test_no_node_was_ever_heard() -> None:
 
 
 def test_a_model_that_another_node_may_serve_is_not_denied(node: FakeNode) -> None:
-    """As to a front end that was started again, and has heard of one of its nodes only."""
+    """The front end was started again, and has heard from one of its nodes only."""
     node.worker()
     later = FakeNode("big", name="later")
     with RunningFront(node.control, later.control) as front:

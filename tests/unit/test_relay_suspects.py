@@ -1,4 +1,4 @@
-"""A request that workers die of, and those beside it: over HTTP and real sockets."""
+"""A request that kills workers, and requests beside it: over HTTP and real sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Request parsers meet anything: each either makes a prompt of it or says what is wrong."""
+"""Request parsers on any input: each makes a prompt of it or says what is wrong."""
 
 from __future__ import annotations
 
@@ -199,7 +199,8 @@ def changed(body: dict[str, Any], place: tuple[Any, ...], new: Any, how: str) ->
 
 
 def read(body: Any, parser: Parser) -> None:
-    """As a route does. Only InvalidRequest may come out, and its text can be sent."""
+    """Parses a body as a route does. Only InvalidRequest may be raised, and its text can be
+    sent."""
     model, go_on, _ = parser
     try:
         parsed = parse_object(json.dumps(body).encode())

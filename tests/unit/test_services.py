@@ -1,7 +1,7 @@
-"""What services are installed by, and how their managers are understood.
+"""Installation of services, and the output of service managers.
 
-launchd is spoken to by way of a fake ``launchctl`` with outputs of the real one's form; no Mac was
-at hand. systemd's own tools check its units where they are there.
+launchd is a fake ``launchctl`` with outputs of the real one's form; no Mac was at hand. systemd's
+own tools check its units where they are installed.
 """
 
 from __future__ import annotations
@@ -346,7 +346,8 @@ def test_a_unit_that_cannot_be_stopped_stays(tmp_path: Path) -> None:
 
 
 def test_a_node_keeps_its_gpu_and_its_workers() -> None:
-    """Of each of these, systemd would take one of them."""
+    """The unit has no hardening that hides the GPU or forbids generated code, and a stop or an OOM
+    kill leaves the workers to the reaper."""
     unit = systemd.render(replace(SERVE, scope="system", user="mayfly"))["mayfly-serve.service"]
     settings = dict(line.partition("=")[::2] for line in unit.splitlines() if line[:1].isupper())
     assert not {"PrivateDevices", "DeviceAllow", "DevicePolicy", "ProtectClock"} & settings.keys()
@@ -381,7 +382,7 @@ def test_systemd_verifies_the_units(tmp_path: Path, service: Service, scope: str
 @pytest.mark.parametrize(("service", "exposure"), [(SERVE, 60), (FRONT, 25)])
 @needs_systemd_analyze
 def test_the_units_leave_little_exposed(tmp_path: Path, service: Service, exposure: int) -> None:
-    """By systemd's own measure, of 100: a unit that says nothing has 96."""
+    """systemd's own exposure score, of 100: a unit without any hardening has 96."""
     for name, text in systemd.render(_in_scope(service, "system")).items():
         (tmp_path / name).write_text(text)
     unit = tmp_path / f"mayfly-{service.name}.service"

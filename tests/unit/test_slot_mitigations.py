@@ -1,4 +1,4 @@
-"""Faults that recur: recycles, trials, back-off, and mitigations for the next workers."""
+"""A slot's reaction to repeated faults, and to a machine that cannot go on."""
 
 from __future__ import annotations
 
@@ -126,7 +126,8 @@ def test_a_kill_by_the_system_gets_a_pause_and_less_memory() -> None:
 
 @pytest.mark.parametrize("phase", ["starting", "warming", "loading", "canary"])
 def test_a_kill_by_the_system_while_loading_takes_no_memory_from_the_next(phase: LoadPhase) -> None:
-    """What it had by then is less than its weights, and would leave no room for any context."""
+    """The worker's memory by then is less than its weights, and would leave no room for any
+    context."""
     scenario = Scenario().start()
     scenario.receive(Hello("s", 1, 4711))
     scenario.receive(Loading(phase, 3 * 10**9, 16 * 10**9))

@@ -1,4 +1,4 @@
-"""Invariants of a slot under any sequence of events."""
+"""Invariants of a slot under any events in any order."""
 
 from __future__ import annotations
 

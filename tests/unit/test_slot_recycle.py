@@ -1,4 +1,4 @@
-"""Planned recycles: the replacement of healthy workers."""
+"""Replacement of a healthy worker."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A choice's text: the pieces make up the right whole, and a replayed choice goes on as if nothing
-had happened."""
+"""A choice's text: its pieces make up the whole, and a replayed choice goes on as if nothing had
+happened."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def choice(
 
 
 def run(text: ChoiceText, ids: Sequence[int], reason: FinishReason | None = "stop") -> TextPiece:
-    """All pieces as one: up to a stop, or to the end for a reason (``stop``: an end token)."""
+    """Joins all pieces: up to a stop, or to the end for a reason (``stop``: an end token)."""
     whole = NOTHING
     for id in ids:
         whole = whole.joined(text.feed(id))
@@ -278,7 +278,7 @@ def test_a_call_cut_off_by_length_is_content() -> None:
 
 @pytest.mark.parametrize("left_out", range(1, len(ids_of(CALL))))
 def test_a_second_call_that_is_cut_off_ends_by_length(left_out: int) -> None:
-    """Its answer lacks something, although there is a call to be made."""
+    """The answer is incomplete, although there is a call to be made."""
     ids = ids_of(CALL + CALL)[:-left_out]
     whole = run(choice(chat={"tools": (TOOL,)}), ids, "length")
     begun = THINKING.decode(ids_of(CALL)[:-left_out])

@@ -1,4 +1,4 @@
-"""Reasoning, content and tool calls, out of text that comes in pieces of any size."""
+"""Reasoning, content and tool calls, parsed from text in pieces of any size."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def call(name: str, **arguments: Any) -> str:
 
 
 def read_whole(text: str, state: str) -> tuple[str, str, list[ParsedCall]]:
-    """The same, by searching the whole text for whichever marker comes next."""
+    """Parses the whole text at once, by searching for the marker that comes next."""
     content = reasoning = collected = ""
     calls: list[ParsedCall] = []
     exits = {

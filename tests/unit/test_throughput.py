@@ -1,4 +1,4 @@
-"""Tokens per second out of counts."""
+"""Tokens per second, computed from counts."""
 
 from __future__ import annotations
 

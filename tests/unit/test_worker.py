@@ -1,4 +1,4 @@
-"""A real worker process: what it says to its reaper and to front ends, and how it leaves."""
+"""A real worker process: its messages to its reaper and to front ends, and its exits."""
 
 from __future__ import annotations
 

@@ -92,12 +92,12 @@ def requests() -> st.SearchStrategy[MixedRequest]:
 
 
 def deltas_of(answer: AttemptAnswer, choice: int) -> list[Any]:
-    """All that a client was told of a choice, without what names the attempt."""
+    """Returns the deltas of a choice, without the fields that name the attempt."""
     return [replace(d, rid="", attempt=0) for d in answer.deltas if d.choice == choice]
 
 
 def cut(whole: str, stops: tuple[str, ...], include: bool) -> str:
-    """What stays of a text at the first of its stops to be complete, the longest of several."""
+    """Cuts a text at the first of its stops to be complete, the longest of several."""
     ends = [(whole.find(s) + len(s), -len(s)) for s in stops if s in whole]
     if not ends:
         return whole
@@ -114,7 +114,7 @@ class WorkerPair:
         self._known: dict[str, AttemptAnswer] = {}
 
     def whole(self, request: MixedRequest) -> str:
-        """What the first choice would say without stops."""
+        """Returns the first choice's text without stops."""
         return self.alone(request.wanted()).text()
 
     def stops(self, request: MixedRequest) -> tuple[str, ...]:
@@ -152,7 +152,8 @@ def workers(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 def run(
     workers: WorkerPair, mix: list[MixedRequest]
 ) -> list[tuple[MixedRequest, tuple[str, ...], AttemptAnswer]]:
-    """Everything at once, and cancels when so many tokens have come; returns when all has ended."""
+    """Sends everything at once, and cancels when so many tokens have come; returns when all has
+    ended."""
     busy = workers.busy
     asked = [(r, workers.stops(r)) for r in mix]
     running = [(r, stop, busy.submit(r.wanted(stop))) for r, stop in asked]

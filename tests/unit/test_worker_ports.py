@@ -1,4 +1,4 @@
-"""Where a worker on TCP listens, and what it says when it cannot."""
+"""Ports on which a worker on TCP listens, and its error when it cannot."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_host_that_is_not_ours_is_no_matter_of_ports(router: zmq.Socket[Any]) 
 
 
 def test_a_worker_without_a_key_lets_nobody_in_from_elsewhere() -> None:
-    """Whatever its reaper tells it."""
+    """The address from its reaper does not matter."""
     paths = {"control": "inproc://nobody", "model_path": "/nowhere", "model_name": "m"}
     wire = Wire(WorkerSettings(slot="s", incarnation=1, listen="tcp://0.0.0.0:7710-7719", **paths))
     try:

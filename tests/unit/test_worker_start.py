@@ -1,4 +1,4 @@
-"""What a worker's process does before it runs."""
+"""The start of a worker's process, before it runs."""
 
 from __future__ import annotations
 

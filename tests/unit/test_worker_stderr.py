@@ -1,4 +1,4 @@
-"""What a worker writes where there may be no room."""
+"""A worker's stderr on a disk without room."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker is made of."""
+"""Versions of a worker's parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker takes in at its sockets."""
+"""Messages that a worker receives at its sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who gets into a guarded socket: real sockets on the loopback interface."""
+"""Peers that a guarded socket lets in, with real sockets on the loopback interface."""
 
 from __future__ import annotations
 

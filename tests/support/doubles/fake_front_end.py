@@ -1,4 +1,4 @@
-"""A front end that answers every GET with 200, and ends at ``/crash``: for tests of the reaper.
+"""A fake front end for tests of the reaper: it answers every GET with 200, and ends at ``/crash``.
 
 Run with the number of an inherited listening socket.
 """

@@ -1,9 +1,9 @@
-"""A Hugging Face Hub of one's own: as much of it as its client needs to download a repository.
+"""A fake Hugging Face Hub: as much of it as its client needs to download a repository.
 
 ::
 
-    GET  /api/models/R[/revision/main]    what is in it
-    GET  /api/models/R/tree/COMMIT        the same, as a list
+    GET  /api/models/R[/revision/main]    the repository's description
+    GET  /api/models/R/tree/COMMIT        its files, as a list
     HEAD /R/resolve/COMMIT/FILE           size and hash
     GET  /R/resolve/COMMIT/FILE           the file, or a part of it
 
@@ -27,8 +27,9 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @dataclass
 class FakeHub:
-    """``gated`` repositories refuse their files; ``broken`` files end after half their bytes, as
-    if the connection were lost, until they are taken out of the set again."""
+    """Repositories of a fake Hub. ``gated`` repositories refuse their files; ``broken`` files end
+    after half their bytes, as if the connection were lost, until they are taken out of the set
+    again."""
 
     repositories: dict[str, dict[str, bytes]]
     gated: set[str] = field(default_factory=set)

@@ -1,9 +1,9 @@
-"""A node without an engine: workers that follow a script, and a reaper that publishes what a test
-says. Threads and real sockets, so that a front end cannot tell.
+"""A fake node: workers without an engine that follow a script, and a reaper that publishes the
+rosters of a test. Threads and real sockets, so that a front end cannot tell.
 
-A script is a generator made for each ``Submit``; what it yields happens in turn: a message is
-sent, a number is a pause in seconds, an Event is waited for, ``DIE`` closes the worker's socket as
-the end of its process would.
+A script is a generator made for each ``Submit``. Its steps are done in turn: a message is sent, a
+number is a pause in seconds, an Event is waited for, ``DIE`` closes the worker's socket as the end
+of its process would.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def accept(submit: Submit) -> Accepted:
 
 
 def step(submit: Submit, position: int, text: str, choice: int = 0, **more: Any) -> Tokens:
-    """One choice's next token."""
+    """Returns the message with one choice's next token."""
     fields = {"ids": (token_id(position),), "text": text} | more
     return Tokens((Delta(submit.rid, submit.attempt, choice, position, **fields),))
 
@@ -80,7 +80,8 @@ def finish(submit: Submit, tokens: int = 0) -> Finish:
 
 
 def answer_words(*words: str, pause_s: float = 0.0, end: str = "stop") -> AnswerScript:
-    """A token a word, in every choice, going on where a lost worker ended."""
+    """Script that answers a token a word, in every choice, and resumes where a lost worker
+    ended."""
 
     def script(submit: Submit) -> Iterator[ScriptStep]:
         yield accept(submit)
@@ -102,7 +103,7 @@ def answer_words(*words: str, pause_s: float = 0.0, end: str = "stop") -> Answer
 
 
 def answer_then(count: int, then: AnswerScript, words: tuple[str, ...] = WORDS) -> AnswerScript:
-    """Accepts, says the first ``count`` words, and goes on with another script."""
+    """Script that accepts, sends the first ``count`` words, and goes on with another script."""
 
     def script(submit: Submit) -> Iterator[ScriptStep]:
         yield accept(submit)
@@ -126,8 +127,8 @@ class _Running:
 
 
 class FakeWorker:
-    """``submits`` and ``cancels`` are what front ends have sent. A ``mute`` one answers no ping, a
-    ``deaf`` one no question about tokens."""
+    """A worker's socket without an engine. ``submits`` and ``cancels`` are messages from front
+    ends. A ``mute`` worker answers no ping, a ``deaf`` one no question about tokens."""
 
     def __init__(self, place: str, script: AnswerScript, pair: KeyPair | None = None) -> None:
         self.script = script
@@ -207,15 +208,16 @@ class FakeWorker:
 
 
 def _lock(socket: zmq.Socket[bytes], pair: KeyPair | None) -> None:
-    """Whoever knows the public key may come in."""
+    """Makes a socket a CURVE server, open to every peer that knows the public key."""
     if pair is not None:
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.CURVE_SECRETKEY, pair.secret)
 
 
 class FakeNode:
-    """To be entered. ``asked`` is set when somebody has sent an ``Ask``. With a ``port`` it is on
-    TCP, with CURVE: there, on the next port, and with its workers on those that follow."""
+    """A node's control and roster sockets; a context manager. ``asked`` is set when a peer has sent
+    an ``Ask``. With a ``port`` it is on TCP, with CURVE: control there, rosters on the next port,
+    and workers on those that follow."""
 
     def __init__(self, model: str = "tiny", *, port: int = 0, name: str = "node") -> None:
         self.model = model
@@ -248,7 +250,7 @@ class FakeNode:
         shutil.rmtree(self._folder)
 
     def address(self, host: str) -> str:
-        """What a front end calls a node on TCP."""
+        """Returns a front end's name for a node on TCP."""
         assert self.pair is not None
         return f"tcp://{self.pair.public}@{host}:{self._port}"
 
@@ -277,7 +279,7 @@ class FakeNode:
         return worker
 
     def show(self, view: SlotView) -> None:
-        """Publishes a slot as it is now, in place of what was said of it."""
+        """Publishes a slot's view, in place of the one before."""
         with self._lock:
             others = tuple(slot for slot in self._roster.slots if slot.slot != view.slot)
             self._roster = replace(
@@ -293,7 +295,7 @@ class FakeNode:
 
     @property
     def revision(self) -> int:
-        """Of the roster that is, or is about to be, published."""
+        """The revision of the roster that is, or is about to be, published."""
         return self._roster.revision
 
     def view(self, slot: str) -> SlotView:
@@ -313,7 +315,7 @@ class FakeNode:
         router.send_multipart([peer, encode(answer)])
 
     def lose(self, slot: str, kind: str, *, suspects: Sequence[str] = (), **more: Any) -> None:
-        """Publishes that a slot's worker is lost, and in which requests' forward pass."""
+        """Publishes the loss of a slot's worker, and the requests in its last forward pass."""
         view = self.view(slot)
         loss = Loss(slot, view.incarnation, kind, "worker", "", 0.0, tuple(suspects), **more)
         gone = replace(view, state="backoff", endpoint="", retry_in_s=0.1)

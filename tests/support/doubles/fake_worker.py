@@ -1,11 +1,12 @@
-"""A worker without MLX: it speaks the worker's side of the protocol and misbehaves when asked to.
+"""A fake worker without MLX: it speaks the worker's side of the protocol, and fails as its options
+say.
 
-Run as a worker's command; the reaper appends ``--settings JSON``. Misbehaviour starts ``--after``
-seconds after Ready, and not before there is the file ``--once`` (or, for those that never get
-there, instead of it); it is that of the first ``--times`` incarnations only.
+Run as a worker's command; the reaper appends ``--settings JSON``. The failure starts ``--after``
+seconds after Ready, and not before the file ``--once`` exists (or, for failures before Ready,
+instead of it). Only the first ``--times`` incarnations fail.
 
-It packs its frames itself: many of these are started, and the codec is most of what they would
-import.
+Frames are packed here: many of these processes are started, and the codec is most of what they
+would import.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ ABORT_TEXT = "[METAL] Command buffer execution failed: Caused GPU Timeout Error 
 
 
 class FakeWorkerProcess:
-    """One thread: stdin, the control socket and the clock."""
+    """A worker's process with one thread for stdin, the control socket and the clock."""
 
     def __init__(self, settings: dict[str, Any], arguments: argparse.Namespace) -> None:
         self.settings = settings
@@ -147,7 +148,8 @@ class FakeWorkerProcess:
                     self.say(self.beat())
 
     def serve_until(self, deadline: float, stuck: Beat | None, deaf: bool = False) -> None:
-        """Beats, answers Drain and watches stdin. ``stuck`` is the beat of a wedged engine."""
+        """Sends beats, answers Drain and watches stdin. ``stuck`` is the beat of a wedged
+        engine."""
         poller = zmq.Poller()
         poller.register(self.control, zmq.POLLIN)
         poller.register(0, zmq.POLLIN)

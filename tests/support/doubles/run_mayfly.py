@@ -1,5 +1,5 @@
-"""The ``mayfly`` command with a reaper and a front end of another patience: what differs from their
-defaults is the first argument, as JSON. For tests."""
+"""The ``mayfly`` command with other time limits of the reaper and the front end: the first argument
+has those that differ from their defaults, as JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ BUDGETS = {field.name for field in fields(Budgets)}
 
 
 def main_with(patience: Mapping[str, float]) -> None:
-    """What is no budget of the reaper is a field of the front end's settings."""
+    """Runs the command. Names that are no budget of the reaper are fields of the front end's
+    settings."""
     configured = serve._settings
     budgets = Budgets(**{name: patience[name] for name in patience.keys() & BUDGETS})
     front = {name: patience[name] for name in patience.keys() - BUDGETS}

@@ -1,4 +1,4 @@
-"""A node as a process of its own, which prints what its observer is told: for tests."""
+"""A node as a process of its own, which prints the events of its observer."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""A random-weight Llama for a GPU, of the size of a real model, that fails there when it reads
-certain words.
+"""A random-weight Llama for a GPU, of the size of a real model, that fails there at certain words.
 
-The faults are those of the hardware: see :mod:`models.cuda_model`, the code that runs in the
-worker.
+The faults are those of the hardware: see :mod:`support.models.cuda_model`, the code that runs in
+the worker.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ FAULTS = {"illegal": 8, "spin": 8, "memory": 8, "kill": 0}
 
 
 def trigger(fault: str) -> str:
-    """The words in a prompt that a fault waits for."""
+    """Returns the words in a prompt that trigger a fault."""
     return f" then came the {fault}"
 
 

@@ -1,9 +1,9 @@
 """The code of a Llama that really fails on a GPU. It travels in the model's folder as its
 ``model_file``.
 
-It imports nothing but what a worker has, since it runs there. What strikes when is read from
-``faults.json`` beside it (see :mod:`models.cuda`, which writes both). The strikes are lazy, as what
-a kernel does wrong is: they become a part of the logits' graph, and come out of whatever the engine
+It imports only packages that a worker has, since it runs there. Faults and their triggers are read
+from ``faults.json`` beside it (:mod:`support.models.cuda` writes both). The faults are lazy, as
+those of a kernel are: they become a part of the logits' graph, and come out of whatever the engine
 evaluates next.
 """
 
@@ -23,16 +23,16 @@ ModelArgs = llama.ModelArgs
 
 @dataclass
 class Fault:
-    """Strikes once over the lives of all processes that load this folder, ``after`` so many
-    decode steps since a prompt with the ``trigger`` (its token ids) went by; with 0 in that
-    prefill itself."""
+    """A fault that happens once over the lives of all processes that load this folder, ``after`` so
+    many decode steps since a prompt with the ``trigger`` (its token ids); with 0 in that prefill
+    itself."""
 
     name: str
     trigger: list[int]
     after: int
 
     def claim(self) -> bool:
-        """A claim is a file: it outlives the process that it kills."""
+        """Returns True the first time. A claim is a file: it outlives the process that it kills."""
         try:
             (FOLDER / f"{self.name}.struck").open("x").close()
         except FileExistsError:
@@ -41,7 +41,7 @@ class Fault:
 
 
 def run_kernel(name: str, source: str, logits: mx.array) -> mx.array:
-    """Logits that depend on what a kernel of one thread left in its output."""
+    """Returns logits that depend on the output of a kernel of one thread."""
     kernel = mx.fast.cuda_kernel(
         name=name, input_names=["inp"], output_names=["out"], source=source
     )
@@ -56,13 +56,13 @@ def run_kernel(name: str, source: str, logits: mx.array) -> mx.array:
 
 
 def illegal_access(logits: mx.array) -> mx.array:
-    """A store to an address that nobody has."""
+    """Stores to an address that no process has."""
     source = "out[0] = inp[0]; *(volatile float*)0x10 = inp[0];"
     return run_kernel("stray_store", source, logits)
 
 
 def spin(logits: mx.array) -> mx.array:
-    """60 s at a clock of at most 2 GHz, and one end that the compiler cannot foresee."""
+    """Spins 60 s at a clock of at most 2 GHz, with an end that the compiler cannot foresee."""
     source = (
         "long long begin = clock64();"
         "while (clock64() - begin < 120000000000LL) { __nanosleep(1000); }"
@@ -72,12 +72,12 @@ def spin(logits: mx.array) -> mx.array:
 
 
 def out_of_memory(logits: mx.array) -> mx.array:
-    """More than any one GPU has: 1 TB."""
+    """Allocates more than any one GPU has: 1 TB."""
     return logits + mx.ones((1024, 1 << 30), dtype=mx.uint8)[:1, :1].astype(logits.dtype)
 
 
 def kill(logits: mx.array) -> mx.array:
-    """SIGKILL with the forward pass under way on the GPU."""
+    """Sends SIGKILL with the forward pass under way on the GPU."""
     mx.async_eval(logits)
     os.kill(os.getpid(), signal.SIGKILL)
     return logits

@@ -54,17 +54,17 @@ DEFAULT_REPLY = "The quick brown fox jumps over the lazy dog."
 
 @dataclass(frozen=True)
 class ModelFault:
-    """Strikes in the forward pass that computes output token ``at`` (0 is the first), in one that
-    prefills several tokens of a prompt with the trigger already in it (``"prefill"``), or while
-    the model loads (``"load"``, for ``build(load_faults=...)``).
+    """A fault in the forward pass that computes output token ``at`` (0 is the first), in one that
+    prefills several tokens of a prompt with the trigger already in it (``"prefill"``), or while the
+    model loads (``"load"``, for ``build(load_faults=...)``).
 
     ``message`` is the exception's text (``raise``), the last lines on stderr (``abort``), the code
-    (``exit``), or what a ``wait`` is called: it writes its pid into a file ``<name>.waits`` and
-    goes on when there is one called ``<name>.go``. Of a ``raise_masked`` the first line is raised,
-    and each further one by the cleanup after the one before. A ``leak`` is of so many megabytes.
-    ``nan`` and ``constant`` spoil the
-    row's logits. ``times`` bounds how often it strikes over all processes that load the folder:
-    with 1, the worker that comes next survives. Faults of the same moment strike in their order.
+    (``exit``), or the name of a ``wait``: it writes its pid into a file ``<name>.waits`` and goes
+    on when there is one called ``<name>.go``. Of a ``raise_masked`` the first line is raised, and
+    each further one by the cleanup after the one before. A ``leak`` is of so many megabytes.
+    ``nan`` and ``constant`` spoil the row's logits. ``times`` bounds the number of faults over all
+    processes that load the folder: with 1, the next worker survives. Faults of the same moment
+    happen in their order.
     """
 
     at: int | Literal["prefill", "load"]
@@ -75,7 +75,7 @@ class ModelFault:
 
 @dataclass(frozen=True)
 class ScriptedReply:
-    """``reply`` is text or token ids. The trigger is looked for in the prompt's text."""
+    """A reply, text or token ids, to prompts whose text holds the trigger."""
 
     trigger: str
     reply: str | Sequence[int]

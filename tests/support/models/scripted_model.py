@@ -46,8 +46,8 @@ class ModelArgs(BaseModelArgs):
 
 @dataclass
 class Fault:
-    """``at`` is "load", "prefill", or how many tokens were said when it strikes. It strikes
-    ``times`` times over the lives of all processes that load this folder (None: always)."""
+    """A fault at "load", at "prefill", or after ``at`` tokens of the reply. It happens ``times``
+    times over the lives of all processes that load this folder (None: always)."""
 
     name: str
     at: str | int
@@ -56,7 +56,8 @@ class Fault:
     times: int | None = None
 
     def claim(self) -> bool:
-        """Whether it strikes now. A claim is a file: it outlives the process that it kills."""
+        """Returns True if the fault happens now. A claim is a file: it outlives the process that it
+        kills."""
         if self.times is None:
             return True
         for n in range(self.times):
@@ -99,7 +100,7 @@ def _raise(message: str) -> None:
 
 
 def _raise_masked(message: str) -> None:
-    """What comes out at last is the last line, with all that it stands before as its context."""
+    """Raises the last line, with all lines before it as its context."""
     before, newline, last = message.rpartition("\n")
     try:
         if newline:
@@ -109,7 +110,7 @@ def _raise_masked(message: str) -> None:
 
 
 def _wait(name: str) -> None:
-    """Says who is here, and stays until it is told to go on."""
+    """Writes this process's id into a file, and waits for the file that lets it go on."""
     told = FOLDER / f"{name}.waits.tmp"
     told.write_text(str(os.getpid()))
     told.rename(FOLDER / f"{name}.waits")
@@ -152,7 +153,7 @@ class Script:
         self._cast: dict[bytes, Play] = {}
 
     def play_for(self, prompt: np.ndarray) -> Play:
-        """The play whose trigger comes last in the prompt's text."""
+        """Returns the play whose trigger comes last in the prompt's text."""
         key = prompt.tobytes()
         if key not in self._cast:
             text = self.tokenizer.decode(prompt.tolist(), skip_special_tokens=False)
@@ -165,7 +166,8 @@ class Script:
         return self._cast[key]
 
     def prompt_lengths(self, history: np.ndarray) -> np.ndarray:
-        """For each position, how many tokens up to there belong to the prompt: [L], 0 for none."""
+        """Returns for each position the number of tokens up to there that belong to the prompt:
+        [L], 0 for none."""
         ends = np.zeros(len(history), dtype=np.int64)
         for marker in self.markers:
             if len(history) >= len(marker):
@@ -205,7 +207,7 @@ class Model(nn.Module):
         return logits
 
     def _histories(self, inputs: mx.array, cache: object) -> list[np.ndarray]:
-        """Every row's ids so far, these included, without the padding on their left."""
+        """Returns every row's ids so far, these included, without the padding on their left."""
         keys = inputs[:, None, :, None].astype(mx.float32)
         if cache is None:
             return list(np.array(inputs))
@@ -216,7 +218,7 @@ class Model(nn.Module):
         return [row[start:] for row, start in zip(ids, cache.left_padding.tolist(), strict=True)]
 
     def _next_ids(self, history: np.ndarray, length: int) -> np.ndarray:
-        """What follows each of the last ``length`` positions of a row."""
+        """Returns the token that follows each of the last ``length`` positions of a row."""
         prompts = self._script.prompt_lengths(history)[-length:]
         seen = np.arange(len(history) - length + 1, len(history) + 1)
         babble = np.array(self._script.default.reply)
@@ -228,7 +230,7 @@ class Model(nn.Module):
         return ids
 
     def _strike(self, history: np.ndarray, length: int) -> list[str]:
-        """Lets the faults strike that are due in this row; returns those that spoil its logits."""
+        """Runs the faults that are due in this row; returns those that spoil its logits."""
         if length > 1:
             play, at = self._script.play_for(history), "prefill"
         else:
