@@ -219,7 +219,7 @@ def test_with_keys_it_asks_for_one(visit: Visit) -> None:
             give(page, "wrong")
             expect(page.locator("#key-why")).to_have_text("This API key is not known here.")
             give(page, "key-of-someone")
-            expect(page.locator("#key-why")).to_contain_text("an admin's is needed")
+            expect(page.locator("#key-why")).to_contain_text("an admin's key is needed")
             expect(page.locator("body")).not_to_contain_text("slot-1")
             page.locator("#say").fill("Are you there?")
             page.locator("#send").click()

@@ -1,4 +1,4 @@
-// A conversation, over the same API as everybody's. It is forgotten with the page.
+// The chat, over the same API that other clients use. Its conversation ends with the page.
 
 import { byId, element, text } from "./dom.js";
 import { Refused, request } from "./server.js";
@@ -27,7 +27,7 @@ export function startChat() {
   });
 }
 
-/** Offers the models that are served, if there is a choice. */
+/** Lists the served models to choose from, if there are several. */
 export async function offerModels() {
   const answer = await (await request("v1/models")).json();
   const names = answer.data.map((model) => model.id);
@@ -57,7 +57,7 @@ async function say() {
   }
 }
 
-/** The message is remembered with its answer, or not at all, so that it can be put again. */
+/** Adds the message to the conversation with its answer, or not at all, so that it can be sent again. */
 async function answer(said, shown) {
   const messages = [...history, { role: "user", content: said }];
   const signal = running.signal;
@@ -86,7 +86,7 @@ async function answer(said, shown) {
         content += delta.content ?? "";
       }
     }
-    throw new Refused("The answer broke off.", 0);
+    throw new Refused("The answer ended early.", 0);
   } catch (error) {
     if (error.name === "AbortError") remember();
     throw error;

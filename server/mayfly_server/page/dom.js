@@ -1,5 +1,5 @@
-// The little that is needed to keep a document as it should be, without touching what is right:
-// an element that is replaced would lose the reader's focus and selection.
+// Changes the document only where it differs: an element that is replaced would lose the user's focus
+// and selection.
 
 export const byId = (id) => document.getElementById(id);
 
@@ -20,8 +20,8 @@ export function attribute(node, name, value) {
 }
 
 /**
- * Makes the children of `parent` those of `items`, in their order: each is known by `key(item)`,
- * made once by `make(item)`, and brought up to date by `update(child, item)`.
+ * Makes the children of `parent` those of `items`, in their order: each is identified by `key(item)`,
+ * made once by `make(item)` and updated by `update(child, item)`.
  */
 export function each(parent, items, key, make, update) {
   const known = new Map([...parent.children].map((child) => [child.dataset.key, child]));

@@ -1,4 +1,4 @@
-// The nodes, their slots and those slots' workers.
+// Shows the nodes, their slots and the workers of the slots.
 
 import { attribute, byId, each, element, text } from "./dom.js";
 import { count, rate, size, span } from "./words.js";
@@ -34,7 +34,7 @@ function makeNode() {
   return element("div", { class: "node" }, element("h3"), element("div"));
 }
 
-/** A slot has two views while its worker is replaced. */
+/** Groups a node's views by slot: a slot has two while its worker is replaced. */
 function bySlot(node) {
   const slots = new Map();
   for (const view of node.slots) {
@@ -98,7 +98,7 @@ function factsOf(view) {
   return facts;
 }
 
-/** How far a load is, or how full a batch. */
+/** Shows the progress of a load, or how full a batch is. */
 function showMeter(meter, view) {
   const [bar, words] = meter.children;
   const serves = view.state === "ready" || view.state === "draining";
@@ -118,7 +118,7 @@ function showMeter(meter, view) {
   }
 }
 
-/** A bar without a total says that nobody knows how long it takes. */
+/** Sets a progress bar; without a total it is indeterminate. */
 function fill(bar, value, total, label) {
   attribute(bar, "aria-label", label);
   if (total) {

@@ -1,18 +1,18 @@
-// What has become of each slot's workers, out of one full picture after the other.
+// Follows each slot's workers through one status after the other.
 //
-//                 in the picture            a loss or an autopsy names it
+//                 in the status             a loss or an autopsy names it
 //   unknown ------------------------> alive ---------------------------> lost (kind)
-//                                       |   no longer in the picture
-//                                       +------------------------------> left (in good order)
+//                                       |   no longer in the status
+//                                       +------------------------------> left (ended as planned)
 //
-// No part of the document is touched here.
+// This module does not touch the document.
 
 const KEPT = 8;
 
 export class Lives {
   #slots = new Map();
 
-  /** Takes in a picture. Returns sentences about what is new since the last one. */
+  /** Takes a status. Returns sentences about the changes since the last one. */
   hear(picture) {
     const first = this.#slots.size === 0;
     const news = [];
@@ -47,7 +47,7 @@ export class Lives {
   }
 
   #see(node, view, news) {
-    if (!view.pid) return; // a slot at rest has no worker
+    if (!view.pid) return; // the slot has no worker now
     const life = this.#life(node, view.slot, view.incarnation);
     if (view.state === "ready" && !life.ready) {
       life.ready = true;

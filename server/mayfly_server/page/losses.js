@@ -1,4 +1,4 @@
-// The workers that were lost of late, and what the first cause was.
+// Shows the last workers that were lost, with the first cause of each loss.
 
 import { byId, each, element, text } from "./dom.js";
 import { lastLosses } from "./lives.js";
@@ -19,7 +19,7 @@ function make() {
     "p", { class: "loss-head" },
     element("strong"), element("span"), element("span", { class: "age" }),
   );
-  const more = element("details", {}, element("summary", {}, "what that means"),
+  const more = element("details", {}, element("summary", {}, "meaning and advice"),
     element("p"), element("p"), element("p"));
   return element("li", {}, head, element("p", { class: "cause" }), element("p", { class: "soft" }), more);
 }
@@ -30,9 +30,9 @@ function show(item, loss, several) {
   text(head.children[0], `† ${loss.kind}`);
   text(head.children[1], `${slot}, worker ${loss.incarnation}`);
   text(head.children[2], `${span(loss.age_s)} ago`);
-  text(cause, loss.first_cause || "no cause was told");
+  text(cause, loss.first_cause || "no cause is known");
   const recorded = loss.id !== undefined;
-  text(done, recorded ? loss.done : "is being ended");
+  text(done, recorded ? loss.done : "the worker is being ended");
   more.hidden = !recorded;
   if (!recorded) return;
   const [, meaning, advice, facts] = more.children;

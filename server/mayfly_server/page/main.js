@@ -1,4 +1,4 @@
-// Follows the server's pictures of itself and shows each one.
+// Follows the server's status events and shows each status.
 
 import { offerModels, startChat } from "./chat.js";
 import { attribute, byId, text } from "./dom.js";
@@ -11,7 +11,7 @@ import { rate } from "./words.js";
 
 const AGAIN_MS = 500;
 const AGAIN_MOST_MS = 5000;
-const SILENT_MS = 5000; // pictures come every second
+const SILENT_MS = 5000; // events come every second
 const SAMPLES = 60;
 
 const lives = new Lives();
@@ -34,7 +34,7 @@ async function follow() {
       }
       if (error.status === 403) {
         connection("no", "an admin's key shows the workers");
-        askForKey("This key may chat; to see the workers, an admin's is needed.");
+        askForKey("This key may chat; to see the workers, an admin's key is needed.");
         offerModels().catch(() => {});
         await given();
         pause = AGAIN_MS;
@@ -47,7 +47,7 @@ async function follow() {
   }
 }
 
-/** Shows pictures until the server leaves or its connection is lost. */
+/** Shows each status until the server shuts down or the connection is lost. */
 async function listen() {
   const silence = new AbortController();
   let timer = 0;

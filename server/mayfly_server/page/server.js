@@ -1,11 +1,11 @@
-// Requests to the server that this page came from, with the key that it may ask for. The key lives
-// in the tab's session storage and nowhere else.
+// Sends requests to the server that this page came from, with an API key if the server asks for one.
+// The key is kept in the tab's session storage and nowhere else.
 
 import { byId, text } from "./dom.js";
 
 const STORED = "mayfly-key";
 
-/** What a server said no with; `status` is 0 where none was reached. */
+/** An error answer; `status` is 0 where no server was reached. */
 export class Refused extends Error {
   constructor(message, status) {
     super(message);
@@ -33,7 +33,7 @@ export async function request(path, { signal, body } = {}) {
   throw new Refused(message, response.status);
 }
 
-/** Shows the field for a key. `why` is the server's word. */
+/** Shows the field for a key, with the reason. */
 export function askForKey(why) {
   text(byId("key-why"), why);
   if (!byId("key").hidden) return;
@@ -41,7 +41,7 @@ export function askForKey(why) {
   byId("key-value").focus();
 }
 
-/** Calls `then` whenever the reader has given a key. */
+/** Calls `then` whenever the user has entered a key. */
 export function onKey(then) {
   byId("key").addEventListener("submit", (event) => {
     event.preventDefault();

@@ -1,4 +1,4 @@
-// Server-sent events of a fetch, which unlike an EventSource can carry a key and a body.
+// Reads server-sent events from a fetch, which unlike an EventSource can send a key and a body.
 
 /** Yields `{data}` for every event and `{comment}` for every comment of a response. */
 export async function* events(response) {
