@@ -18,11 +18,11 @@ router = APIRouter()
 Reason = Annotated[str, Field(description="Absent where the caller lacks a key that others need.")]
 
 
-class Alive(AnswerObject):
+class AliveAnswer(AnswerObject):
     status: Literal["ok"]
 
 
-class Ready(AnswerObject):
+class ReadyAnswer(AnswerObject):
     status: Annotated[
         Literal["ok", "stalled"],
         Field(
@@ -33,21 +33,21 @@ class Ready(AnswerObject):
     reason: NotRequired[Reason]
 
 
-class NotReady(AnswerObject):
+class NotReadyAnswer(AnswerObject):
     status: Literal["unavailable"]
     reason: NotRequired[Reason]
 
 
 _READY: dict[int | str, dict[str, Any]] = {
-    200: {"model": Ready},
-    503: {"model": NotReady, "description": "No request would be taken now."},
+    200: {"model": ReadyAnswer},
+    503: {"model": NotReadyAnswer, "description": "No request would be taken now."},
 }
 
 
 # Load balancers may ask for the head alone; FastAPI, unlike Starlette, adds no HEAD by itself.
 @router.head("/livez", include_in_schema=False)
-@router.get("/livez", response_model=None, responses={200: {"model": Alive}})
-async def alive() -> Alive:
+@router.get("/livez", response_model=None, responses={200: {"model": AliveAnswer}})
+async def alive() -> AliveAnswer:
     """Answers 200 as long as this process can answer."""
     return {"status": "ok"}
 
@@ -65,7 +65,7 @@ async def ready(request: Request, front: FrontDep) -> JSONResponse:
     if not fleet.ready_workers():
         prospects = fleet.availability()
         return _not_ready(request, prospects.reason, prospects.retry_after_s)
-    content: Ready = {"status": "ok"}
+    content: ReadyAnswer = {"status": "ok"}
     if stalled := fleet.stalled_models():
         content["status"] = "stalled"
         if _may_see_reasons(request):
@@ -74,7 +74,7 @@ async def ready(request: Request, front: FrontDep) -> JSONResponse:
 
 
 def _not_ready(request: Request, reason: str, ready_in_s: float) -> JSONResponse:
-    content: NotReady = {"status": "unavailable"}
+    content: NotReadyAnswer = {"status": "unavailable"}
     if not _may_see_reasons(request):
         return JSONResponse(content, 503)
     content["reason"] = reason
