@@ -8,15 +8,15 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import platformdirs
 import pytest
 import structlog
 
-from support import import_mlx_lm  # noqa: F401 - before anything else that imports mlx-lm
+from support import open_files_limit  # noqa: F401 - before anything else that imports mlx-lm
 from support.cgroups import SmallCgroup
-from support.models import scripted, tiny
 
 pytest_plugins = ("support.process_guard",)
 
@@ -53,22 +53,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(LONG_S))
 
 
+def _tiny(folder: Path, **options: Any) -> Path:
+    from support.models import tiny  # MLX, which takes a moment to import
+
+    return tiny.build(folder, **options)
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random-weight Llama with a plain chat template."""
-    return tiny.build(tmp_path_factory.mktemp("tiny"))
+    return _tiny(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="session")
 def tools_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random-weight Llama with a tokenizer and a template that know tools."""
-    return tiny.build(tmp_path_factory.mktemp("tools"), tokenizer="tools")
+    return _tiny(tmp_path_factory.mktemp("tools"), tokenizer="tools")
 
 
 @pytest.fixture(scope="session")
 def thinking_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random-weight Llama with a tokenizer and a template that know tools and thoughts."""
-    return tiny.build(tmp_path_factory.mktemp("thinking"), tokenizer="thinking")
+    return _tiny(tmp_path_factory.mktemp("thinking"), tokenizer="thinking")
 
 
 @pytest.fixture(scope="session")
@@ -76,6 +82,8 @@ def scripted_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pa
     """Builds a scripted model in a folder of its own: see :func:`support.models.scripted.build`."""
 
     def build(*args: object, **options: object) -> Path:
+        from support.models import scripted
+
         return scripted.build(tmp_path_factory.mktemp("scripted"), *args, **options)  # type: ignore[arg-type]
 
     return build
