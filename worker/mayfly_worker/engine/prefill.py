@@ -16,8 +16,11 @@ import mlx.core as mx
 
 from mayfly_worker.engine import caches
 from mayfly_worker.engine.caches import Cache
-from mayfly_worker.engine.chunks import bucket
-from mayfly_worker.engine.sequence import SequenceState
+from mayfly_worker.engine.chunks import SMALLEST, bucket
+from mayfly_worker.engine.sequence import SequenceState, Start
+
+PADDING_LIMIT = 2.0
+"""Largest ratio of the longest to the shortest prompt of a group."""
 
 
 @dataclass(slots=True)
@@ -37,6 +40,13 @@ class Prompt:
     stops: list[int]
     cached: int = 0
 
+    @classmethod
+    def of(cls, start: Start, cached: int) -> Prompt:
+        """Makes the state of a request of which the prefix cache holds ``cached`` tokens."""
+        leader, *copies = start.rows
+        stops = sorted(b for b in set(start.boundaries) if cached < b < len(leader.tokens) - 1)
+        return cls(start.key, leader, cached, copies, stops, cached)
+
     @property
     def target(self) -> int:
         return len(self.row.tokens) - 1
@@ -50,6 +60,13 @@ class Prompt:
         ahead = [s for s in self.stops if s > self.fed]
         end = min(self.fed + at_most, ahead[0] if ahead else self.target, self.target)
         return end - self.fed
+
+
+def fit_together(prompts: list[Prompt], room: int) -> bool:
+    """True if the prompts fit into one chunk of ``room`` tokens without much padding."""
+    lengths = [max(p.left, SMALLEST) for p in prompts]
+    longest = max(lengths)
+    return longest <= PADDING_LIMIT * min(lengths) and longest * len(lengths) <= room
 
 
 class PrefillGroup:

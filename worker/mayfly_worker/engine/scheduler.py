@@ -29,10 +29,10 @@ from mayfly_protocol.counters import Memory
 from mayfly_protocol.lifecycle import WorkPhase
 from mayfly_worker.engine import admission, caches
 from mayfly_worker.engine.admission import Budget
-from mayfly_worker.engine.chunks import SMALLEST, ChunkSizer
+from mayfly_worker.engine.chunks import ChunkSizer
 from mayfly_worker.engine.decode import NonFiniteLogits
 from mayfly_worker.engine.engine_counters import EngineCounters
-from mayfly_worker.engine.prefill import PrefillGroup, Prompt
+from mayfly_worker.engine.prefill import PrefillGroup, Prompt, fit_together
 from mayfly_worker.engine.sequence import (
     CancelCommand,
     Command,
@@ -53,8 +53,6 @@ from mayfly_worker.prefix_cache import PrefixCache
 PREFILL_ROWS = 32
 """Most prompts of one group. Each group costs the host the launch of a forward pass."""
 PREFILL_GROUPS = 3
-PADDING_LIMIT = 2.0
-"""Largest ratio of the longest to the shortest prompt of a group."""
 PROMPT_KEEP = 256
 """Fewest new tokens for which the state at a prompt's end is kept in the prefix cache.
 
@@ -301,8 +299,8 @@ class Engine:
                 break
             tokens = start.rows[0].tokens
             hit = self._prefixes.lookup(tokens, at_most=len(tokens) - 1)
-            prompt = _prompt(start, hit.length if hit else 0)
-            if found and not _together([*(p for _, p, _ in found), prompt], room):
+            prompt = Prompt.of(start, hit.length if hit else 0)
+            if found and not fit_together([*(p for _, p, _ in found), prompt], room):
                 break
             found.append((start, prompt, hit.caches if hit else self._new_cache()))
             running += start.rows
@@ -406,17 +404,3 @@ class Engine:
             prefix_cache=self._prefixes.nbytes,
             device_free=admission.free_memory(),
         )
-
-
-def _prompt(start: Start, cached: int) -> Prompt:
-    """Makes the prefill state of a request of which ``cached`` tokens are in the prefix cache."""
-    leader, *copies = start.rows
-    stops = sorted(b for b in set(start.boundaries) if cached < b < len(leader.tokens) - 1)
-    return Prompt(start.key, leader, cached, copies, stops, cached)
-
-
-def _together(prompts: list[Prompt], room: int) -> bool:
-    """True if the prompts fit into one chunk without much padding."""
-    lengths = [max(p.left, SMALLEST) for p in prompts]
-    longest = max(lengths)
-    return longest <= PADDING_LIMIT * min(lengths) and longest * len(lengths) <= room
