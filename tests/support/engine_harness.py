@@ -133,7 +133,7 @@ class EngineHarness:
         self.open.pop(key)
 
     def turn(self) -> None:
-        assert self.engine.turn()
+        self.engine.turn()
         for event in self.events:
             if isinstance(event, Started):
                 self.answers[event.key].cached += event.cached

@@ -144,7 +144,6 @@ class EngineThread:
             rebuilt = build() if verdict.scope in ("request", "batch") else None
             self._post(EngineFault(error, verdict, suspects, marked, rebuilt))
             return rebuilt if rebuilt is not None and self._passes(canary) else None
-        return None
 
     def _passes(self, canary: Canary) -> bool:
         """True if the model's results are still right, after a fault that it seemed to survive."""

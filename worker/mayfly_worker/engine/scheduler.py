@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, NoReturn
 
 import mlx.core as mx
 
@@ -41,7 +41,6 @@ from mayfly_worker.engine.sequence import (
     SampledToken,
     SequenceFailed,
     SequenceState,
-    Shutdown,
     Start,
     Started,
     StepResult,
@@ -117,27 +116,24 @@ class Engine:
         self._owners: dict[int, Start] = {}  # request by id of a running sequence
         self._events: list[Event] = []
 
-    def run(self) -> None:
-        """Serves until a Shutdown command.
+    def run(self) -> NoReturn:
+        """Serves until the process ends.
 
         Raises:
             Exception: any error of a forward pass. This engine is not to be used after it.
         """
-        while self.turn():
-            pass
+        while True:
+            self.turn()
 
-    def turn(self) -> bool:
-        """Runs one turn of the loop; False after a Shutdown command. Waits while there is no
-        work."""
-        if not self._process_commands():
-            return False
+    def turn(self) -> None:
+        """Runs one turn of the loop. Waits while there is no work."""
+        self._process_commands()
         self._decode_step()
         self._emit_events()
         self._start_waiting()
         self._prefill_chunk()
         self._emit_events()
         self._update_counters()
-        return True
 
     def suspects_of(self, error: Exception) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Names the requests that may have caused an error of :meth:`run`, and the other requests
@@ -162,8 +158,8 @@ class Engine:
 
     # Commands
 
-    def _process_commands(self) -> bool:
-        """Carries out all commands in the queue; False after a Shutdown."""
+    def _process_commands(self) -> None:
+        """Carries out all commands in the queue, and waits for one while there is no work."""
         block = not (len(self._decode) or self._groups or self._waiting)
         if block:
             self._become_idle()
@@ -173,7 +169,7 @@ class Engine:
             except Empty:
                 if block and self._when_idle is not None:
                     self._when_idle()
-                return True
+                return
             block = False
             match command:
                 case Start():
@@ -182,8 +178,6 @@ class Engine:
                     self._stop(row)
                 case CancelCommand(key):
                     self._cancel(key)
-                case Shutdown():
-                    return False
 
     def _stop(self, row: int) -> None:
         self._remove_decoding([i for i, r in enumerate(self._decode.rows) if r.id == row])

@@ -2,7 +2,7 @@
 
 ::
 
-    main thread  --- Start, Stop, CancelCommand, Shutdown --------->  engine thread
+    main thread  --- Start, Stop, CancelCommand ------------------->  engine thread
     main thread  <-- Started, Prefilled, StepResult, SequenceFailed --  engine thread
 
 All of them are plain objects without arrays. A *sequence* is one choice of one request, identified
@@ -102,12 +102,7 @@ class CancelCommand:
     key: str
 
 
-@dataclass(frozen=True, slots=True)
-class Shutdown:
-    """Command to end the engine thread."""
-
-
-Command = Start | Stop | CancelCommand | Shutdown
+Command = Start | Stop | CancelCommand
 
 
 @dataclass(frozen=True, slots=True)
