@@ -14,17 +14,13 @@ import openai
 import pytest
 
 from mayfly_protocol.serving import Ping
-from support.chaos_client import StreamingClient
+from support.chaos_client import QUICK_RETRIES, StreamingClient
 from support.models.scripted import ModelFault, ScriptedReply
 from support.server import Server, serving, wait_for
 from support.worker import WorkerProcess, generation
 
 BUDGETS = {
-    "retry_s": 0.1,
-    "retry_max_s": 0.5,
-    "spacing_s": 0.1,
-    "steady_s": 0.0,
-    "trial_losses": 1000,
+    **QUICK_RETRIES,
     "batch_faults": 1000,
     "verdict_wait_s": 10.0,  # a reaper that the machine stops for a second is heard all the same
 }

@@ -16,14 +16,11 @@ from typing import Any
 import pytest
 
 from support.api_client import CHAT, TEXT, Json, user
+from support.chaos_client import QUICK_RETRIES
 from support.server import Server, serving, wait_for
 
 BUDGETS = {
-    "retry_s": 0.1,
-    "retry_max_s": 0.5,
-    "spacing_s": 0.1,
-    "steady_s": 0.0,
-    "trial_losses": 1000,
+    **QUICK_RETRIES,
     "drain_s": 0.3,
 }
 BEGUN = 20
@@ -75,7 +72,7 @@ class ChoiceAnswers:
         if usage := answer.get("usage"):
             self.usage = {name: usage[name] for name in ("prompt_tokens", "completion_tokens")}
 
-    def said(self) -> tuple[Any, ...]:
+    def content(self) -> tuple[Any, ...]:
         return self.texts, self.finish, self.usage
 
 
@@ -155,7 +152,7 @@ def interrupts_all(
         for each in asked:
             each.result()
     for name, answer in answers.items():
-        assert answer.said() == undisturbed[name].said(), name
+        assert answer.content() == undisturbed[name].content(), name
         for index, found in answer.logprobs.items():
             assert found == pytest.approx(undisturbed[name].logprobs[index], abs=1e-4), name
 

@@ -13,7 +13,8 @@ import openai
 import pytest
 
 from support.models.scripted import ScriptedReply
-from support.server import Server, alive, serving, wait_for
+from support.processes import alive
+from support.server import Server, serving, wait_for
 
 
 def next_incarnation(server: Server, before: int) -> dict[str, object]:

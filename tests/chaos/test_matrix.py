@@ -16,7 +16,7 @@ import pytest
 from mayfly_cli.commands.control import send_command
 from mayfly_protocol.roster import Recycle
 from mayfly_server.dispatch.link import REPORT_LAG_S
-from support.chaos_client import StreamedAnswer, StreamingClient
+from support.chaos_client import QUICK_RETRIES, StreamedAnswer, StreamingClient
 from support.chaos_matrix import (
     FILLER,
     MATRIX,
@@ -29,11 +29,7 @@ from support.chaos_matrix import (
 from support.server import Server, serving, wait_for
 
 CALM = {
-    "retry_s": 0.1,
-    "retry_max_s": 0.5,
-    "spacing_s": 0.1,
-    "steady_s": 0.0,
-    "trial_losses": 1000,
+    **QUICK_RETRIES,
     "batch_faults": 1000,
     "drain_s": 0.3,
     "stacks_s": 0.3,
@@ -181,12 +177,12 @@ def play(server: Server, cell: MatrixCase) -> None:
     moved = continued(server) - before
 
     undisturbed = ask(server, cell.trigger, **cell.phase.body).result()
-    assert struck.said() == undisturbed.said()
+    assert struck.content() == undisturbed.content()
     assert struck.logprobs == pytest.approx(undisturbed.logprobs, abs=1e-4)
     assert len(set(struck.call_ids)) == len(struck.calls)
     assert struck.text == (cell.phase.reply if cell.phase.says is None else cell.phase.says)
     if cell.phase is QUEUED:
-        assert running.said() == ask(server, cell.blocker).result().said()
+        assert running.content() == ask(server, cell.blocker).result().content()
 
     # It landed where it was meant to.
     assert moved == (2 if cell.phase is QUEUED else 1)

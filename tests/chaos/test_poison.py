@@ -11,7 +11,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from support.chaos_client import StreamingClient
+from support.chaos_client import QUICK_RETRIES, StreamingClient
 from support.chaos_matrix import METAL_HANG, SHAPES
 from support.models.scripted import FaultAction, ModelFault, ScriptedReply
 from support.server import another_front_end, serving, wait_for
@@ -21,11 +21,7 @@ AT_ONCE = 16
 TRIES = 3
 FATAL = 200
 BUDGETS = {
-    "retry_s": 0.1,
-    "retry_max_s": 0.5,
-    "spacing_s": 0.1,
-    "steady_s": 0.0,
-    "trial_losses": 1000,
+    **QUICK_RETRIES,
     "batch_faults": 1000,
     "verdict_wait_s": 10.0,  # a reaper that the machine stops for a second is heard all the same
 }

@@ -60,11 +60,11 @@ class LoadGenerator:
 
     def idle(self) -> Memory:
         """Waits until the worker says that it has nothing to do; returns what it holds then."""
-        seen = len(self.worker.said)
+        seen = len(self.worker.received)
         beats = self.worker.wait(
             lambda: [
                 beat
-                for beat in self.worker.said[seen:]
+                for beat in self.worker.received[seen:]
                 if isinstance(beat, Beat)
                 and (beat.phase, beat.running, beat.waiting) == ("idle", 0, 0)
             ],
@@ -133,7 +133,7 @@ def test_R106_a_worker_s_memory_has_a_plateau(worker: WorkerProcess, count: int)
         for _ in range(10):
             load.run(count // 10, distinct)
             footprints.append(load.idle().footprint)
-        beats = worker.heard(Beat)
+        beats = worker.received_of(Beat)
         assert max(beat.memory.prefix_cache for beat in beats) <= PREFIX_BYTES
         assert beats[-1].memory.prefix_cache > PREFIX_BYTES // 2
         assert max(footprints[5:]) - max(footprints[:5]) < 8 * MB

@@ -10,7 +10,8 @@ import psutil
 import pytest
 
 from support.network_namespaces import Network, namespaces, why_no_networks
-from support.server import alive, wait_for
+from support.processes import alive
+from support.server import wait_for
 
 pytestmark = pytest.mark.fleet
 

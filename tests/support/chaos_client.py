@@ -10,6 +10,15 @@ from typing import Any
 
 from support.server import Server
 
+QUICK_RETRIES = {
+    "retry_s": 0.1,
+    "retry_max_s": 0.5,
+    "spacing_s": 0.1,
+    "steady_s": 0.0,
+    "trial_losses": 1000,
+}
+"""Budgets of a reaper that replaces lost workers at once and never gives up."""
+
 
 @dataclass
 class StreamedAnswer:
@@ -47,7 +56,7 @@ class StreamedAnswer:
                 self.tokens.append(bytes(token.bytes))
                 self.logprobs.append(token.logprob)
 
-    def said(self) -> tuple[Any, ...]:
+    def content(self) -> tuple[Any, ...]:
         return self.tokens, self.text, self.calls, self.finish, self.usage
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -154,6 +155,23 @@ class EngineHarness:
         """Runs turns until every request has its answer."""
         while self.open:
             self.turn()
+
+    def run_with_cancels(
+        self, asks: Sequence[EngineRequest], rng: random.Random, most_turns: int
+    ) -> dict[str, EngineRequest]:
+        """Submits requests with fewer than ``most_turns`` turns between them, cancels three in ten,
+        and returns the others once they are answered, by key."""
+        kept = {}
+        for ask in asks:
+            key = self.submit(ask)
+            for _ in range(rng.randrange(most_turns)):
+                self.turn()
+            if rng.random() < 0.3 and key in self.open:
+                self.cancel(key)
+            else:
+                kept[key] = ask
+        self.finish()
+        return kept
 
     def run(self, asks: Sequence[EngineRequest]) -> list[EngineAnswer]:
         keys = [self.submit(ask) for ask in asks]

@@ -60,7 +60,7 @@ class RunningNode:
     ) -> None:
         self.state_dir = state_dir
         self.runtime = runtime_of(state_dir)
-        told = {
+        settings = {
             "state_dir": str(state_dir),
             "workers": workers,
             "options": {"beat_interval_s": 0.1},
@@ -73,10 +73,10 @@ class RunningNode:
             "metrics": metrics,
             "last_words_s": last_words_s,
         }
-        self._command = [sys.executable, str(DOUBLES / "run_node.py"), json.dumps(told)]
+        self._command = [sys.executable, str(DOUBLES / "run_node.py"), json.dumps(settings)]
         self._audience = audience
         self._lines: Queue[list[Any]] = Queue()
-        self.heard: list[list[Any]] = []
+        self._events: list[list[Any]] = []
         self._children: dict[int, psutil.Process] = {}
 
     def __enter__(self) -> RunningNode:
@@ -146,7 +146,7 @@ class RunningNode:
                 if wanted(last):
                     self.children()
                     return last
-        raise AssertionError(f"no such roster; the last one: {last}; heard: {self.hear()}")
+        raise AssertionError(f"no such roster; the last one: {last}; heard: {self.events()}")
 
     def slot(self, wanted: Callable[[SlotView], bool]) -> SlotView:
         """Returns the view of the only slot once it fulfils a condition."""
@@ -164,13 +164,13 @@ class RunningNode:
             assert socket.poll(int(PATIENCE_S * 1000)), "no answer"
             return from_node.decode(socket.recv())
 
-    def hear(self) -> list[list[Any]]:
+    def events(self) -> list[list[Any]]:
         """Returns all events that the node's observer has got."""
         while True:
             try:
-                self.heard.append(self._lines.get_nowait())
+                self._events.append(self._lines.get_nowait())
             except Empty:
-                return self.heard
+                return self._events
 
     def refusal(self) -> str:
         """Returns the stderr of a node that could not start."""
@@ -178,29 +178,29 @@ class RunningNode:
         assert self.process.wait(PATIENCE_S) == REFUSED
         return self.process.stderr.read()
 
-    def heard_to_the_end(self) -> list[list[Any]]:
+    def all_events(self) -> list[list[Any]]:
         """Returns all events of the observer of a node that has ended."""
         self._reader.join(PATIENCE_S)
-        return self.hear()
+        return self.events()
 
     def wait_for(self, *beginning: object) -> list[Any]:
         """Returns the observer's first event that begins so."""
         deadline = time.monotonic() + PATIENCE_S
         seen = 0
         while time.monotonic() < deadline:
-            for words in self.hear()[seen:]:
+            for words in self.events()[seen:]:
                 if words[: len(beginning)] == list(beginning):
                     return words
-            seen = len(self.heard)
+            seen = len(self._events)
             time.sleep(0.01)
-        raise AssertionError(f"heard no {beginning}: {self.heard}")
+        raise AssertionError(f"heard no {beginning}: {self._events}")
 
     def wait_for_note(self, part: str) -> str:
         """Returns the first note to the operator with this text in it."""
         found: list[str] = []
 
         def heard() -> bool:
-            notes = (words[1] for words in self.hear() if words[0] == "note")
+            notes = (words[1] for words in self.events() if words[0] == "note")
             found.extend(note for note in notes if part in note)
             return bool(found)
 
@@ -210,14 +210,6 @@ class RunningNode:
     def autopsies(self) -> list[dict[str, Any]]:
         path = self.state_dir / "autopsies.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def is_running(process: psutil.Process) -> bool:
-    """Returns True if a process exists and is no zombie."""
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def get(url: str) -> str:

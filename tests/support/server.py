@@ -22,6 +22,7 @@ import openai
 import psutil
 
 from mayfly_reaper.paths import runtime_of
+from support.processes import alive
 
 T = TypeVar("T")
 DEADLINE_S = 60.0
@@ -207,14 +208,6 @@ def _mayfly(budgets: Mapping[str, float] | None) -> list[str]:
     if budgets is None:
         return [sys.executable, "-m", "mayfly_cli"]
     return [sys.executable, str(DOUBLES / "run_mayfly.py"), json.dumps(dict(budgets))]
-
-
-def alive(process: psutil.Process) -> bool:
-    """Returns True if a process runs (a zombie does not)."""
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 @contextlib.contextmanager

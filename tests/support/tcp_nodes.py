@@ -30,7 +30,8 @@ from mayfly_protocol.transport.keys import (
     write_trusted,
 )
 from mayfly_protocol.transport.sockets import configure, connect_curve
-from support.server import alive, free_port, free_ports, wait_for
+from support.processes import alive
+from support.server import free_port, free_ports, wait_for
 
 DEADLINE_S = 60.0
 A_DAY_OFF = ("unshare", "--time", "--monotonic", "86400", "--boottime", "86400")

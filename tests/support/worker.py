@@ -121,7 +121,7 @@ class WorkerProcess:
             stdin=subprocess.PIPE,
             stderr=self.stderr,
         )
-        self.said: list[ToReaper] = []
+        self.received: list[ToReaper] = []
         self.name = b""
         self.front = self.front_end()
         self.answers: dict[tuple[str, int], AttemptAnswer] = {}
@@ -157,11 +157,11 @@ class WorkerProcess:
         for socket, _ in poller.poll(timeout_s * 1000):
             if socket is self.control:
                 self.name, frame = self.control.recv_multipart()
-                self.said.append(codec.to_reaper.decode(frame))
+                self.received.append(codec.to_reaper.decode(frame))
             else:
-                self._heard(codec.to_front_end.decode(self.front.recv()))
+                self._record(codec.to_front_end.decode(self.front.recv()))
 
-    def _heard(self, message: ToFrontEnd) -> None:
+    def _record(self, message: ToFrontEnd) -> None:
         if isinstance(message, Tokens):
             for delta in message.deltas:
                 answer = self.answers[delta.rid, delta.attempt]
@@ -182,19 +182,19 @@ class WorkerProcess:
         self.stderr.flush()
         return Path(self.stderr.name).read_text(errors="replace")[-4000:]
 
-    def heard(self, kind: type[T]) -> list[T]:
-        return [m for m in self.said if isinstance(m, kind)]
+    def received_of(self, kind: type[T]) -> list[T]:
+        return [m for m in self.received if isinstance(m, kind)]
 
     def memory(self) -> Memory:
         """Returns the memory of the next beat."""
-        seen = len(self.heard(Beat))
-        self.wait(lambda: len(self.heard(Beat)) > seen, "a beat")
-        return self.heard(Beat)[-1].memory
+        seen = len(self.received_of(Beat))
+        self.wait(lambda: len(self.received_of(Beat)) > seen, "a beat")
+        return self.received_of(Beat)[-1].memory
 
     def wait_ready(self) -> Ready:
         def ready() -> list[Ready]:
             assert self.process.poll() is None, f"the worker has left:\n{self.log()}"
-            return self.heard(Ready)
+            return self.received_of(Ready)
 
         [found] = self.wait(ready, "Ready")
         self.front.connect(found.endpoint)
@@ -203,7 +203,7 @@ class WorkerProcess:
     def send(self, message: ToWorker) -> None:
         self.front.send(codec.encode(message))
 
-    def tell(self, message: object) -> None:
+    def send_as_reaper(self, message: object) -> None:
         """Sends a message as the reaper."""
         self.control.send_multipart([self.name, codec.encode(message)])
 

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from mayfly_cli.app import app
 from mayfly_reaper.crash_log import append_record
+from support.command_line import mayfly
 
 
 def record(number: int, kind: str, text: str) -> dict[str, object]:
@@ -39,7 +39,7 @@ def state(tmp_path: Path) -> Path:
 
 
 def run(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["faults", *map(str, arguments)])
+    return mayfly("faults", *arguments)
 
 
 def test_losses_are_listed_one_a_line(state: Path) -> None:

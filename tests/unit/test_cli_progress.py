@@ -11,14 +11,7 @@ from rich.console import Console
 
 from mayfly_cli.progress import Bars, PlainLines, Reporter, curl_command, server_address, slot_text
 from mayfly_protocol.roster import SlotView
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from support.fake_clock import FakeClock
 
 
 def view(state: str, **fields: object) -> SlotView:
@@ -46,7 +39,7 @@ def start(reporter: Reporter) -> None:
 
 def test_plain_lines_tell_each_phase_once_and_end_with_the_address() -> None:
     lines: list[str] = []
-    start(Reporter(PlainLines(lines.append, Clock())))
+    start(Reporter(PlainLines(lines.append, FakeClock(100.0))))
     *phases, serving, curl = lines
     assert phases == [
         "model: downloading the model (0 of 98 MB)",
@@ -64,7 +57,7 @@ def test_plain_lines_tell_each_phase_once_and_end_with_the_address() -> None:
 
 def test_plain_lines_are_rare_while_an_activity_goes_on() -> None:
     lines: list[str] = []
-    clock = Clock()
+    clock = FakeClock(100.0)
     plain = PlainLines(lines.append, clock, soonest_s=3.0, latest_s=30.0)
     for tick in range(1, 1001):  # 0.1 s and 0.1 % a tick
         clock.now += 0.1
@@ -80,7 +73,7 @@ def test_plain_lines_are_rare_while_an_activity_goes_on() -> None:
 
 def test_fast_progress_does_not_flood_a_log() -> None:
     lines: list[str] = []
-    plain = PlainLines(lines.append, Clock())
+    plain = PlainLines(lines.append, FakeClock(100.0))
     for done in range(0, 101, 10):
         plain.step("model", "downloading", done, 100)
     assert len(lines) == 1
@@ -88,7 +81,7 @@ def test_fast_progress_does_not_flood_a_log() -> None:
 
 def test_the_address_waits_for_a_worker_and_the_front_end_and_is_told_once() -> None:
     lines: list[str] = []
-    reporter = Reporter(PlainLines(lines.append, Clock()))
+    reporter = Reporter(PlainLines(lines.append, FakeClock(100.0)))
     reporter.slot_changed(view("ready"))
     assert not any("Serving" in line for line in lines)
     reporter.front_end_ready("127.0.0.1", 8000)
@@ -99,7 +92,7 @@ def test_the_address_waits_for_a_worker_and_the_front_end_and_is_told_once() -> 
 
 def test_a_replacement_is_told_and_repeats_are_not() -> None:
     lines: list[str] = []
-    reporter = Reporter(PlainLines(lines.append, Clock()))
+    reporter = Reporter(PlainLines(lines.append, FakeClock(100.0)))
     reporter.slot_changed(view("ready", pid=1))
     reporter.slot_changed(view("ready", pid=1))
     reporter.note("smol-0: lost worker 1 (pid 1): killed by SIGKILL")
@@ -123,7 +116,7 @@ def test_a_failure_keeps_its_reason() -> None:
 
 def test_a_reason_is_told_once_for_each_slot() -> None:
     lines: list[str] = []
-    reporter = Reporter(PlainLines(lines.append, Clock()))
+    reporter = Reporter(PlainLines(lines.append, FakeClock(100.0)))
     reporter.note("smol-0: lost worker 1 (pid 1): no such folder; nothing")
     reporter.slot_changed(view("failed", detail="no such folder"))
     reporter.note("smol-1: lost worker 2 (pid 2): no memory; back-off of 1 s")
@@ -155,7 +148,7 @@ def test_the_curl_line_survives_a_shell() -> None:
 
 def test_the_curl_line_has_a_place_for_the_key_if_one_is_needed() -> None:
     lines: list[str] = []
-    reporter = Reporter(PlainLines(lines.append, Clock()), needs_key=True)
+    reporter = Reporter(PlainLines(lines.append, FakeClock(100.0)), needs_key=True)
     reporter.front_end_ready("127.0.0.1", 8000)
     reporter.slot_changed(view("ready"))
     words = shlex.split(lines[-1].replace("\\\n", ""))

@@ -14,16 +14,11 @@ from pathlib import Path
 
 import httpx
 import pytest
-from typer.testing import CliRunner, Result
 
-from mayfly_cli.app import app
 from mayfly_cli.config.keys import COMMANDS, SERVER
 from mayfly_protocol.transport.keys import make_pair, new_pair, secret_file, trusted_file
+from support.command_line import mayfly
 from support.server import free_port, wait_for
-
-
-def mayfly(*arguments: str) -> Result:
-    return CliRunner().invoke(app, list(arguments))
 
 
 @pytest.fixture

@@ -118,17 +118,7 @@ def test_staggered_with_cancels_and_small_chunks_equals_alone(
 ) -> None:
     rng = random.Random(seed)
     bench = EngineHarness(model, width, chunks=SMALL, max_rows=6)
-    asks = mixed(rng, width, 12)
-    kept = {}
-    for ask in asks:
-        key = bench.submit(ask)
-        for _ in range(rng.randrange(3)):
-            bench.turn()
-        if rng.random() < 0.3 and key in bench.open:
-            bench.cancel(key)
-        else:
-            kept[key] = ask
-    bench.finish()
+    kept = bench.run_with_cancels(mixed(rng, width, 12), rng, 3)
     for key, ask in kept.items():
         answer = bench.answers[key]
         assert [answer.ids(c) for c in range(ask.n)] == alone(model, width, ask)

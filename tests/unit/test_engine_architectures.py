@@ -178,16 +178,7 @@ def test_together_equals_alone(served: ServedModel, bucketed: bool) -> None:
 def test_in_small_chunks_with_cancels_and_evictions_equals_alone(served: ServedModel) -> None:
     rng = random.Random(3)
     bench = served.bench(chunks=FixedChunks(32, 32), max_rows=5, prefix_bytes=60_000)
-    kept = {}
-    for ask in asks(rng, 6):
-        key = bench.submit(ask)
-        for _ in range(rng.randrange(4)):
-            bench.turn()
-        if rng.random() < 0.3 and key in bench.open:
-            bench.cancel(key)
-        else:
-            kept[key] = ask
-    bench.finish()
+    kept = bench.run_with_cancels(asks(rng, 6), rng, 4)
     for key, ask in kept.items():
         answer = bench.answers[key]
         assert [answer.ids(c) for c in range(ask.n)] == served.alone(ask)

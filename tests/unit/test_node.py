@@ -266,7 +266,7 @@ def test_a_front_end_that_crashes_refuses_nobody(tmp_path: Path) -> None:
         with pytest.raises(OSError):
             get(f"{url}/crash")
         assert get(url) not in (first, second)
-        assert [words for words in node.hear() if words[0] == "front"] == [["front", host, port]]
+        assert [words for words in node.events() if words[0] == "front"] == [["front", host, port]]
 
 
 def test_a_late_subscriber_hears_the_roster_at_once(quiet_node: RunningNode) -> None:

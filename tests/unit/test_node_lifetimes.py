@@ -13,7 +13,8 @@ import pytest
 
 from mayfly_protocol.roster import Ask, DrainNode, Recycle, Roster
 from support.cgroups import SmallCgroup
-from support.node import RunningNode, fake_front_end, fake_worker, get, is_running
+from support.node import RunningNode, fake_front_end, fake_worker, get
+from support.processes import alive
 
 pytestmark = pytest.mark.process
 
@@ -94,7 +95,7 @@ def test_a_loss_is_told_at_the_verdict_and_not_at_the_exit(tmp_path: Path) -> No
         first = node.ready()
         (loss,) = node.roster(lambda roster: bool(roster.losses)).losses
         assert loss.kind == "wedged"
-        assert is_running(psutil.Process(first.pid))
+        assert alive(psutil.Process(first.pid))
         assert not (tmp_path / "autopsies.jsonl").exists()
         os.kill(first.pid, signal.SIGKILL)
         node.ready(2)
@@ -133,11 +134,11 @@ def test_a_new_reaper_waits_for_the_workers_of_the_old_one(tmp_path: Path) -> No
             assert waiting.detail == (
                 f"waits for the worker of an earlier reaper to leave (pid {orphan.pid})"
             )
-            assert is_running(orphan)
+            assert alive(orphan)
             busy.unlink()
             spawned = new.slot(lambda view: view.state in ("spawning", "loading", "ready"))
             assert spawned.incarnation == 2
-            assert not is_running(orphan)
+            assert not alive(orphan)
             new.ready(2)
 
 
@@ -150,7 +151,7 @@ def test_an_orphan_that_overstays_is_killed(tmp_path: Path) -> None:
         old.process.wait()
         with RunningNode(tmp_path, budgets={"orphans_s": 0.5}) as new:
             new.ready(2)
-            assert not is_running(orphan)
+            assert not alive(orphan)
 
 
 def test_a_drain_lets_the_workers_finish_before_the_front_end_goes(tmp_path: Path) -> None:
@@ -207,7 +208,7 @@ def test_a_full_disk_costs_records_and_nothing_else(tmp_path: Path) -> None:
         assert last.pid != first.pid
         node.process.terminate()
         assert node.process.wait(20) == 0
-        notes = [words[1] for words in node.heard_to_the_end() if words[0] == "note"]
+        notes = [words[1] for words in node.all_events() if words[0] == "note"]
         assert sum("autopsies cannot be written" in note for note in notes) == 1
         assert sum("the list of workers cannot be written" in note for note in notes) == 1
         assert sum("was lost: " in note for note in notes) == 3

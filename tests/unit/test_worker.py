@@ -46,12 +46,12 @@ def chat(text: str) -> ChatPrompt:
 
 
 def test_it_says_hello_loads_and_is_ready(shared: WorkerProcess) -> None:
-    kinds = [type(m) for m in shared.said]
+    kinds = [type(m) for m in shared.received]
     assert kinds[0] is Hello
     assert kinds.count(Hello) == 1
-    phases = [m.phase for m in shared.heard(Loading)]
+    phases = [m.phase for m in shared.received_of(Loading)]
     assert phases == sorted(phases, key=["warming", "loading", "canary"].index)
-    last = [m for m in shared.heard(Loading) if m.phase == "loading"][-1]
+    last = [m for m in shared.received_of(Loading) if m.phase == "loading"][-1]
     assert last.done == last.total > 0
 
 
@@ -70,12 +70,12 @@ def test_an_answer_from_first_to_last_message(shared: WorkerProcess) -> None:
 def test_eight_run_as_one_batch_and_each_equals_its_solo_answer(shared: WorkerProcess) -> None:
     prompts = [f"Story number {i} begins" for i in range(8)]
     alone = [shared.ask(generation(p, max_tokens=200)).ids() for p in prompts]
-    seen = len(shared.said)
+    seen = len(shared.received)
     # Long enough for a beat to come meanwhile, however late it is.
     answers = [shared.submit(generation(p, max_tokens=1500)) for p in prompts]
 
     def running() -> int:
-        return max((m.running for m in shared.said[seen:] if isinstance(m, Beat)), default=0)
+        return max((m.running for m in shared.received[seen:] if isinstance(m, Beat)), default=0)
 
     shared.wait(
         lambda: running() == 8 and all(len(a.ids()) >= 200 for a in answers), "eight that run"
@@ -130,9 +130,9 @@ def test_cancel_is_answered_and_frees_the_row(shared: WorkerProcess) -> None:
     shared.wait(lambda: answer.end, "the end")
     assert isinstance(answer.end, Finish)
     assert answer.end.reason == "cancelled"
-    before = len(shared.said)
+    before = len(shared.received)
     shared.wait(
-        lambda: [m for m in shared.said[before:] if isinstance(m, Beat) and m.phase == "idle"],
+        lambda: [m for m in shared.received[before:] if isinstance(m, Beat) and m.phase == "idle"],
         "an idle engine",
     )
 
@@ -213,9 +213,9 @@ def test_a_front_end_that_vanishes_is_forgotten(tiny_model: Path, tmp_path: Path
         worker.wait(lambda: answer.ids(), "tokens")
         worker.front.close()
         worker.front = worker.front_end()
-        seen = len(worker.said)
+        seen = len(worker.received)
         worker.wait(
-            lambda: [m for m in worker.said[seen:] if isinstance(m, Beat) and m.running == 0],
+            lambda: [m for m in worker.received[seen:] if isinstance(m, Beat) and m.running == 0],
             "the worker to notice",
         )
 
@@ -229,8 +229,10 @@ def test_drain_finishes_what_runs_then_leaves(
         worker.wait_ready()
         answer = worker.submit(generation(chat("go"), max_tokens=50, split=True))
         worker.wait(lambda: answer.ids(), "tokens")
-        worker.tell(Drain(30.0))
-        worker.wait(lambda: [b for b in worker.heard(Beat) if b.phase == "stopping"], "draining")
+        worker.send_as_reaper(Drain(30.0))
+        worker.wait(
+            lambda: [b for b in worker.received_of(Beat) if b.phase == "stopping"], "draining"
+        )
         late = worker.submit(generation(chat("go")))
         worker.wait(lambda: late.end, "a refusal")
         assert answer.end is None
@@ -240,7 +242,7 @@ def test_drain_finishes_what_runs_then_leaves(
         assert late.end.reason == "leaving"
         assert answer.text() == "one two three four five six"
         assert worker.wait_exit() == Exit.RECYCLED
-        worker.wait(lambda: worker.heard(Bye), "Bye")
+        worker.wait(lambda: worker.received_of(Bye), "Bye")
 
 
 def test_drain_hands_over_at_the_end_of_its_grace(
@@ -251,7 +253,7 @@ def test_drain_hands_over_at_the_end_of_its_grace(
         worker.wait_ready()
         answer = worker.submit(generation(chat("go"), max_tokens=500))
         worker.wait(lambda: answer.ids(), "tokens")
-        worker.tell(Drain(0.2))
+        worker.send_as_reaper(Drain(0.2))
         worker.wait(lambda: answer.end, "the handover")
         assert isinstance(answer.end, Handover)
         assert answer.end.cause == "drain"
@@ -279,8 +281,8 @@ def test_a_folder_that_cannot_be_served_is_a_configuration_error(
 ) -> None:
     with WorkerProcess(scripted_model([ScriptedReply("x", "y")]), tmp_path) as worker:
         assert worker.wait_exit() == Exit.CONFIGURATION
-        worker.wait(lambda: worker.heard(Fault), "Fault")
-        [fault] = worker.heard(Fault)
+        worker.wait(lambda: worker.received_of(Fault), "Fault")
+        [fault] = worker.received_of(Fault)
         assert fault.scope == "model"
         assert "--trust-remote-code" in fault.first.text
 
@@ -297,8 +299,8 @@ def test_a_worker_that_is_worn_out_leaves_as_one_that_is_recycled(
         answer = worker.ask(generation(chat("last"), max_tokens=50))
         assert isinstance(answer.end, Handover)
         assert worker.wait_exit() == Exit.RECYCLED
-        worker.wait(lambda: worker.heard(Bye), "Bye")
-        [fault], [bye] = worker.heard(Fault), worker.heard(Bye)
+        worker.wait(lambda: worker.received_of(Bye), "Bye")
+        [fault], [bye] = worker.received_of(Fault), worker.received_of(Bye)
         assert (fault.kind, fault.scope) == ("metal_resource_limit", "recycle")
         assert bye.code == Exit.RECYCLED
 
@@ -319,8 +321,8 @@ def test_a_fault_of_worker_scope_hands_over_and_ends_the_process(
         assert isinstance(answer.end, Handover)
         assert answer.end.cause == "metal_timeout"
         assert worker.wait_exit() == Exit.POISONED
-        worker.wait(lambda: worker.heard(Fault), "Fault")
-        [fault] = worker.heard(Fault)
+        worker.wait(lambda: worker.received_of(Fault), "Fault")
+        [fault] = worker.received_of(Fault)
         assert (fault.kind, fault.scope, fault.first.text) == ("metal_timeout", "worker", text)
         assert fault.requests == fault.suspects == (answer.messages[0].rid,)
 

@@ -195,11 +195,11 @@ def check(
 def assert_alone_is_together(workers: WorkerPair, mix: list[MixedRequest]) -> None:
     for request, stop, answer in run(workers, mix):
         check(workers, request, stop, answer)
-    seen = len(workers.busy.said)
+    seen = len(workers.busy.received)
     workers.busy.wait(
         lambda: [
             m
-            for m in workers.busy.said[seen:]
+            for m in workers.busy.received[seen:]
             if isinstance(m, Beat) and m.running == m.waiting == 0 and m.phase == "idle"
         ],
         "an idle worker",

@@ -58,7 +58,7 @@ def test_a_worker_without_a_port_says_so(tiny_model: Path, tmp_path: Path) -> No
             stack.enter_context(socket.create_server(("127.0.0.1", port)))
         listen = f"tcp://127.0.0.1:{first}-{first + 1}"
         with WorkerProcess(tiny_model, tmp_path, listen=listen) as worker:
-            [fault] = worker.wait(lambda: worker.heard(Fault), "its last words")
+            [fault] = worker.wait(lambda: worker.received_of(Fault), "its last words")
             assert fault.kind == "load_failed"
             assert "Address already in use" in fault.first.text
             assert f"cannot listen on {listen}" in fault.later[0].text

@@ -154,7 +154,7 @@ class FakeWorker:
         self._socket = context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, 0)  # a full queue would drop without a word
-        _lock(self._socket, self.pair)
+        _require_curve(self._socket, self.pair)
         self._socket.bind(self.endpoint)
         self._bound.set()
         try:
@@ -207,7 +207,7 @@ class FakeWorker:
         self._socket.send_multipart([peer, encode(message)])
 
 
-def _lock(socket: zmq.Socket[bytes], pair: KeyPair | None) -> None:
+def _require_curve(socket: zmq.Socket[bytes], pair: KeyPair | None) -> None:
     """Makes a socket a CURVE server, open to every peer that knows the public key."""
     if pair is not None:
         socket.setsockopt(zmq.CURVE_SERVER, 1)
@@ -233,7 +233,7 @@ class FakeNode:
             self._places = (f"tcp://127.0.0.1:{port}", f"tcp://127.0.0.1:{port + 1}")
         self._roster = Roster(name, f"epoch of {name}", 0, 1, (), minor=PROTOCOL_MINOR)
         self._lock = threading.Lock()
-        self._news = threading.Event()
+        self._changed = threading.Event()
         self._stop = threading.Event()
         self.silent = False
         self._thread = threading.Thread(target=self._run, name="fake node", daemon=True)
@@ -285,13 +285,13 @@ class FakeNode:
             self._roster = replace(
                 self._roster, revision=self._roster.revision + 1, slots=(*others, view)
             )
-        self._news.set()
+        self._changed.set()
 
     def change(self, **fields: Any) -> None:
         """Publishes a roster with other fields."""
         with self._lock:
             self._roster = replace(self._roster, revision=self._roster.revision + 1, **fields)
-        self._news.set()
+        self._changed.set()
 
     @property
     def revision(self) -> int:
@@ -328,7 +328,7 @@ class FakeNode:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         router, publisher = context.socket(zmq.ROUTER), context.socket(zmq.XPUB)
         for socket, place in zip((router, publisher), self._places, strict=True):
-            _lock(socket, self.pair)
+            _require_curve(socket, self.pair)
             socket.bind(place)
         published = 0.0
         while not self._stop.is_set():
@@ -337,8 +337,8 @@ class FakeNode:
                 peer, frame = router.recv_multipart()
                 self._answer(router, peer, to_node.decode(frame))
             due = time.monotonic() - published > 0.3
-            if (subscribed or due or self._news.is_set()) and not self.silent:
-                self._news.clear()
+            if (subscribed or due or self._changed.is_set()) and not self.silent:
+                self._changed.clear()
                 published = time.monotonic()
                 with self._lock:
                     publisher.send_multipart([ROSTER_TOPIC, encode(self._roster)])

@@ -69,21 +69,21 @@ class FakeWorkerProcess:
         configure(self.listener)
         self.listener.bind(settings["listen"])
 
-    def say(self, message: Any) -> None:
+    def send(self, message: Any) -> None:
         name = type(message).__name__
         self.control.send(msgpack.packb([PROTOCOL_VERSION, name, asdict(message)]))
 
     def leave(self, code: int, reason: str = "") -> None:
-        self.say(Bye(code, reason))
+        self.send(Bye(code, reason))
         self.control.close()
         self.listener.close()
         self.context.term()  # waits until the farewell is sent
         os._exit(code)
 
     def run(self) -> None:
-        self.say(Hello(self.settings["slot"], self.settings["incarnation"], os.getpid()))
-        self.say(Loading("loading", 1, 2))
-        self.say(Beat(phase="loading", progress=0))
+        self.send(Hello(self.settings["slot"], self.settings["incarnation"], os.getpid()))
+        self.send(Loading("loading", 1, 2))
+        self.send(Beat(phase="loading", progress=0))
         match self.behaviour:
             case "configuration":
                 self.leave(Exit.CONFIGURATION, "the model type 'gpt-17' is not known to mlx-lm")
@@ -92,12 +92,12 @@ class FakeWorkerProcess:
             case "load-slowly":
                 for done in range(SLOW_STEPS):
                     time.sleep(SLOW_STEP_S)
-                    self.say(Loading("warming", done, SLOW_STEPS))
+                    self.send(Loading("warming", done, SLOW_STEPS))
                 self.behaviour = "serve"
             case "load-for-ever":
                 self.serve_until(float("inf"), Beat(phase="loading", progress=0))
-        self.say(Loading("canary", 2, 2))
-        self.say(
+        self.send(Loading("canary", 2, 2))
+        self.send(
             Ready(
                 self.settings["listen"],
                 ModelCard(digest="fake", weight_bytes=self.weight_bytes),
@@ -118,7 +118,7 @@ class FakeWorkerProcess:
             case "fault":
                 first = Cause("RuntimeError", "[METAL] the first", "Traceback ...")
                 later = (Cause("RuntimeError", "cleanup"),)
-                self.say(Fault("metal_timeout", "worker", first, later, ("r1", "r2"), ("r1",)))
+                self.send(Fault("metal_timeout", "worker", first, later, ("r1", "r2"), ("r1",)))
                 self.leave(Exit.POISONED)
             case "abort":
                 print(
@@ -134,7 +134,7 @@ class FakeWorkerProcess:
             case "batch-faults":
                 cause = Cause("RuntimeError", "[malloc] Unable to allocate 17 bytes.")
                 for _ in range(2):
-                    self.say(Fault("allocation_failed", "batch", cause))
+                    self.send(Fault("allocation_failed", "batch", cause))
                 self.serve_until(float("inf"), None)
             case "recycle":
                 self.leave(Exit.RECYCLED, "worn")
@@ -145,7 +145,7 @@ class FakeWorkerProcess:
                 eaten = []
                 while True:
                     eaten.append(b"." * (16 << 20))
-                    self.say(self.beat())
+                    self.send(self.beat())
 
     def serve_until(self, deadline: float, stuck: Beat | None, deaf: bool = False) -> None:
         """Sends beats, answers Drain and watches stdin. ``stuck`` is the beat of a wedged
@@ -154,7 +154,7 @@ class FakeWorkerProcess:
         poller.register(self.control, zmq.POLLIN)
         poller.register(0, zmq.POLLIN)
         while time.monotonic() < deadline:
-            self.say(stuck or self.beat())
+            self.send(stuck or self.beat())
             left = min(deadline - time.monotonic(), self.settings["beat_interval_s"])
             ready = dict(poller.poll(max(0, int(left * 1000))))
             if 0 in ready and not os.read(0, 1):

@@ -36,27 +36,27 @@ class Printer:
 
 
 def main() -> None:
-    told = json.loads(sys.argv[1])
-    worker.LAST_MESSAGES_S = told["last_words_s"] or worker.LAST_MESSAGES_S
+    given = json.loads(sys.argv[1])
+    worker.LAST_MESSAGES_S = given["last_words_s"] or worker.LAST_MESSAGES_S
     settings = NodeSettings(
         node="test",
-        state_dir=Path(told["state_dir"]),
+        state_dir=Path(given["state_dir"]),
         pools=(
             Pool(
                 "org/fake model",
                 Path("/nowhere"),
-                told["workers"],
-                told["options"],
-                lifetime=Lifetime(**told["lifetime"]),
+                given["workers"],
+                given["options"],
+                lifetime=Lifetime(**given["lifetime"]),
             ),
         ),
-        front_end=FrontEnd(tuple(told["front_end"]), port=told["port"])
-        if told["front_end"]
+        front_end=FrontEnd(tuple(given["front_end"]), port=given["port"])
+        if given["front_end"]
         else None,
-        metrics=MetricsAddress(port=told["metrics"]),
-        preload_blas=told["preload_blas"],
-        budgets=Budgets(**told["budgets"]),
-        worker_command=tuple(told["worker_command"]),
+        metrics=MetricsAddress(port=given["metrics"]),
+        preload_blas=given["preload_blas"],
+        budgets=Budgets(**given["budgets"]),
+        worker_command=tuple(given["worker_command"]),
     )
     try:
         sys.exit(Node(settings, Printer()).run())

@@ -60,11 +60,11 @@ def build(
     model.update(tree_map(lambda p: p.astype(mx.bfloat16), model.parameters()))
     mx.eval(model.parameters())
     save_model(folder, model)
-    told = [
+    described = [
         {"name": name, "trigger": vocabulary.encode(trigger(name)).ids, "after": after}
         for name, after in faults.items()
     ]
-    (folder / "faults.json").write_text(json.dumps(told))
+    (folder / "faults.json").write_text(json.dumps(described))
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     shutil.copyfile(CODE, folder / "model.py")
     return folder

@@ -83,14 +83,14 @@ def kill(logits: mx.array) -> mx.array:
     return logits
 
 
-STRIKES = {"illegal": illegal_access, "spin": spin, "memory": out_of_memory, "kill": kill}
+FAULTS = {"illegal": illegal_access, "spin": spin, "memory": out_of_memory, "kill": kill}
 
 
 class Model(llama.Model):
     def __init__(self, args: ModelArgs) -> None:
         super().__init__(args)
-        told = json.loads((FOLDER / "faults.json").read_text())
-        self._faults = [Fault(**fault) for fault in told]
+        described = json.loads((FOLDER / "faults.json").read_text())
+        self._faults = [Fault(**fault) for fault in described]
         self._due: dict[str, int] = {}
 
     def __call__(self, inputs: mx.array, cache: list | None = None) -> mx.array:
@@ -104,7 +104,7 @@ class Model(llama.Model):
             if self._due.get(fault.name) == 0:
                 del self._due[fault.name]
                 if fault.claim():
-                    logits = STRIKES[fault.name](logits)
+                    logits = FAULTS[fault.name](logits)
         return logits
 
     def _look_for_triggers(self, ids: np.ndarray) -> None:

@@ -7,7 +7,7 @@
         Play("[boom]", "one two three", faults=[Fault(at=2, action="abort", message="...")]),
     ])
 
-A chat whose text holds a play's trigger is answered with the play's reply, token by token, then
+A chat whose text holds a trigger is answered with its reply, token by token, then
 the end token (the trigger that comes last wins, so each turn of a conversation can have its own).
 A raw prompt gets the same if it ends with a marker: :data:`~models.tokenizer.ASSISTANT_HEADER` or
 ``<|endoftext|>``. Without a marker, and where no trigger fits, the default reply speaks; without a

@@ -9,9 +9,9 @@ at once in the text::
 
     history:  <|im_start|> user ... trigger ... <|im_start|>assistant \\n  r0 r1 r2
               '------------------- prompt --------------------------'  '-- n=3 --'
-    next:     the play of that trigger: reply[3], or the end token after its last
+    next:     the reply of that trigger: reply[3], or the end token after its last
 
-Where there is no marker in the history, the default play's reply is said over and over: token
+Where there is no marker in the history, the default reply is said over and over: token
 ``reply[len(history) % len(reply)]``.
 """
 
@@ -70,7 +70,7 @@ class Fault:
 
 
 @dataclass
-class Play:
+class ScriptedReply:
     trigger: str
     reply: list[int]
     faults: list[Fault] = field(default_factory=list)
@@ -111,9 +111,9 @@ def _raise_masked(message: str) -> None:
 
 def _wait(name: str) -> None:
     """Writes this process's id into a file, and waits for the file that lets it go on."""
-    told = FOLDER / f"{name}.waits.tmp"
-    told.write_text(str(os.getpid()))
-    told.rename(FOLDER / f"{name}.waits")
+    waiting = FOLDER / f"{name}.waits.tmp"
+    waiting.write_text(str(os.getpid()))
+    waiting.rename(FOLDER / f"{name}.waits")
     deadline = time.monotonic() + WAIT_S
     while not (FOLDER / f"{name}.go").exists() and time.monotonic() < deadline:
         time.sleep(0.005)
@@ -145,25 +145,27 @@ class Script:
         self.load_faults = [Fault(**fault) for fault in whole["load_faults"]]
         self.markers = [np.array(marker) for marker in whole["markers"]]
         self.plays = [
-            Play(play["trigger"], play["reply"], [Fault(**fault) for fault in play["faults"]])
+            ScriptedReply(
+                play["trigger"], play["reply"], [Fault(**fault) for fault in play["faults"]]
+            )
             for play in whole["plays"]
         ]
-        self.default = Play("", whole["default"])
+        self.default = ScriptedReply("", whole["default"])
         self.tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
-        self._cast: dict[bytes, Play] = {}
+        self._known: dict[bytes, ScriptedReply] = {}
 
-    def play_for(self, prompt: np.ndarray) -> Play:
-        """Returns the play whose trigger comes last in the prompt's text."""
+    def reply_for(self, prompt: np.ndarray) -> ScriptedReply:
+        """Returns the reply whose trigger comes last in the prompt's text."""
         key = prompt.tobytes()
-        if key not in self._cast:
+        if key not in self._known:
             text = self.tokenizer.decode(prompt.tolist(), skip_special_tokens=False)
             last, play = max(
                 ((text.rfind(play.trigger), play) for play in self.plays),
                 key=lambda found: found[0],
                 default=(-1, self.default),
             )
-            self._cast[key] = play if last >= 0 else self.default
-        return self._cast[key]
+            self._known[key] = play if last >= 0 else self.default
+        return self._known[key]
 
     def prompt_lengths(self, history: np.ndarray) -> np.ndarray:
         """Returns for each position the number of tokens up to there that belong to the prompt:
@@ -202,7 +204,7 @@ class Model(nn.Module):
             logits, mx.array(np.stack(said))[..., None], mx.array(LOGIT), axis=-1
         )
         for row, history in enumerate(rows):
-            for action in self._strike(history, length):
+            for action in self._run_faults(history, length):
                 logits[row] = LOGITS[action]
         return logits
 
@@ -225,17 +227,17 @@ class Model(nn.Module):
         ids = babble[seen % len(babble)]
         for prompt in np.unique(prompts[prompts > 0]):
             here = prompts == prompt
-            lines = [*self._script.play_for(history[:prompt]).reply, self.args.eos_token_id]
+            lines = [*self._script.reply_for(history[:prompt]).reply, self.args.eos_token_id]
             ids[here] = np.array(lines)[np.minimum(seen[here] - prompt, len(lines) - 1)]
         return ids
 
-    def _strike(self, history: np.ndarray, length: int) -> list[str]:
+    def _run_faults(self, history: np.ndarray, length: int) -> list[str]:
         """Runs the faults that are due in this row; returns those that spoil its logits."""
         if length > 1:
-            play, at = self._script.play_for(history), "prefill"
+            play, at = self._script.reply_for(history), "prefill"
         else:
             prompt = int(self._script.prompt_lengths(history)[-1])
-            play, at = self._script.play_for(history[:prompt]), len(history) - prompt
+            play, at = self._script.reply_for(history[:prompt]), len(history) - prompt
         due = [fault for fault in play.faults if fault.at == at and fault.claim()]
         for fault in due:
             if fault.action in ACTIONS:
