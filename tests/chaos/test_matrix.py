@@ -47,8 +47,8 @@ def ask(server: Server, text: str, **body: Any) -> StreamingClient:
 
 
 def build(scripted_model: Callable[..., Path], included: Callable[[InjectedFault], bool]) -> Path:
-    plays = [play for cell in MATRIX if included(cell.injected) for play in cell.plays()]
-    return scripted_model([FILLER, *plays], step_s=STEP_S)
+    replies = [each for cell in MATRIX if included(cell.injected) for each in cell.replies()]
+    return scripted_model([FILLER, *replies], step_s=STEP_S)
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +137,7 @@ def when_it_waits(server: Server, cell: MatrixCase) -> dict[str, Any]:
     return next(slot for slot in server.slots() if slot["pid"] == pid)
 
 
-def in_mid_air(server: Server, cell: MatrixCase) -> tuple[StreamedAnswer, StreamedAnswer]:
+def answers_across_fault(server: Server, cell: MatrixCase) -> tuple[StreamedAnswer, StreamedAnswer]:
     """Returns the answers of the request that met the fault and of the one that ran beside it."""
     if cell.phase is not QUEUED:
         asking = ask(server, cell.trigger, **cell.phase.body)
@@ -168,12 +168,12 @@ def autopsy_of(server: Server, rid: str) -> dict[str, Any]:
     return wait_for(found, f"an autopsy that knows {rid}")
 
 
-def play(server: Server, cell: MatrixCase) -> None:
+def run_case(server: Server, cell: MatrixCase) -> None:
     # One to lose and one to go on with; where requests are to meet, all, so that they do.
     wait_for(lambda: ready(server, 3 if cell.phase is QUEUED else 2), "workers")
     wait_for(lambda: idle(server), "an end of what was before")
     before = continued(server)
-    struck, running = in_mid_air(server, cell)
+    struck, running = answers_across_fault(server, cell)
     moved = continued(server) - before
 
     undisturbed = ask(server, cell.trigger, **cell.phase.body).result()
@@ -201,12 +201,12 @@ def id_of(cell: MatrixCase) -> str:
 
 @pytest.mark.parametrize("cell", [c for c in ROW_AND_COLUMN if not c.injected.slow], ids=id_of)
 def test_every_fault_and_every_phase(calm: Server, cell: MatrixCase) -> None:
-    play(calm, cell)
+    run_case(calm, cell)
 
 
 @pytest.mark.parametrize("cell", [c for c in ROW_AND_COLUMN if c.injected.slow], ids=id_of)
 def test_every_slow_fault(impatient: Server, cell: MatrixCase) -> None:
-    play(impatient, cell)
+    run_case(impatient, cell)
 
 
 @pytest.mark.long
@@ -214,7 +214,7 @@ def test_every_slow_fault(impatient: Server, cell: MatrixCase) -> None:
     "cell", [c for c in MATRIX if not c.injected.slow and c not in ROW_AND_COLUMN], ids=id_of
 )
 def test_every_fault_in_every_phase(calm: Server, cell: MatrixCase) -> None:
-    play(calm, cell)
+    run_case(calm, cell)
 
 
 @pytest.mark.long
@@ -222,7 +222,7 @@ def test_every_fault_in_every_phase(calm: Server, cell: MatrixCase) -> None:
     "cell", [c for c in MATRIX if c.injected.slow and c not in ROW_AND_COLUMN], ids=id_of
 )
 def test_every_slow_fault_in_every_phase(impatient: Server, cell: MatrixCase) -> None:
-    play(impatient, cell)
+    run_case(impatient, cell)
 
 
 def test_the_cells_cover_everything() -> None:
@@ -232,5 +232,5 @@ def test_the_cells_cover_everything() -> None:
         cell.injected.name for cell in MATRIX
     }
     assert {cell.phase.name for cell in ROW_AND_COLUMN} == {cell.phase.name for cell in MATRIX}
-    assert len({play.trigger for cell in MATRIX for play in cell.plays()}) == 90
+    assert len({each.trigger for cell in MATRIX for each in cell.replies()}) == 90
     assert all(replace(cell) == cell for cell in MATRIX)

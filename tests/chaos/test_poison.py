@@ -33,7 +33,7 @@ def reply(number: int) -> str:
     return " ".join(f"{number} says {n}" for n in range(3 + number * 7 % 20))
 
 
-def plays(poison: ScriptedReply) -> list[ScriptedReply]:
+def replies(poison: ScriptedReply) -> list[ScriptedReply]:
     return [poison, *(ScriptedReply(f"[{n:03}]", reply(n)) for n in range(INNOCENTS))]
 
 
@@ -72,7 +72,7 @@ def test_a_poisonous_request_is_found_and_stopped(
     deaths: int,
 ) -> None:
     fault = ModelFault(at, action, message)  # type: ignore[arg-type]
-    model = scripted_model(plays(ScriptedReply("[poison]", TALE, [fault])), step_s=0.005)
+    model = scripted_model(replies(ScriptedReply("[poison]", TALE, [fault])), step_s=0.005)
     options = ("--trust-remote-code", "--workers", "3")
     with (
         serving(model, tmp_path, *options, budgets=BUDGETS) as server,
@@ -137,8 +137,8 @@ def test_a_random_fault_delays_no_innocent(
         def longest_gap_s(victim: ScriptedReply) -> float:
             wait_for(lambda: all(s["state"] == "ready" for s in server.slots()), "every worker")
             asked = [
-                StreamingClient(server, play.trigger, prompt_cache_key="together")
-                for play in (*plain, victim)
+                StreamingClient(server, each.trigger, prompt_cache_key="together")
+                for each in (*plain, victim)
             ]
             answers = [each.result() for each in asked]
             assert [answer.text for answer in answers] == [text] * AT_ONCE

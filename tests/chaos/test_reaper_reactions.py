@@ -67,7 +67,7 @@ class ReactionCase:
     def trigger(self, at: int | str, number: int) -> str:
         return f"[{self.name} {at}, {number}]"
 
-    def play(self, at: int | str, number: int) -> ScriptedReply:
+    def reply(self, at: int | str, number: int) -> ScriptedReply:
         """A request that meets it once."""
         fault = ModelFault(at, self.action, self.message, times=1)  # type: ignore[arg-type]
         return ScriptedReply(self.trigger(at, number), REPLY, [fault])
@@ -108,17 +108,19 @@ MATRIX = [
 def server(
     scripted_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
-    plays = [
-        case.play(at, number)
+    replies = [
+        case.reply(at, number)
         for case in (*LOST, *MORE_LOST, MASKED)
         for at in EVERYWHERE
         for number in range(TRIES)
     ]
-    plays.append(ScriptedReply("[batch]", REPLY, [ModelFault(5, "raise", ALLOCATION, times=1)]))
-    plays.append(ScriptedReply("[full disk]", REPLY, [ModelFault(5, "raise", ALLOCATION, times=1)]))
-    plays.append(ScriptedReply("[recycle]", REPLY, [ModelFault(5, "raise", HANDLES, times=1)]))
-    plays.append(ScriptedReply("[exit 3]", REPLY, [ModelFault(5, "exit", "3", times=1)]))
-    model = scripted_model(plays, step_s=0.01)
+    replies.append(ScriptedReply("[batch]", REPLY, [ModelFault(5, "raise", ALLOCATION, times=1)]))
+    replies.append(
+        ScriptedReply("[full disk]", REPLY, [ModelFault(5, "raise", ALLOCATION, times=1)])
+    )
+    replies.append(ScriptedReply("[recycle]", REPLY, [ModelFault(5, "raise", HANDLES, times=1)]))
+    replies.append(ScriptedReply("[exit 3]", REPLY, [ModelFault(5, "exit", "3", times=1)]))
+    model = scripted_model(replies, step_s=0.01)
     folder = tmp_path_factory.mktemp("reactions")
     with serving(model, folder, "--trust-remote-code", budgets=IMPATIENT) as server:
         yield server

@@ -34,12 +34,12 @@ urllib.request.urlopen(request).read()
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("pools")
     for name in ("first", "second"):
-        plays = [
+        replies = [
             ScriptedReply("[who]", f"I am the {name}."),
             ScriptedReply("[long]", f"{name} {LONG}"),
             ScriptedReply("[endless]", LONG * 10),
         ]
-        scripted.build(folder / "models" / name, plays, step_s=SLOW_S)
+        scripted.build(folder / "models" / name, replies, step_s=SLOW_S)
     config = folder / "mayfly.toml"
     config.write_text(
         "trust_remote_code = true\n"

@@ -69,9 +69,9 @@ class ReaderShell:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
         self.folder = folder
-        plays = [ScriptedReply("capital of France", ANSWER)]
+        replies = [ScriptedReply("capital of France", ANSWER)]
         # Slow enough for a worker to be killed in the middle of the README's 300 tokens.
-        self.model = scripted.build(folder / "model", plays, step_s=0.02)
+        self.model = scripted.build(folder / "model", replies, step_s=0.02)
         self.environment = {
             **OWN,
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",

@@ -158,7 +158,7 @@ class MatrixCase:
         """Prompt of the request that the queued one waits for."""
         return f"[before {self.name}]"
 
-    def plays(self) -> list[ScriptedReply]:
+    def replies(self) -> list[ScriptedReply]:
         faults = self.injected.faults(self.phase.moment(), self.wait, held=self.held)
         if self.phase is QUEUED:
             return [

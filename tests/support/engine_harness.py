@@ -49,11 +49,11 @@ class EngineRequest:
 class EngineAnswer:
     """The tokens of each choice, and the prompt tokens that came from the cache."""
 
-    drawn: dict[int, list[SampledToken]] = field(default_factory=dict)
+    sampled: dict[int, list[SampledToken]] = field(default_factory=dict)
     cached: int = 0
 
     def ids(self, choice: int = 0) -> list[int]:
-        return [d.token for d in self.drawn.get(choice, [])]
+        return [d.token for d in self.sampled.get(choice, [])]
 
 
 class FixedChunks(ChunkSizer):
@@ -139,15 +139,15 @@ class EngineHarness:
             if isinstance(event, Started):
                 self.answers[event.key].cached += event.cached
             if isinstance(event, StepResult):
-                for drawn in event.tokens:
-                    self._note(drawn)
+                for sampled in event.tokens:
+                    self._note(sampled)
         self.events.clear()
 
-    def _note(self, drawn: SampledToken) -> None:
-        key, choice = self._owner[drawn.row]
-        self.answers[key].drawn.setdefault(choice, []).append(drawn)
-        if drawn.end and key in self.open:
-            self.open[key].discard(drawn.row)
+    def _note(self, sampled: SampledToken) -> None:
+        key, choice = self._owner[sampled.row]
+        self.answers[key].sampled.setdefault(choice, []).append(sampled)
+        if sampled.end and key in self.open:
+            self.open[key].discard(sampled.row)
             if not self.open[key]:
                 del self.open[key]
 

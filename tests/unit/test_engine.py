@@ -79,9 +79,9 @@ def test_together_equals_alone(model: Any, width: int, seed: int) -> None:
 def test_padding_to_a_few_shapes_changes_nothing(model: Any, width: int, seed: int) -> None:
     rng = random.Random(seed)
     asks = mixed(rng, width, 13)
-    bench = EngineHarness(model, width, bucketed=True, chunks=ChunkSizer(0.01, 0.01))
+    harness = EngineHarness(model, width, bucketed=True, chunks=ChunkSizer(0.01, 0.01))
     for _ in range(2):  # the second time from the prefix cache, at lengths of all kinds
-        answers = bench.run(asks)
+        answers = harness.run(asks)
         for ask, answer in zip(asks, answers, strict=True):
             assert [answer.ids(c) for c in range(ask.n)] == alone(model, width, ask)
 
@@ -104,10 +104,10 @@ def test_the_engine_tells_a_shapes_first_run_where_shapes_are_planned(
 ) -> None:
     rng = random.Random(0)
     chunks = RecordingChunkSizer()
-    bench = EngineHarness(model, width, chunks=chunks, bucketed=bucketed, prefix_bytes=0)
+    harness = EngineHarness(model, width, chunks=chunks, bucketed=bucketed, prefix_bytes=0)
     for tokens in (100, 101, 110, 300, 301, 99):  # of two shapes
-        bench.run([EngineRequest(prompt(rng, width, tokens), max_tokens=1)])
-    bench.run([EngineRequest(prompt(rng, width, 100), max_tokens=1)] * 2)
+        harness.run([EngineRequest(prompt(rng, width, tokens), max_tokens=1)])
+    harness.run([EngineRequest(prompt(rng, width, 100), max_tokens=1)] * 2)
     firsts = [True, False, False, True, False, False, True]
     assert chunks.planned == (firsts if bucketed else [False] * 7)
 
@@ -117,10 +117,10 @@ def test_staggered_with_cancels_and_small_chunks_equals_alone(
     model: Any, width: int, seed: int
 ) -> None:
     rng = random.Random(seed)
-    bench = EngineHarness(model, width, chunks=SMALL, max_rows=6)
-    kept = bench.run_with_cancels(mixed(rng, width, 12), rng, 3)
+    harness = EngineHarness(model, width, chunks=SMALL, max_rows=6)
+    kept = harness.run_with_cancels(mixed(rng, width, 12), rng, 3)
     for key, ask in kept.items():
-        answer = bench.answers[key]
+        answer = harness.answers[key]
         assert [answer.ids(c) for c in range(ask.n)] == alone(model, width, ask)
 
 
@@ -138,19 +138,19 @@ def test_a_continuation_goes_on_where_the_lost_run_stopped(model: Any, width: in
 
 def test_a_warm_answer_equals_the_cold_one(model: Any, width: int) -> None:
     rng = random.Random(6)
-    bench = EngineHarness(model, width)
+    harness = EngineHarness(model, width)
     first = EngineRequest(prompt(rng, width, 120))
     cold = alone(model, width, first)
-    assert [bench.run([first])[0].ids()] == cold
-    [again] = bench.run([first])
+    assert [harness.run([first])[0].ids()] == cold
+    [again] = harness.run([first])
     assert (again.ids(), again.cached) == (cold[0], 119)
     longer = EngineRequest(first.tokens + cold[0] + prompt(rng, width, 9))
-    [warm] = bench.run([longer])
+    [warm] = harness.run([longer])
     assert warm.cached == len(first.tokens) + len(cold[0])
     assert [warm.ids()] == alone(model, width, longer)
     # Two at once from the same entry must not share what they write to.
     others = [EngineRequest(first.tokens + prompt(rng, width, 5)) for _ in range(4)]
-    for ask, answer in zip(others, bench.run(others), strict=True):
+    for ask, answer in zip(others, harness.run(others), strict=True):
         assert answer.cached == len(first.tokens)
         assert [answer.ids()] == alone(model, width, ask)
 
@@ -161,15 +161,15 @@ def test_logprobs_are_those_of_the_model(model: Any, width: int) -> None:
     plain = EngineRequest(prompt(rng, width, 30))
     answer, _ = EngineHarness(model, width).run([ask, plain])
     tokens = list(ask.tokens)
-    for drawn in answer.drawn[0]:
+    for sampled in answer.sampled[0]:
         logits = np.array(model(mx.array([tokens]))[0, -1])
         expected = logits - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
-        assert drawn.logprobs is not None
-        assert drawn.logprobs.chosen == pytest.approx(expected[drawn.token], abs=1e-3)
+        assert sampled.logprobs is not None
+        assert sampled.logprobs.chosen == pytest.approx(expected[sampled.token], abs=1e-3)
         best = np.argsort(-expected)[:4]
-        assert list(drawn.logprobs.ids) == best.tolist()
-        assert list(drawn.logprobs.values) == pytest.approx(expected[best].tolist(), abs=1e-3)
-        tokens.append(drawn.token)
+        assert list(sampled.logprobs.ids) == best.tolist()
+        assert list(sampled.logprobs.values) == pytest.approx(expected[best].tolist(), abs=1e-3)
+        tokens.append(sampled.token)
 
 
 def test_ends(model: Any, width: int) -> None:
@@ -181,37 +181,37 @@ def test_ends(model: Any, width: int) -> None:
     stopped = EngineRequest(ask.tokens, max_tokens=10, stop_ids=frozenset({stop}))
     [answer] = EngineHarness(model, width).run([stopped])
     assert answer.ids() == whole[: first + 1]
-    assert answer.drawn[0][-1].end == "stop"
+    assert answer.sampled[0][-1].end == "stop"
     held = EngineRequest(
         ask.tokens, max_tokens=10, stop_ids=frozenset({stop}), banned=(stop,), banned_until=10
     )
     [answer] = EngineHarness(model, width).run([held])
     assert stop not in answer.ids()
-    assert answer.drawn[0][-1].end == "length"
+    assert answer.sampled[0][-1].end == "length"
 
 
 def test_a_row_whose_text_is_complete_leaves(model: Any, width: int) -> None:
-    bench = EngineHarness(model, width)
-    key = bench.submit(EngineRequest(prompt(random.Random(9), width, 20), max_tokens=1000))
-    while not bench.answers[key].ids():
-        bench.turn()
-    [row] = bench.open.pop(key)
-    bench.engine.commands.put(Stop(row))
-    bench.turn()
-    bench.engine.commands.put(Stop(row))
-    bench.turn()
-    assert bench.engine.running == 0
+    harness = EngineHarness(model, width)
+    key = harness.submit(EngineRequest(prompt(random.Random(9), width, 20), max_tokens=1000))
+    while not harness.answers[key].ids():
+        harness.turn()
+    [row] = harness.open.pop(key)
+    harness.engine.commands.put(Stop(row))
+    harness.turn()
+    harness.engine.commands.put(Stop(row))
+    harness.turn()
+    assert harness.engine.running == 0
 
 
 def test_admission_is_first_come_first_served_within_its_rows(model: Any, width: int) -> None:
     rng = random.Random(10)
-    bench = EngineHarness(model, width, max_rows=2)
-    keys = [bench.submit(EngineRequest(prompt(rng, width, 20), max_tokens=5)) for _ in range(5)]
+    harness = EngineHarness(model, width, max_rows=2)
+    keys = [harness.submit(EngineRequest(prompt(rng, width, 20), max_tokens=5)) for _ in range(5)]
     order: list[str] = []
-    while bench.open:
-        bench.turn()
-        assert bench.engine.running <= 2
-        order += [k for k in keys if k not in bench.open and k not in order]
+    while harness.open:
+        harness.turn()
+        assert harness.engine.running <= 2
+        order += [k for k in keys if k not in harness.open and k not in order]
     assert order == keys
 
 
@@ -223,26 +223,26 @@ def test_logits_that_are_not_finite_are_a_fault(model: Any, width: int) -> None:
             out: mx.array = model(*args, **kwargs)
             return mx.where(mx.arange(out.shape[0])[:, None, None] == 1, mx.nan, out)
 
-    bench = EngineHarness(Poisoned(), width)
+    harness = EngineHarness(Poisoned(), width)
     rng = random.Random(11)
     for _ in range(2):
-        bench.submit(EngineRequest(prompt(rng, width, 20)))
+        harness.submit(EngineRequest(prompt(rng, width, 20)))
     with pytest.raises(NonFiniteLogits) as caught:
-        bench.finish()
+        harness.finish()
     assert caught.value.rows == [1]
 
 
 def test_an_old_request_is_marked_beside_a_new_one(model: Any, width: int) -> None:
     """Though it stands before it in the batch."""
-    bench = EngineHarness(model, width)
+    harness = EngineHarness(model, width)
     rng = random.Random(12)
-    old = bench.submit(EngineRequest(prompt(rng, width, 20), max_tokens=40))
-    while len(bench.answers[old].ids()) <= YOUNG_TOKENS:
-        bench.turn()
-    new = bench.submit(EngineRequest(prompt(rng, width, 20), max_tokens=40))
-    while not bench.answers[new].ids():
-        bench.turn()
-    assert bench.engine.suspects_of(RuntimeError()) == ((new,), (old,))
+    old = harness.submit(EngineRequest(prompt(rng, width, 20), max_tokens=40))
+    while len(harness.answers[old].ids()) <= YOUNG_TOKENS:
+        harness.turn()
+    new = harness.submit(EngineRequest(prompt(rng, width, 20), max_tokens=40))
+    while not harness.answers[new].ids():
+        harness.turn()
+    assert harness.engine.suspects_of(RuntimeError()) == ((new,), (old,))
 
 
 @pytest.mark.parametrize("gone", [0, 1, 2])
@@ -252,17 +252,17 @@ def test_R74_a_row_leaves_a_group_in_the_middle_of_its_prompt(
     rng = random.Random(13)
     # The boundaries end the first chunk, which all three are in.
     asks = [EngineRequest(prompt(rng, width, n), boundaries=(n // 2,)) for n in (90, 60, 75)]
-    bench = EngineHarness(model, width)
-    keys = [bench.submit(ask) for ask in asks]
-    bench.engine.turn()
-    assert [e.done for e in bench.events if isinstance(e, Prefilled)] == [45, 30, 37]
-    bench.cancel(keys[gone])
-    bench.turn()
-    assert bench.engine.running == 2
-    bench.finish()
+    harness = EngineHarness(model, width)
+    keys = [harness.submit(ask) for ask in asks]
+    harness.engine.turn()
+    assert [e.done for e in harness.events if isinstance(e, Prefilled)] == [45, 30, 37]
+    harness.cancel(keys[gone])
+    harness.turn()
+    assert harness.engine.running == 2
+    harness.finish()
     for i, (key, ask) in enumerate(zip(keys, asks, strict=True)):
         expected = [] if i == gone else alone(model, width, ask)[0]
-        assert bench.answers[key].ids() == expected
+        assert harness.answers[key].ids() == expected
 
 
 @pytest.mark.parametrize("length", [15, 16, 17, 31, 32, 33, 64, 65, 200])
@@ -270,8 +270,8 @@ def test_R109_chunk_borders(model: Any, width: int, length: int) -> None:
     rng = random.Random(length)
     asks = [EngineRequest(prompt(rng, width, length), max_tokens=6) for _ in range(2)]
     whole = [alone(model, width, ask) for ask in asks]
-    bench = EngineHarness(model, width, chunks=SMALL)
-    assert [[a.ids()] for a in bench.run(asks)] == whole
+    harness = EngineHarness(model, width, chunks=SMALL)
+    assert [[a.ids()] for a in harness.run(asks)] == whole
     assert alone(model, width, asks[0], chunks=SMALL) == whole[0]
 
 
@@ -305,13 +305,13 @@ def test_rows_that_outgrow_the_memory_take_turns(
         for i, t in enumerate((0.0, 0.8, 0.0, 0.8, 0.0))
     ]
     # Room for all of them at first, with a join's copy, and for three of them to the end.
-    bench = EngineHarness(model, width, kv_bytes=5 * 80 * 256)
+    harness = EngineHarness(model, width, kv_bytes=5 * 80 * 256)
     running = []
-    keys = [bench.submit(ask) for ask in asks]
-    while bench.open:
-        bench.turn()
-        running.append(bench.engine.running)
-    assert [[bench.answers[key].ids()] for key in keys] == [alone(model, width, a) for a in asks]
+    keys = [harness.submit(ask) for ask in asks]
+    while harness.open:
+        harness.turn()
+        running.append(harness.engine.running)
+    assert [[harness.answers[key].ids()] for key in keys] == [alone(model, width, a) for a in asks]
     assert running[0] == 5
     assert min(running[: len(running) // 2]) < 5, "nobody had to make room"
 
@@ -323,26 +323,26 @@ def test_a_row_whose_text_is_complete_leaves_though_it_made_room(
     """The word that it is complete may find it in the queue, or on its way into the cache."""
     monkeypatch.setattr("mayfly_worker.engine.sequence.RESERVED_TOKENS", 10)
     rng = random.Random(14)
-    bench = EngineHarness(
+    harness = EngineHarness(
         model, width, kv_bytes=3 * 80 * 256, prefix_bytes=0, chunks=FixedChunks(32, 32)
     )
     keys = [
-        bench.submit(EngineRequest(prompt(rng, width, 20), max_tokens=m)) for m in (90, 100, 1000)
+        harness.submit(EngineRequest(prompt(rng, width, 20), max_tokens=m)) for m in (90, 100, 1000)
     ]
-    while bench.engine.counters.rows < len(keys):
-        bench.turn()
-    while not bench.engine.waiting:
-        bench.turn()
-    while prefilled_anew and bench.engine.waiting:
-        bench.turn()
-    assert bench.engine.counters.rows < bench.engine.running or not prefilled_anew
+    while harness.engine.counters.rows < len(keys):
+        harness.turn()
+    while not harness.engine.waiting:
+        harness.turn()
+    while prefilled_anew and harness.engine.waiting:
+        harness.turn()
+    assert harness.engine.counters.rows < harness.engine.running or not prefilled_anew
     newest = keys[-1]
-    said = bench.answers[newest].ids()
-    [row] = bench.open.pop(newest)
-    bench.engine.commands.put(Stop(row))
-    bench.finish()
+    said = harness.answers[newest].ids()
+    [row] = harness.open.pop(newest)
+    harness.engine.commands.put(Stop(row))
+    harness.finish()
     for _ in range(10):
-        bench.engine.commands.put(Stop(-1))  # an idle engine would wait for commands
-        bench.turn()
-    assert (bench.engine.running, bench.engine.waiting) == (0, 0)
-    assert bench.answers[newest].ids() == said
+        harness.engine.commands.put(Stop(-1))  # an idle engine would wait for commands
+        harness.turn()
+    assert (harness.engine.running, harness.engine.waiting) == (0, 0)
+    assert harness.answers[newest].ids() == said

@@ -69,7 +69,7 @@ class ServedModel:
     found: Probe
     new_cache: caches.Factory
 
-    def bench(self, max_rows: int = 16, **options: Any) -> EngineHarness:
+    def harness(self, max_rows: int = 16, **options: Any) -> EngineHarness:
         return EngineHarness(
             self.model,
             self.found.width,
@@ -81,7 +81,7 @@ class ServedModel:
         )
 
     def alone(self, ask: EngineRequest) -> list[list[int]]:
-        [answer] = self.bench().run([ask])
+        [answer] = self.harness().run([ask])
         return [answer.ids(c) for c in range(ask.n)]
 
     def greedy(self, prompt: list[int], tokens: int) -> list[int]:
@@ -162,25 +162,25 @@ def test_a_row_says_what_the_model_says(served: ServedModel) -> None:
 @pytest.mark.parametrize("bucketed", [False, True])
 def test_together_equals_alone(served: ServedModel, bucketed: bool) -> None:
     rng = random.Random(2)
-    bench = served.bench(chunks=FixedChunks(2048, 64), bucketed=bucketed)
+    harness = served.harness(chunks=FixedChunks(2048, 64), bucketed=bucketed)
     wanted = asks(rng, 6)
     keys = []
     for ask in wanted:
-        keys.append(bench.submit(ask))
+        keys.append(harness.submit(ask))
         for _ in range(rng.choice([0, 0, 0, 4])):
-            bench.turn()
-    bench.finish()
+            harness.turn()
+    harness.finish()
     for key, ask in zip(keys, wanted, strict=True):
-        answer = bench.answers[key]
+        answer = harness.answers[key]
         assert [answer.ids(c) for c in range(ask.n)] == served.alone(ask)
 
 
 def test_in_small_chunks_with_cancels_and_evictions_equals_alone(served: ServedModel) -> None:
     rng = random.Random(3)
-    bench = served.bench(chunks=FixedChunks(32, 32), max_rows=5, prefix_bytes=60_000)
-    kept = bench.run_with_cancels(asks(rng, 6), rng, 4)
+    harness = served.harness(chunks=FixedChunks(32, 32), max_rows=5, prefix_bytes=60_000)
+    kept = harness.run_with_cancels(asks(rng, 6), rng, 4)
     for key, ask in kept.items():
-        answer = bench.answers[key]
+        answer = harness.answers[key]
         assert [answer.ids(c) for c in range(ask.n)] == served.alone(ask)
 
 
@@ -191,49 +191,49 @@ def test_a_continuation_goes_on_where_the_lost_run_stopped(served: ServedModel) 
         ask = EngineRequest(prompt(rng, length), sampling, max_tokens=18)
         [whole] = served.alone(ask)
         resumed = [replace(ask, tokens=ask.tokens + whole[:k], generated=k) for k in (1, 2, 13, 17)]
-        together = served.bench().run(resumed)
+        together = served.harness().run(resumed)
         assert [a.ids() for a in together] == [whole[a.generated :] for a in resumed]
 
 
 def test_a_warm_answer_is_the_cold_one(served: ServedModel) -> None:
     rng = random.Random(5)
-    bench = served.bench()
+    harness = served.harness()
     first = EngineRequest(prompt(rng, 80), max_tokens=20)
     [cold] = served.alone(first)
-    assert [a.ids() for a in bench.run([first])] == [cold]
-    [again] = bench.run([first])
+    assert [a.ids() for a in harness.run([first])] == [cold]
+    [again] = harness.run([first])
     assert (again.ids(), again.cached) == (cold, 79)
     longer = EngineRequest(first.tokens + cold + prompt(rng, 9), max_tokens=20)
-    [warm] = bench.run([longer])
+    [warm] = harness.run([longer])
     assert warm.cached == 100
     assert [warm.ids()] == served.alone(longer)
     others = [EngineRequest(first.tokens + prompt(rng, 5), max_tokens=20) for _ in range(3)]
-    for ask, answer in zip(others, bench.run(others), strict=True):
+    for ask, answer in zip(others, harness.run(others), strict=True):
         assert answer.cached == (80 if served.case.trims else 79)
         assert [answer.ids()] == served.alone(ask)
 
 
 def test_R90_a_short_prompt_after_a_long_one_is_answered_as_if_alone(served: ServedModel) -> None:
     rng = random.Random(6)
-    bench = served.bench()
+    harness = served.harness()
     long = prompt(rng, 300)
     short = EngineRequest(long[:60], max_tokens=20)
     other = EngineRequest(long[:60] + prompt(rng, 30), max_tokens=20)
     cold = {id(ask): served.alone(ask)[0] for ask in (short, other)}
-    bench.run([EngineRequest(long)])
+    harness.run([EngineRequest(long)])
     for ask in (short, short, other, short):
-        [answer] = bench.run([ask])
+        [answer] = harness.run([ask])
         assert answer.ids() == cold[id(ask)]
 
 
 def test_memory_comes_back(served: ServedModel) -> None:
     """A request leaves nothing on the device but the entries of the prefix cache."""
     rng = random.Random(7)
-    bench = served.bench(prefix_bytes=0)
-    bench.run(asks(rng, 4))
+    harness = served.harness(prefix_bytes=0)
+    harness.run(asks(rng, 4))
     mx.clear_cache()
     before = mx.get_active_memory()
-    bench.run(asks(rng, 6))
+    harness.run(asks(rng, 6))
     mx.clear_cache()
     assert mx.get_active_memory() - before < 100_000
 
@@ -292,10 +292,10 @@ def assert_as_if_alone(served: ServedModel, asks: list[EngineRequest], known: li
     alone = [served.alone(ask) for ask in asks]
     for first, count in product(range(len(asks)), (2, len(asks))):
         order = [(first + i) % len(asks) for i in range(count)]
-        bench = served.bench()
+        harness = served.harness()
         if known:
-            bench.run([EngineRequest([*known, 5], max_tokens=1)])
-        answers = bench.run([asks[i] for i in order])
+            harness.run([EngineRequest([*known, 5], max_tokens=1)])
+        answers = harness.run([asks[i] for i in order])
         for i, answer in zip(order, answers, strict=True):
             assert [answer.ids(choice) for choice in range(asks[i].n)] == alone[i]
 

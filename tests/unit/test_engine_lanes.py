@@ -98,17 +98,17 @@ def asks() -> list[EngineRequest]:
 
 def test_a_long_row_goes_apart_and_all_say_what_they_say_alone(model: Any) -> None:
     alone = [EngineHarness(model, 1800).run([ask])[0].ids() for ask in asks()]
-    bench = EngineHarness(model, 1800, pass_cost_tokens=500.0)
-    decode = bench.engine._decode
+    harness = EngineHarness(model, 1800, pass_cost_tokens=500.0)
+    decode = harness.engine._decode
     seen = set()
-    keys = [bench.submit(ask) for ask in asks()]
-    while bench.open:
-        bench.turn()
+    keys = [harness.submit(ask) for ask in asks()]
+    while harness.open:
+        harness.turn()
         seen.add(tuple(sorted(len(batch) for batch in decode.batches)))
         for batch in decode.batches:
             sizes = [len(row.tokens) for row in batch.rows]
             assert max(sizes) < 600 or min(sizes) >= 600
-    assert [bench.answers[key].ids() for key in keys] == alone
+    assert [harness.answers[key].ids() for key in keys] == alone
     assert (1, 3) in seen
     assert len(decode) == 0
     assert decode.batches == []
@@ -116,21 +116,21 @@ def test_a_long_row_goes_apart_and_all_say_what_they_say_alone(model: Any) -> No
 
 def test_who_outgrows_the_budget_is_the_newest_wherever_it_is(model: Any) -> None:
     """A short row takes less memory in a sub-batch of its own than in the long one's batch."""
-    bench = EngineHarness(model, 1800, pass_cost_tokens=0.0)
+    harness = EngineHarness(model, 1800, pass_cost_tokens=0.0)
     first, second, *_ = asks()
-    [old] = [bench.submit(second)]
-    while not len(bench.engine._decode):
-        bench.turn()
-    young = bench.submit(first)
-    while len(bench.engine._decode) < 2:
-        bench.turn()
-    assert [len(batch) for batch in bench.engine._decode.batches] == [1, 1]
-    bench.engine._budget = Budget(32, 620 * 256, 256)
-    bench.turn()
-    assert [row.id for row in bench.engine._decode.rows] == [0]
-    bench.finish()
-    assert bench.answers[old].ids() == EngineHarness(model, 1800).run([second])[0].ids()
-    assert bench.answers[young].ids() == EngineHarness(model, 1800).run([first])[0].ids()
+    [old] = [harness.submit(second)]
+    while not len(harness.engine._decode):
+        harness.turn()
+    young = harness.submit(first)
+    while len(harness.engine._decode) < 2:
+        harness.turn()
+    assert [len(batch) for batch in harness.engine._decode.batches] == [1, 1]
+    harness.engine._budget = Budget(32, 620 * 256, 256)
+    harness.turn()
+    assert [row.id for row in harness.engine._decode.rows] == [0]
+    harness.finish()
+    assert harness.answers[old].ids() == EngineHarness(model, 1800).run([second])[0].ids()
+    assert harness.answers[young].ids() == EngineHarness(model, 1800).run([first])[0].ids()
 
 
 def test_lanes_are_counted_one_by_one() -> None:

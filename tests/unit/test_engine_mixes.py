@@ -140,7 +140,7 @@ class Oracle:
         """Returns the tokens still to come of the request alone, by choice."""
         done = len(self._done(kind))
         whole = self.whole(kind)
-        return [whole.drawn[c][done:] for c in range(1 if done else kind.n)]
+        return [whole.sampled[c][done:] for c in range(1 if done else kind.n)]
 
     def ask(self, kind: RequestKind) -> EngineRequest:
         return self._ask(kind, self._done(kind))
@@ -182,9 +182,9 @@ class Oracle:
 class RequestMix:
     """Visits to one engine, and which of them were cut short."""
 
-    def __init__(self, oracle: Oracle, bench: EngineHarness) -> None:
+    def __init__(self, oracle: Oracle, harness: EngineHarness) -> None:
         self._oracle = oracle
-        self._bench = bench
+        self._harness = harness
         self._turns = 0
         self._keys: dict[str, TimedRequest] = {}
         self._leave_at: dict[str, int] = {}
@@ -194,50 +194,50 @@ class RequestMix:
         for visit in visits:
             for _ in range(visit.after):
                 self._turn()
-            key = self._bench.submit(self._oracle.ask(visit.kind))
+            key = self._harness.submit(self._oracle.ask(visit.kind))
             self._keys[key] = visit
             if visit.fate is not None:
                 self._leave_at[key] = self._turns + visit.within
-        while self._bench.open:
+        while self._harness.open:
             self._turn()
         self._assert_idle()
 
     def _turn(self) -> None:
-        if not self._bench.open:
+        if not self._harness.open:
             return
         for key in [k for k, at in self._leave_at.items() if at <= self._turns]:
             del self._leave_at[key]
-            if key in self._bench.open:
+            if key in self._harness.open:
                 self._cut(key)
         self._turns += 1
         # An engine that has nothing to do waits for commands, and none would come.
-        if self._bench.open:
-            self._bench.turn()
+        if self._harness.open:
+            self._harness.turn()
 
     def _cut(self, key: str) -> None:
         self._cut_short.add(key)
         if self._keys[key].fate == "cancelled":
-            self._bench.cancel(key)
+            self._harness.cancel(key)
             return
-        answer = self._bench.answers[key]
-        for row in self._bench.open.pop(key):
+        answer = self._harness.answers[key]
+        for row in self._harness.open.pop(key):
             # Only rows that have said something can be complete; the others are not wanted then.
-            self._bench.engine.commands.put(Stop(row))
-        if len(answer.drawn) < len(self._oracle.alone(self._keys[key].kind)):
-            self._bench.engine.commands.put(CancelCommand(key))
+            self._harness.engine.commands.put(Stop(row))
+        if len(answer.sampled) < len(self._oracle.alone(self._keys[key].kind)):
+            self._harness.engine.commands.put(CancelCommand(key))
 
     def _assert_idle(self) -> None:
-        self._bench.engine.commands.put(Stop(-1))
-        self._bench.turn()
-        engine = self._bench.engine
+        self._harness.engine.commands.put(Stop(-1))
+        self._harness.turn()
+        engine = self._harness.engine
         assert (engine.running, engine.waiting) == (0, 0)
 
     def check(self) -> None:
         """Whole answers are the solo ones, and others the beginnings of theirs."""
         for key, visit in self._keys.items():
-            drawn = self._bench.answers[key].drawn
+            sampled = self._harness.answers[key].sampled
             for choice, alone in enumerate(self._oracle.alone(visit.kind)):
-                told = [replace(d, row=0) for d in drawn.get(choice, [])]
+                told = [replace(d, row=0) for d in sampled.get(choice, [])]
                 right = [replace(d, row=0) for d in alone]
                 assert told == (right[: len(told)] if key in self._cut_short else right)
 
@@ -268,7 +268,7 @@ def assert_alone_is_together(
     pass_cost_tokens: float,
     kv_tokens: int,
 ) -> EngineHarness:
-    bench = EngineHarness(
+    harness = EngineHarness(
         oracle.model,
         oracle.width,
         chunks=chunks,
@@ -278,12 +278,12 @@ def assert_alone_is_together(
         pass_cost_tokens=pass_cost_tokens,
         kv_bytes=kv_tokens * KV_BYTES,
     )
-    mix = RequestMix(oracle, bench)
+    mix = RequestMix(oracle, harness)
     # So little is counted on that rows outgrow a small budget, and have to make room.
     with mock.patch("mayfly_worker.engine.sequence.RESERVED_TOKENS", 2):
         mix.run(visits)
     mix.check()
-    return bench
+    return harness
 
 
 @any_mix

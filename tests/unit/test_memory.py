@@ -60,17 +60,17 @@ def test_R27_an_answer_that_memory_ends_has_filled_the_context(
     submit = Submit("r", 1, generation(prompt, max_tokens=max_tokens, n=n, ignore_eos=True))
     prepared = Preparer(fitted, budget, itertools.count()).prepare(submit)
     starts = RequestState(b"", submit, "key").accept(prepared)
-    bench = EngineHarness(loaded.model, loaded.probe.width, kv_bytes=budget.kv_bytes)
+    harness = EngineHarness(loaded.model, loaded.probe.width, kv_bytes=budget.kv_bytes)
     for start in starts:
-        bench.engine.commands.put(start)
+        harness.engine.commands.put(start)
     drawn: dict[int, list[SampledToken]] = {choice.sequence.id: [] for choice in prepared.choices}
     while not all(tokens and tokens[-1].end for tokens in drawn.values()):
-        bench.engine.turn()
-        assert bench.engine.running <= 1
-        for event in bench.events:
+        harness.engine.turn()
+        assert harness.engine.running <= 1
+        for event in harness.events:
             for token in event.tokens if isinstance(event, StepResult) else ():
                 drawn[token.row].append(token)
-        bench.events.clear()
+        harness.events.clear()
     assert [len(tokens) for tokens in drawn.values()] == [LEFT] * n
     assert {tokens[-1].end for tokens in drawn.values()} == {"length"}
 
@@ -107,20 +107,20 @@ def test_more_choices_than_rows_come_one_after_the_other(loaded: LoadedModel) ->
         budget = Budget(max_rows=max_rows, kv_bytes=1 << 30, bytes_per_token=BYTES)
         submit = Submit("r", 1, sampled)
         prepared = Preparer(loaded, budget, itertools.count()).prepare(submit)
-        bench = EngineHarness(loaded.model, loaded.probe.width, max_rows=max_rows)
+        harness = EngineHarness(loaded.model, loaded.probe.width, max_rows=max_rows)
         for start in RequestState(b"", submit, "key").accept(prepared):
-            bench.engine.commands.put(start)
+            harness.engine.commands.put(start)
         drawn: dict[int, list[SampledToken]] = {
             choice.sequence.id: [] for choice in prepared.choices
         }
         most = 0
         while not all(tokens and tokens[-1].end for tokens in drawn.values()):
-            bench.engine.turn()
-            most = max(most, bench.engine.running)
-            for event in bench.events:
+            harness.engine.turn()
+            most = max(most, harness.engine.running)
+            for event in harness.events:
                 for token in event.tokens if isinstance(event, StepResult) else ():
                     drawn[token.row].append(token)
-            bench.events.clear()
+            harness.events.clear()
         return [[token.token for token in tokens] for tokens in drawn.values()], most
 
     at_once, all_of_them = run(32)

@@ -174,7 +174,7 @@ def test_a_prompt_outgrows_the_window_of_local_layers(tmp_path: Path) -> None:
 
 # Scripts
 
-PLAYS = [
+REPLIES = [
     ScriptedReply("[sun]", "Sunny, 21 °C ☀️."),
     ScriptedReply("[count]", "one two three four five six"),
 ]
@@ -182,7 +182,7 @@ PLAYS = [
 
 @pytest.fixture(scope="module")
 def script(scripted_model: Callable[..., Path]) -> Loaded:
-    return load(str(scripted_model(PLAYS, padding=13)), trust_remote_code=True)
+    return load(str(scripted_model(REPLIES, padding=13)), trust_remote_code=True)
 
 
 def replies(tokenizer: Any, *texts: str) -> list[list[int]]:
@@ -192,7 +192,7 @@ def replies(tokenizer: Any, *texts: str) -> list[list[int]]:
 def test_a_script_answers_a_trigger_and_ends(script: Loaded) -> None:
     model, tokenizer = script
     (sun, count, default) = replies(
-        tokenizer, PLAYS[0].reply, PLAYS[1].reply, scripted.DEFAULT_REPLY
+        tokenizer, REPLIES[0].reply, REPLIES[1].reply, scripted.DEFAULT_REPLY
     )
     assert solo(model, chat(tokenizer, "So, [sun]?"), len(sun)) == sun
     assert solo(model, chat(tokenizer, "[count] please"), len(count)) == count
@@ -209,10 +209,10 @@ def test_a_script_without_a_marker_never_ends(script: Loaded) -> None:
 
 def test_the_last_trigger_of_a_conversation_counts(script: Loaded) -> None:
     model, tokenizer = script
-    (count,) = replies(tokenizer, PLAYS[1].reply)
+    (count,) = replies(tokenizer, REPLIES[1].reply)
     messages = [
         {"role": "user", "content": "[sun]"},
-        {"role": "assistant", "content": PLAYS[0].reply},
+        {"role": "assistant", "content": REPLIES[0].reply},
         {"role": "user", "content": "[count]"},
     ]
     prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
@@ -229,7 +229,7 @@ def test_a_script_survives_batches_chunks_and_resuming(
     script: Loaded, fillers: list[int], step: int, cut: int
 ) -> None:
     model, tokenizer = script
-    texts = [(" fox" * n + PLAYS[n % 2].trigger, PLAYS[n % 2].reply) for n in fillers]
+    texts = [(" fox" * n + REPLIES[n % 2].trigger, REPLIES[n % 2].reply) for n in fillers]
     expected = [replies(tokenizer, str(reply))[0] for _, reply in texts]
     prompts = [
         [*chat(tokenizer, text), *said[:cut]]
@@ -243,7 +243,7 @@ def test_a_script_survives_batches_chunks_and_resuming(
 
 def test_a_script_follows_a_trimmed_cache(script: Loaded) -> None:
     model, tokenizer = script
-    (sun,) = replies(tokenizer, PLAYS[0].reply)
+    (sun,) = replies(tokenizer, REPLIES[0].reply)
     prompt = chat(tokenizer, "[sun]")
     cache = make_prompt_cache(model)
     solo(model, prompt, 4, prompt_cache=cache)

@@ -84,7 +84,7 @@ class ScriptedReply:
 
 def build(
     folder: Path,
-    plays: Sequence[ScriptedReply] = (),
+    replies: Sequence[ScriptedReply] = (),
     *,
     default: str | Sequence[int] = DEFAULT_REPLY,
     step_s: float = 0.0,
@@ -117,13 +117,13 @@ def build(
         "markers": [header, header + ids(tokenizers.EMPTY_THOUGHT), ids(tokenizers.PAD)],
         "default": ids(default),
         "load_faults": [named(fault, f"load-{n}") for n, fault in enumerate(load_faults)],
-        "plays": [
+        "replies": [
             {
-                "trigger": play.trigger,
-                "reply": ids(play.reply),
-                "faults": [named(f, f"play-{p}-{n}") for n, f in enumerate(play.faults)],
+                "trigger": scripted.trigger,
+                "reply": ids(scripted.reply),
+                "faults": [named(f, f"reply-{p}-{n}") for n, f in enumerate(scripted.faults)],
             }
-            for p, play in enumerate(plays)
+            for p, scripted in enumerate(replies)
         ],
     }
     config = {

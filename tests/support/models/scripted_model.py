@@ -144,11 +144,13 @@ class Script:
         self.prefill_token_s: float = whole["prefill_token_s"]
         self.load_faults = [Fault(**fault) for fault in whole["load_faults"]]
         self.markers = [np.array(marker) for marker in whole["markers"]]
-        self.plays = [
+        self.replies = [
             ScriptedReply(
-                play["trigger"], play["reply"], [Fault(**fault) for fault in play["faults"]]
+                scripted["trigger"],
+                scripted["reply"],
+                [Fault(**fault) for fault in scripted["faults"]],
             )
-            for play in whole["plays"]
+            for scripted in whole["replies"]
         ]
         self.default = ScriptedReply("", whole["default"])
         self.tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
@@ -159,12 +161,12 @@ class Script:
         key = prompt.tobytes()
         if key not in self._known:
             text = self.tokenizer.decode(prompt.tolist(), skip_special_tokens=False)
-            last, play = max(
-                ((text.rfind(play.trigger), play) for play in self.plays),
+            last, scripted = max(
+                ((text.rfind(scripted.trigger), scripted) for scripted in self.replies),
                 key=lambda found: found[0],
                 default=(-1, self.default),
             )
-            self._known[key] = play if last >= 0 else self.default
+            self._known[key] = scripted if last >= 0 else self.default
         return self._known[key]
 
     def prompt_lengths(self, history: np.ndarray) -> np.ndarray:
@@ -234,11 +236,11 @@ class Model(nn.Module):
     def _run_faults(self, history: np.ndarray, length: int) -> list[str]:
         """Runs the faults that are due in this row; returns those that spoil its logits."""
         if length > 1:
-            play, at = self._script.reply_for(history), "prefill"
+            scripted, at = self._script.reply_for(history), "prefill"
         else:
             prompt = int(self._script.prompt_lengths(history)[-1])
-            play, at = self._script.reply_for(history[:prompt]), len(history) - prompt
-        due = [fault for fault in play.faults if fault.at == at and fault.claim()]
+            scripted, at = self._script.reply_for(history[:prompt]), len(history) - prompt
+        due = [fault for fault in scripted.faults if fault.at == at and fault.claim()]
         for fault in due:
             if fault.action in ACTIONS:
                 ACTIONS[fault.action](fault.message)
