@@ -14,9 +14,9 @@ UNIT = Path(__file__).parents[1] / "unit"
 
 _started: list[str] = []
 """The commands of all Python processes that this process has started."""
-_starters: set[str] = set()
-"""Names of fixtures that started one. A test that shares such a fixture later starts none itself,
-but would if it ran alone."""
+_starters: set[tuple[str, str]] = set()
+"""Fixtures that started one: where each is visible, and its name. A test that shares such a fixture
+later starts none itself, but would if it ran alone."""
 
 
 def _note(event: str, details: tuple[Any, ...]) -> None:
@@ -36,7 +36,7 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Generator[None, 
         return (yield)
     finally:
         if len(_started) > before:
-            _starters.add(fixturedef.argname)
+            _starters.add((fixturedef.baseid, fixturedef.argname))
 
 
 @pytest.fixture(autouse=True)
@@ -47,4 +47,9 @@ def no_unmarked_process(request: pytest.FixtureRequest) -> Iterator[None]:
     if not marked and request.path.is_relative_to(UNIT):
         complaint = "a unit test that starts a Python process needs the mark `process`"
         assert _started[before:] == [], complaint
-        assert _starters.isdisjoint(request.fixturenames), complaint
+        used = [
+            name
+            for place, name in _starters
+            if name in request.fixturenames and request.node.nodeid.startswith(place)
+        ]
+        assert used == [], complaint
