@@ -41,8 +41,8 @@ serve: $(RUNTIME) ## Serve the demo model on 127.0.0.1:8000 (other: ARGS="MODEL 
 test: $(DEV) ## Run the tests that CI runs
 	$(BIN)/python -m pytest $(TESTS) $(ARGS)
 
-test-fast: $(DEV) ## Run the unit tests that start no process: a minute
-	$(BIN)/python -m pytest tests/unit -m "not process and not long" \
+test-fast: $(DEV) ## Run the unit tests that start no process and compute little: a minute
+	$(BIN)/python -m pytest tests/unit -m "not process and not heavy and not long" \
 		-n logical --dist loadfile $(ARGS)
 
 coverage: $(DEV) ## Run what `make test` runs, and say which lines and branches they reach in any process

@@ -26,6 +26,8 @@ from mayfly_worker.prefix_cache.layers import leaves
 from support.engine_harness import GREEDY, EngineHarness, EngineRequest, FixedChunks
 from support.models import tiny
 
+pytestmark = pytest.mark.heavy
+
 WINDOW = 48
 
 

@@ -27,6 +27,8 @@ from mayfly_worker.grammar.compiler import CompiledGrammar, GrammarCompiler
 from support.engine_harness import EngineAnswer, EngineHarness, EngineRequest, FixedChunks
 from support.schemas import SCHEMAS
 
+pytestmark = pytest.mark.heavy
+
 END = 2
 """The tokenizer's end token."""
 TOKEN_BYTES = 512
