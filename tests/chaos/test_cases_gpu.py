@@ -65,7 +65,11 @@ def unscathed(
 
 
 def whole(server: Server) -> None:
+    """Waits until the front end can send requests to every worker, which is a moment after the
+    worker is ready."""
     wait_for(lambda: all(slot["state"] == "ready" for slot in server.slots()), "every worker")
+    workers = f'mayfly_workers_ready{{model="{server.model}"}} {float(len(server.slots()))}'
+    wait_for(lambda: workers in server.http.get("/metrics").text, "a link to every worker")
 
 
 def kinds(server: Server) -> list[str]:

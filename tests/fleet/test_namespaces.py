@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from support.network_namespaces import Network, namespaces, why_no_networks
+from support.network_namespaces import Network, leftovers_kept, namespaces, why_no_networks
 from support.processes import alive
 from support.server import wait_for
 
@@ -39,9 +39,11 @@ def test_leftovers_of_a_run_that_was_killed_are_removed() -> None:
             slept = psutil.Process(int(run.stdout.readline()))
             theirs = {name for name in namespaces() if f"-{run.pid}-" in name}
             assert len(theirs) == 2
-            run.kill()
-        wait_for(lambda: not alive(slept), "the end of what ended with it")
-        assert theirs <= set(namespaces())
+            with leftovers_kept():  # other tests may be about to remove them
+                run.kill()
+                run.wait()
+                wait_for(lambda: not alive(slept), "the end of what ended with it")
+                assert theirs <= set(namespaces())
         with Network():
             left = set(namespaces())
         assert not theirs & left

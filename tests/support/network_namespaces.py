@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import itertools
 import os
 import re
@@ -22,6 +23,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -245,17 +247,26 @@ def namespaces() -> list[str]:
     return sorted(each.name for each in MOUNTED.iterdir() if each.name.startswith(f"{PREFIX}-"))
 
 
+@contextlib.contextmanager
+def leftovers_kept() -> Iterator[None]:
+    """Keeps every process's :func:`remove_leftovers` waiting."""
+    with (Path(tempfile.gettempdir()) / f"{PREFIX}-{os.getuid()}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def remove_leftovers() -> None:
     """Removes the namespaces of runs that are over: their process is gone, or its number is used
     again."""
-    for name in namespaces():
-        _, _, pid, began, *_ = name.split("-")
-        try:
-            lives = int(psutil.Process(int(pid)).create_time()) == int(began)
-        except psutil.NoSuchProcess:
-            lives = False
-        if not lives:
-            remove(name)
+    with leftovers_kept():
+        for name in namespaces():
+            _, _, pid, began, *_ = name.split("-")
+            try:
+                lives = int(psutil.Process(int(pid)).create_time()) == int(began)
+            except psutil.NoSuchProcess:
+                lives = False
+            if not lives:
+                remove(name)
 
 
 def remove(namespace: str) -> None:
