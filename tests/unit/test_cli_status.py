@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 from mayfly_cli.app import app
 from mayfly_cli.commands.status import table
+from support.server import free_port
 
 SLOT = {
     "slot": "a-model-with-quite-a-long-name-in-front-of-its-number-0",
@@ -104,6 +105,6 @@ def test_a_bad_address_is_wrong_usage() -> None:
 
 
 def test_an_address_without_a_scheme_is_explained() -> None:
-    result = CliRunner().invoke(app, ["status", "--url", "localhost:8000"])
+    result = CliRunner().invoke(app, ["status", "--url", f"localhost:{free_port()}"])
     assert result.exit_code == 1
     assert "http://" in result.stderr
