@@ -94,7 +94,8 @@ class Runtime:
         return self.folder / f"w{incarnation}.crumb"
 
     def sweep(self) -> None:
-        """Removes all files, which a killed predecessor and killed workers leave behind."""
+        """Removes the sockets and breadcrumb files that a killed reaper and its workers left in
+        this folder."""
         for name in ("node.ipc", "roster.ipc"):
             (self.folder / name).unlink(missing_ok=True)
         for pattern in ("w*.ipc", "w*.crumb"):

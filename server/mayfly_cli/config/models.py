@@ -27,7 +27,7 @@ class ConfiguredModel:
 
     @property
     def pool(self) -> Pool:
-        """The settings of its workers."""
+        """The settings of this model's workers."""
         return build(
             Pool,
             self.values,

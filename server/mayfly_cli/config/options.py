@@ -1,4 +1,8 @@
-"""Options of a command, made from the configuration's keys for Typer, which reads a signature."""
+"""Options of a command, made from the configuration's keys for Typer, which reads a signature.
+
+The options themselves are declared on the fields of the settings dataclasses, in ``settings.py`` of
+protocol, reaper and server.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Availability of a model that no worker can run a request of now: is one coming, and when.
 
-The answers' ``Retry-After`` is computed here, from what the rosters say of the model's slots.
+The ``Retry-After`` of a 503 for want of a ready worker is computed here, from the slots in the
+rosters. A full queue's comes from the worker, a quota's from :mod:`mayfly_server.http.rate_limit`.
 """
 
 from __future__ import annotations
