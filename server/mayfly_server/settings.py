@@ -123,6 +123,13 @@ class FrontSettings:
     max_body_bytes: Annotated[int, Option("Largest size of a request's body.", at_least=1024)] = (
         32 << 20
     )
+    strict_fields: Annotated[
+        bool,
+        Option(
+            "Refuse requests with fields that no API here knows, instead of ignoring these fields "
+            "and naming them in the answer's header mayfly-ignored."
+        ),
+    ] = False
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
     queue_wait_s: Annotated[
         float, seconds("Seconds that a request waits for a worker that is being loaded.")

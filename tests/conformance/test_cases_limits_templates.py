@@ -74,7 +74,8 @@ def guarded(marker: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 def test_R124_code_that_comes_with_a_model_is_not_run(guarded: Server, marker: Path) -> None:
     assert guarded.chat().choices[0].finish_reason == "length"
     for value in (True, False, "true"):
-        refused(post(guarded, CHAT, trust_remote_code=value), "trust_remote_code")
+        response = post(guarded, CHAT, trust_remote_code=value)
+        assert response.headers["mayfly-ignored"] == "trust_remote_code"
         refused(
             post(guarded, CHAT, chat_template_kwargs={"trust_remote_code": value}),
             "chat_template_kwargs",

@@ -69,7 +69,10 @@ def test_bad_tools(client: Client, tools: Any, param: str) -> None:
     ],
 )
 def test_documented_and_not_supported(client: Client, field: str) -> None:
-    assert client.refused(CHAT, **{field: {}})["code"] == "unsupported_parameter"
+    assert client.refused(CHAT, **{field: {"a": 1}})["code"] == "unsupported_parameter"
+    if field != "web_search_options":
+        for nothing in ({}, [], "", None):
+            client.taken(CHAT, **{field: nothing})
 
 
 @pytest.mark.parametrize(
@@ -164,6 +167,7 @@ def test_R57_response_formats(client: Client) -> None:
 
 def test_R66_a_name_that_an_attacker_chose_is_not_repeated(client: Client) -> None:
     name = '<script>alert("x")</script>'
-    error = client.refused(CHAT, "?", **{name: 1})
+    tool = {**TOOL, name: 1}
+    error = client.refused(CHAT, "tools[0].?", tools=[tool])
     assert name not in json.dumps(error)
     assert error["code"] == "unknown_parameter"

@@ -166,7 +166,6 @@ def test_effort(front: RunningFront, node: FakeNode) -> None:
         ({"input": "a", "text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"input": "a", "text": {"format": {"type": "json_schema"}}}, "text.format.name"),
         ({"input": "a", "reasoning": {"summary": "detailed"}}, "reasoning.summary"),
-        ({"input": "a", "nonsense": 1}, "nonsense"),
         (
             {
                 "input": "a",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, cast
 
 from fastapi import Depends, Request
 
 from mayfly_server.dispatch.fleet import Fleet, ServedModel
 from mayfly_server.errors import InvalidRequest, ModelNotFound, Unavailable
+from mayfly_server.http.ignored_fields import IgnoredFieldsLog
 from mayfly_server.metrics import Metrics
 from mayfly_server.settings import FrontSettings
 
@@ -21,6 +22,7 @@ class Front:
     metrics: Metrics
     fleet: Fleet
     started: int
+    ignored_fields: IgnoredFieldsLog = field(default_factory=IgnoredFieldsLog)
 
     async def model(self, asked: str | None) -> ServedModel:
         """The served model that a request asks for, by its name, an alias or its name's last part;

@@ -29,6 +29,11 @@ Where API keys are configured, every request needs one (`Authorization: Bearer K
 `x-api-key: KEY`), but for the probes. An `x-request-id` that a request carries comes back with the
 answer; otherwise one is drawn. Streams are server-sent events; comments in them keep the connection
 alive.
+
+A field at the top of a body that is not listed here is ignored; unless it is null or empty, the
+answer's header `mayfly-ignored` names it, and a server with `strict_fields` refuses it. Within
+objects, fields that are not listed are refused, but for null, empty ones and hints such as
+`cache_control`.
 """
 
 REFERENCE = "#/components/schemas/{model}"

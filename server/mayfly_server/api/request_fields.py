@@ -1,21 +1,29 @@
 """Types of request fields that the APIs share, and the fields of sampling.
 
-Types are strict: a boolean is true or false, a number is no string. Null means the default. A field
-that is not listed is refused, so that nothing a client asks for is silently ignored. Fields that an
-API documents and this server does not support are listed too, as :data:`Unsupported`, so that the
-error can say so.
+Types are strict: a boolean is true or false, a number is no string. Null means the default. Fields
+that an API documents and this server does not support are listed too, as :data:`Unsupported`: they
+are refused, with the reason, unless they are null or empty. So are fields that are not listed, but
+for hints; :mod:`mayfly_server.http.ignored_fields` takes those at the top of a body before.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from mayfly_protocol.requests import Sampling
+from mayfly_server.http.ignored_fields import HINTS, asks_nothing, field_names
 
 MAX_CHOICES = 128
 MAX_BIASES = 1024
@@ -29,16 +37,32 @@ temperatures are read as 0, greedy."""
 
 
 class Strict(BaseModel):
+    """An object whose unknown fields are refused, unless they are null, empty or hints."""
+
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_idle_fields(cls, value: Any) -> Any:
+        return without_idle_fields(value, field_names(cls)) if isinstance(value, dict) else value
 
-def refused(reason: str) -> Callable[[Any], Any]:
-    """A validator that refuses every value but null, for ``reason``."""
+
+def without_idle_fields(value: dict[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """An object without those unknown fields that are null, empty or hints."""
+    idle = [name for name in value.keys() - known if name in HINTS or asks_nothing(value[name])]
+    return {name: value[name] for name in value if name not in idle} if idle else value
+
+
+def refused(reason: str, *, but: tuple[Any, ...] = (), empty: bool = False) -> Callable[[Any], Any]:
+    """A validator that refuses, for ``reason``, every value that asks for something: all but null,
+    empty ones and those in ``but``, which are read as null. ``empty`` says that an empty one asks,
+    too."""
 
     def check(value: Any) -> Any:
-        if value is not None:
-            raise PydanticCustomError("unsupported", "{reason}", {"reason": reason})
-        return value
+        default = any(type(value) is type(one) and value == one for one in but)
+        if value is None or default or (asks_nothing(value) and not empty):
+            return None
+        raise PydanticCustomError("unsupported", "{reason}", {"reason": reason})
 
     return check
 

@@ -17,6 +17,7 @@ from fastapi.routing import APIRoute
 from pydantic_core import from_json
 
 from mayfly_server.errors import BodyTooLarge, InvalidRequest, UnsupportedMediaType
+from mayfly_server.http.ignored_fields import field_names, take_unknown
 
 MAX_VALUES = 1_000_000
 """Largest number of values in one body: a value costs more memory than its bytes."""
@@ -98,12 +99,15 @@ class _Parsed(Request):
 
 
 class StrictRoute(APIRoute):
-    """A route whose body is read by :func:`parse_object`."""
+    """A route whose body is read by :func:`parse_object`, without its unknown fields unless
+    ``strict_fields`` is set."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
         if self.body_field is None:
             return handle
+        model: Any = self.body_field.field_info.annotation
+        known = field_names(model)
 
         async def handle_strictly(request: Request) -> Response:
             content_type = request.headers.get("content-type", "application/json")
@@ -114,6 +118,10 @@ class StrictRoute(APIRoute):
                 )
             if request.headers.get("content-encoding", "identity").lower() != "identity":
                 raise UnsupportedMediaType("The body must not be compressed.")
-            return await handle(_Parsed(request, parse_object(await request.body())))
+            body = parse_object(await request.body())
+            front = request.app.state.front
+            if not front.settings.strict_fields:
+                take_unknown(body, known, request.scope, front.ignored_fields)
+            return await handle(_Parsed(request, body))
 
         return handle_strictly

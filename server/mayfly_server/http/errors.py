@@ -30,6 +30,9 @@ from mayfly_server.errors import InvalidRequest, Overloaded, RequestError, Unava
 
 PREFIX = "/v1/messages"
 OVERLOADED = 529
+IGNORED_HEADER = "mayfly-ignored"
+MAX_NAMED = 16
+"""Ignored fields that an answer's header names."""
 
 AnthropicErrorType = Literal[
     "invalid_request_error",
@@ -84,12 +87,16 @@ def request_id(scope: Scope) -> str:
     return found
 
 
-def add_request_id(headers: MutableHeaders, scope: Scope) -> None:
-    """Puts a request's id into its answer's headers."""
+def add_headers(headers: MutableHeaders, scope: Scope) -> None:
+    """Puts a request's id, and the names of its ignored fields, into its answer's headers."""
     found: str = scope["state"]["request_id"]
     headers["x-request-id"] = found
     if speaks_anthropic(scope):
         headers["request-id"] = found
+    ignored: list[str] = scope["state"].get("ignored", [])
+    if ignored:
+        more = ["..."] if len(ignored) > MAX_NAMED else []
+        headers[IGNORED_HEADER] = ", ".join(ignored[:MAX_NAMED] + more)
 
 
 def anthropic_status(error: RequestError) -> int:
@@ -168,7 +175,7 @@ def install_handlers(app: FastAPI) -> None:
     async def unknown(request: Request, error: Exception) -> JSONResponse:
         # Starlette raises it again after this answer; Uvicorn logs it and closes the connection.
         response = error_response(internal_error(), request.scope, close=True)
-        add_request_id(response.headers, request.scope)  # this answer passes no middleware
+        add_headers(response.headers, request.scope)  # this answer passes no middleware
         return response
 
 

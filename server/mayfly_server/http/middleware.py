@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bound_contextvars
 
 from mayfly_server.errors import BodyTooLarge, RequestError
-from mayfly_server.http.errors import add_request_id, error_response
+from mayfly_server.http.errors import add_headers, error_response
 from mayfly_server.metrics import Metrics
 
 NO_ROUTE = "none"
@@ -80,7 +80,7 @@ class RequestId:
 
         async def with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                add_request_id(MutableHeaders(scope=message), scope)
+                add_headers(MutableHeaders(scope=message), scope)
             await send(message)
 
         with bound_contextvars(request_id=request_id):

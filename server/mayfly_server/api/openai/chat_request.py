@@ -266,7 +266,9 @@ class ChatRequest(CommonFields):
     moderation: Unsupported = None
     prediction: Unsupported = None
     prompt_cache_options: Unsupported = None
-    web_search_options: Unsupported = None
+    web_search_options: Annotated[
+        None, BeforeValidator(refused("No web can be searched from here", empty=True))
+    ] = None
     functions: Annotated[None, BeforeValidator(refused("Use tools instead"))] = None
     function_call: Annotated[None, BeforeValidator(refused("Use tool_choice instead"))] = None
     chat_template: Annotated[
