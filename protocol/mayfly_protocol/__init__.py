@@ -1,6 +1,7 @@
 """Messages between Mayfly's processes.
 
-Three conversations cross a process border, and each has its module of message types:
+A front end serves HTTP, a worker runs a model, and a reaper starts and watches the workers of a
+node, which is usually one machine. Each pair of them has its module of message types:
 
 ====================  ==========================  ==============================
 between               sockets                     module
@@ -17,19 +18,20 @@ reaper to all         XPUB -> SUB                 :mod:`mayfly_protocol.roster`
 """
 
 PROTOCOL_VERSION = 1
-"""The major version, in every frame: a peer of another one is refused. It changes when a message
-changes its meaning."""
+"""Major version of the message protocol, sent in every frame; a process refuses frames of another
+major version. The number changes when an existing message changes its meaning."""
 
 PROTOCOL_MINOR = 1
-"""The minor version, which grows with every addition. Peers of one major version understand each
-other, whichever is older:
+"""Minor version of the message protocol, which grows with every addition. Processes of one major
+version understand each other, whichever is older:
 
-* fields are only ever appended, with defaults that mean what was meant before the field existed; a
-  peer that does not know a field ignores it;
-* a new message is sent only to a peer that has announced that it knows it. A node announces its
-  minor version in its rosters (``Roster.minor``), and front ends, which begin every exchange, send
-  it nothing newer (:func:`mayfly_protocol.codec.understood`). A worker or a reaper sends a new
-  message only in answer to a peer that is as new, and no new message ends a request.
+* fields are only ever appended to messages, with defaults that mean what was meant before the field
+  existed; a process ignores fields that it does not know;
+* a new message is sent only to a process that has announced that it knows the message. A node (a
+  reaper with its workers) announces its minor version in its rosters (``Roster.minor``), and front
+  ends, which begin every exchange, send the node no newer message
+  (:func:`mayfly_protocol.codec.understood`). A worker or a reaper sends a new message only in
+  answer to a process that is as new, and no new message ends a request.
 
-So nodes and front ends are upgraded one by one, in any order, while they serve.
+So nodes and front ends can be upgraded one by one, in any order, while they serve.
 """

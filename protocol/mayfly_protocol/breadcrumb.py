@@ -1,17 +1,17 @@
 """The breadcrumb: a record of a worker's forward pass that outlives the worker.
 
 Before each forward pass the engine writes the pass's requests into a small mapped file. The kernel
-keeps the file whatever becomes of the process, so the requests of its last pass can be read when it
-is dead.
+keeps the file whatever becomes of the process, so the requests of a worker's last pass can be read
+after the worker has died.
 
 ::
 
     half 0   | sequence, length, CRC-32 | JSON ...        |
     half 1   | sequence, length, CRC-32 | JSON ...        |     each HALF bytes
 
-The halves are written in turn, and the valid one with the higher sequence counts. A half that a
-kill left incomplete has a wrong checksum; then the other half counts, since the pass that the
-incomplete one announces had not begun.
+The halves are written in turn, and the valid half with the higher sequence number counts. A half
+that a kill left incomplete has a wrong checksum; the other half counts in this case, since the pass
+that the incomplete half announces had not begun.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ from pathlib import Path
 HALF = 8192
 _HEADER = struct.Struct("<QII")
 JSON_BYTES = HALF - _HEADER.size
-"""Bytes of JSON that fit into a half."""
+"""Most bytes of JSON in one of the two halves of a breadcrumb file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Breadcrumb:
-    """One forward pass. ``phase`` and ``step`` are as in the worker's beats; ``young`` are those of
-    the ``requests`` in a decode step for which this worker had sampled only a few tokens."""
+    """Record of one forward pass of a worker, written before the pass, so that it outlives the
+    worker. ``phase`` is ``prefill``, ``decode`` or another phase of the engine, ``step`` the number
+    of engine steps before the pass. ``young`` are the ``requests`` of a decode step for which this
+    worker had sampled only a few tokens."""
 
     phase: str
     step: int
@@ -43,8 +45,8 @@ class Breadcrumb:
 
     @property
     def suspects(self) -> tuple[str, ...]:
-        """Requests that may have ended the worker, if this was its last pass: all of a prefill, the
-        young ones of a decode step."""
+        """Requests that may have ended the worker, if this was its last forward pass: all requests
+        of a prefill, the ``young`` requests of a decode step."""
         match self.phase:
             case "prefill":
                 return self.requests
@@ -55,18 +57,20 @@ class Breadcrumb:
 
     @property
     def marked(self) -> tuple[str, ...]:
-        """Requests of a decode step that were not young."""
+        """Requests of a decode step that were not ``young``: many earlier passes with them went
+        well."""
         if self.phase != "decode":
             return ()
         return tuple(rid for rid in self.requests if rid not in self.young)
 
 
 class BreadcrumbWriter:
-    """Writer of a new breadcrumb file, for one thread.
+    """Writer of a new breadcrumb file (the record of a worker's present forward pass), for use by
+    one thread.
 
     Raises:
-        OSError: the disk has no room for the file. All of it is allocated here, since a page of a
-            mapped file that has no place on the disk would be a SIGBUS.
+        OSError: the disk has no room for the file. The whole file is allocated at once, since
+            writing to a page of a mapped file that has no place on the disk would raise SIGBUS.
     """
 
     def __init__(self, path: Path) -> None:
@@ -82,7 +86,8 @@ class BreadcrumbWriter:
     def write(
         self, phase: str, step: int, requests: Sequence[str] = (), young: Sequence[str] = ()
     ) -> None:
-        """Announces a pass. If not all requests fit, others than young ones are left out."""
+        """Records a forward pass that is about to begin. If not all requests fit, requests that are
+        not ``young`` are left out first."""
         self._sequence += 1
         text = _json_that_fits(phase, step, requests, young)
         start = self._sequence % 2 * HALF
@@ -94,9 +99,10 @@ class BreadcrumbWriter:
 
 
 def read(path: Path) -> Breadcrumb | None:
-    """Reads the pass that was announced last; None if there is none, or no such file.
+    """Reads the record of the forward pass that a worker announced last; None if there is no file,
+    or no valid record in it.
 
-    The process that wrote the file may be alive, stopped or gone.
+    The process that wrote the file may be running, stopped or dead.
     """
     try:
         content = path.read_bytes()

@@ -1,9 +1,9 @@
-"""Encoding of messages as frames: ``msgpack([version, name, fields])``, one message a frame.
+"""Encoding of messages as frames: ``msgpack([version, name, fields])``, one message per frame.
 
-A channel accepts the messages of one direction of one conversation and nothing else. Unknown
-fields are ignored (a newer peer of the same version may send them); unknown names and wrong types
-raise :class:`BadFrame`. Nothing in a frame is executed, or looked up by name beyond the channel's
-own table.
+A :class:`Channel` accepts the messages of one direction between two kinds of process, such as front
+end to worker, and no others. Unknown fields are ignored (a newer process of the same major version
+may send them); unknown message names and wrong types raise :class:`BadFrame`. Nothing in a frame is
+executed, or looked up by name outside the channel's own table.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ M = TypeVar("M")
 
 
 class BadFrame(ValueError):
-    """A frame that is no message of its channel. The text says why; ``reason`` is the short form
-    for counters."""
+    """A frame that is not a message of its channel (such as front end to worker). The text explains
+    the error; ``reason`` is a short label for counters."""
 
     reason: Literal["nonsense", "version"] = "nonsense"
 
@@ -42,31 +42,38 @@ def _as_map(value: Any) -> dict[str, Any]:
 
 
 def encode(message: object) -> bytes:
-    """Encodes a message as a frame. Raises TypeError for a value that MessagePack has no type for.
-    Half a surrogate pair, which Python makes of a file name that is not UTF-8, becomes an
-    escape."""
+    """Encodes a message as a frame.
+
+    A lone surrogate, which Python puts for a byte of a file name that is not UTF-8, is written as
+    an escape sequence.
+
+    Raises:
+        TypeError: the message holds a value that MessagePack has no type for.
+    """
     body = [PROTOCOL_VERSION, type(message).__name__, _as_map(message)]
     packed: bytes = msgpack.packb(body, default=_as_map, unicode_errors="backslashreplace")
     return packed
 
 
 SINCE: dict[type, int] = {AskMetrics: 1, MetricsText: 1}
-"""Minor versions in which messages were added; all others are as old as the major version."""
+"""Minor protocol versions in which messages were added; messages that are not listed are as old as
+the major version."""
 
 
 def understood(message: object, minor: int) -> bool:
-    """Returns True if a peer of a minor version knows this message."""
+    """Returns True if a process with the minor protocol version ``minor`` knows this message."""
     return SINCE.get(type(message), 0) <= minor
 
 
 class Channel(Generic[M]):
-    """Decoder of the frames of one direction of a conversation."""
+    """Decoder for the messages that one kind of process sends to another, such as front end to
+    worker. It accepts the message types ``messages`` and refuses all others."""
 
     def __init__(self, *messages: type) -> None:
         self._adapters: dict[str, TypeAdapter[M]] = {m.__name__: TypeAdapter(m) for m in messages}
 
     def decode(self, frame: bytes | memoryview) -> M:
-        """Decodes a frame.
+        """Decodes a frame into a message.
 
         Raises:
             OtherVersion: the frame is of another major version of the protocol.

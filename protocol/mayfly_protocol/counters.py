@@ -1,8 +1,9 @@
-"""Counters of a worker, each declared once: its wire name, its metric, its HELP text.
+"""Counters of a worker, each declared once: its wire name, its Prometheus metric, its HELP text.
 
-The worker writes them, ``Beat`` carries all of them to the reaper, ``SlotView`` those of
-:class:`PublishedCounters` on to front ends. The reaper's Prometheus metrics, ``/mayfly/status`` and
-its schema are derived from the fields, so that a new counter takes a field here and the line of the
+The worker writes the counters. Its heartbeat message ``Beat`` carries all of them to the reaper
+(the supervisor of the workers), and the reaper publishes those of :class:`PublishedCounters` to
+front ends in ``SlotView``. The reaper's Prometheus metrics, ``/mayfly/status`` and its schema are
+derived from the fields, so that a new counter needs only a field in this module and a line in the
 worker that writes it.
 """
 
@@ -16,8 +17,9 @@ from mayfly_protocol.common.histogram import NOTHING, Distribution
 
 @dataclass(frozen=True, slots=True)
 class WorkerMetric:
-    """A Prometheus metric ``mayfly_worker_NAME`` of one field. A counter or histogram goes on from
-    one worker of a slot to the next; a gauge is of the worker that serves now."""
+    """A Prometheus metric ``mayfly_worker_NAME`` made of one field of a worker's counters. When a
+    worker is replaced by another, a counter or histogram goes on from the old value; a gauge is
+    that of the worker that serves now."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
@@ -33,7 +35,7 @@ def _gauge(name: str, help: str) -> WorkerMetric:
 
 
 def _histogram(name: str, help: str) -> WorkerMetric:
-    """Over ``STEP_BOUNDS_S``."""
+    """Declares a histogram metric with the buckets ``STEP_BOUNDS_S``."""
     return WorkerMetric(name, "histogram", help)
 
 
@@ -42,14 +44,17 @@ def _metrics(*metrics: WorkerMetric, status: bool = False) -> dict[str, Any]:
 
 
 def _number(*metrics: WorkerMetric, status: bool = False) -> Any:
-    """An integer field. ``status`` says that ``/mayfly/status`` shows it under the same name."""
+    """Declares an integer field with its metrics. ``status`` is True if ``/mayfly/status`` shows
+    the field under its name."""
     return field(default=0, metadata=_metrics(*metrics, status=status))
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes. ``footprint`` is the process's own (resident set on Linux); the others are MLX's.
-    ``device_free`` is unused memory of a device that has memory of its own, None elsewhere."""
+    """Memory of a worker, in bytes. ``footprint`` is that of the process (the resident set on
+    Linux); ``active``, ``cache`` and ``peak`` are as MLX reports them. ``prefix_cache`` are the KV
+    caches kept for later prompts. ``device_free`` is the unused memory of a device that has memory
+    of its own, None for other devices."""
 
     footprint: int = 0
     active: int = 0
@@ -61,25 +66,26 @@ class Memory:
 
 @dataclass(slots=True, kw_only=True)
 class PublishedCounters:
-    """Counters that the node's roster shows to every front end.
+    """Counters of a worker that its node publishes to every front end.
 
-    ``waiting`` are requests admitted and not yet prefilling, ``waiting_tokens`` the tokens of
-    their prompts. Not frozen, since the worker writes into its own copy; nobody changes a message.
+    ``waiting`` counts admitted requests whose prefill has not begun, ``waiting_tokens`` the prompt
+    tokens of those of them that have been tokenized. The class is not frozen, since a worker writes
+    into its own copy; a copy in a message is never changed.
     """
 
     inferences: int = _number(
-        _counter("inferences", "Choices finished."),
-        _gauge("inferences_since_start", "Choices finished by the current worker."),
+        _counter("inferences", "Answers finished; a request with n=2 has two."),
+        _gauge("inferences_since_start", "Answers that the current worker has finished."),
         status=True,
     )
     generated_tokens: int = _number(
-        _counter("generated_tokens", "Tokens sampled, those of the canary included."), status=True
+        _counter("generated_tokens", "Tokens sampled, including those of self-tests."), status=True
     )
     running: int = _number(
-        _gauge("requests_running", "Requests that have left the worker's queue."), status=True
+        _gauge("requests_running", "Requests in prefill or decoding now."), status=True
     )
     waiting: int = _number(
-        _gauge("requests_waiting", "Requests in the worker's queue."), status=True
+        _gauge("requests_waiting", "Requests in the worker's queue now."), status=True
     )
     waiting_tokens: int = _number()
     memory: Memory = field(default_factory=Memory)
@@ -87,37 +93,45 @@ class PublishedCounters:
 
 @dataclass(slots=True, kw_only=True)
 class WorkerCounters(PublishedCounters):
-    """All counters of one worker, from its start on.
+    """All counters of one worker process since its start.
 
-    Of the requests in ``waiting``, the engine has not been given those that are still
-    ``preparing``. ``kv_bytes`` and ``kv_budget`` are as admission counts them. ``refused`` counts,
-    by reason, what peers were refused at the worker's socket.
+    ``preparing`` counts the ``waiting`` requests that are still being tokenized, so that the engine
+    does not have them yet. ``kv_bytes`` and ``kv_budget`` are bytes of KV caches: taken by all
+    sequences, and allowed for them. ``refused`` counts, by reason, the connections and messages
+    that the worker's socket refused.
     """
 
     prompt_tokens: int = _number(
         _counter("prompt_tokens", "Prompt tokens of requests whose prefill has begun.")
     )
     cached_tokens: int = _number(
-        _counter("prompt_tokens_cached", "Prompt tokens that were found in the prefix cache.")
+        _counter(
+            "prompt_tokens_cached",
+            "Prompt tokens that were found in the prefix cache and not computed again.",
+        )
     )
-    rows: int = _number(_gauge("batch_rows", "Sequences that are decoded together."))
+    rows: int = _number(_gauge("batch_rows", "Sequences that are decoded together now."))
     kv_bytes: int = _number(
-        _gauge("kv_bytes", "Bytes of the KV caches of all sequences, as admission counts them.")
+        _gauge(
+            "kv_bytes",
+            "Bytes of the KV caches of all running sequences, each counted at the length of the "
+            "longest in its batch.",
+        )
     )
     kv_budget: int = _number(
-        _gauge("kv_budget_bytes", "Bytes that the KV caches of all sequences may take.")
+        _gauge("kv_budget_bytes", "Most bytes for the KV caches of all running sequences.")
     )
     prefill_lengths: int = _number(
         _gauge(
             "prefill_lengths",
-            "Different lengths of prompt chunks since the worker's start; each one compiles or "
-            "plans kernels anew.",
+            "Different lengths of prefill chunks since the worker's start; for each new length, "
+            "kernels are compiled or planned anew.",
         )
     )
     decode_s: Distribution = field(
         default=NOTHING,
         metadata=_metrics(
-            _histogram("decode_step_seconds", "Duration of one decode step of all sequences."),
+            _histogram("decode_step_seconds", "Duration of one decode step of the whole batch."),
         ),
     )
     prefill_s: Distribution = field(
@@ -133,26 +147,30 @@ class WorkerCounters(PublishedCounters):
     refused: dict[str, int] = field(default_factory=dict)
 
     def values(self) -> dict[str, Any]:
-        """Every counter by its name."""
+        """Returns every counter by the name of its field."""
         return {each.name: getattr(self, each.name) for each in fields(WorkerCounters)}
 
     def totals(self) -> WorkerCounters:
-        """The counters and histograms alone, all other fields at their defaults."""
+        """Returns the fields that become Prometheus counters or histograms, with all other fields
+        at their defaults."""
         return WorkerCounters(**{name: getattr(self, name) for name in SUMMED})
 
     def plus(self, other: WorkerCounters) -> WorkerCounters:
-        """The totals of both together."""
+        """Returns the sums of the fields that become Prometheus counters or histograms, with all
+        other fields at their defaults."""
         return WorkerCounters(
             **{name: _sum(getattr(self, name), getattr(other, name)) for name in SUMMED}
         )
 
     def fell_from(self, before: WorkerCounters) -> bool:
-        """True if any counter or histogram is smaller than it was."""
+        """True if any Prometheus counter or histogram is smaller than in the earlier report
+        ``before``."""
         return any(_count(getattr(self, name)) < _count(getattr(before, name)) for name in SUMMED)
 
 
 def metrics(kind: Literal["counter", "gauge", "histogram"]) -> dict[str, WorkerMetric]:
-    """The metrics of one kind, by the name of their field."""
+    """Returns the metrics of one Prometheus type, by the name of the field that each metric
+    shows."""
     return {
         each.name: metric
         for each in fields(WorkerCounters)
@@ -162,17 +180,18 @@ def metrics(kind: Literal["counter", "gauge", "histogram"]) -> dict[str, WorkerM
 
 
 PUBLISHED = tuple(each.name for each in fields(PublishedCounters))
-"""Names of the fields that ``Beat`` and ``SlotView`` share."""
+"""Names of the counters in both the heartbeat message ``Beat`` and the published ``SlotView``."""
 STATUS = {
     each.name: each.metadata["metrics"][0].help
     for each in fields(PublishedCounters)
     if each.metadata.get("status")
 }
-"""Counters that ``/mayfly/status`` shows, with their HELP texts."""
+"""HELP texts of the counters that ``/mayfly/status`` shows, by the names of the counters."""
 MEMORY_KINDS = tuple(each.name for each in fields(Memory) if each.name != "device_free")
 """Values of the ``kind`` label of ``mayfly_worker_memory_bytes``."""
 SUMMED = (*metrics("counter"), *metrics("histogram"))
-"""Names of the fields that only grow, and are added up over the workers of a slot."""
+"""Names of the counters that only grow; they are added up over the workers that one slot has
+had."""
 
 
 def _sum(one: Any, other: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Messages between one incarnation of a worker and the reaper that spawned it.
+"""Messages between one worker process and the reaper, its supervisor, that spawned it.
 
 ::
 
@@ -9,7 +9,7 @@
     Beat ... ----------------------------------->
                          <----------------------- Drain(grace_s)
     Fault -------------------------------------->   then the process exits
-    Bye(code) ---------------------------------->   likewise
+    Bye(code) ---------------------------------->   then the process exits
 
 The exit codes of a worker are part of the conversation: see :class:`Exit`.
 """
@@ -40,8 +40,9 @@ class Exit(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The first message of an incarnation, and the only one with slot and incarnation in it: the
-    connection's routing id names both for every message."""
+    """The first message of a worker process to the reaper, its supervisor. It alone names the slot
+    and the process number (``incarnation``), since the connection's ZeroMQ routing id names both
+    for every message."""
 
     slot: str
     incarnation: int
@@ -51,7 +52,8 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """Progress of a load: ``done`` of ``total`` bytes (0 of 0 where a phase has no measure)."""
+    """Progress of loading a model: ``done`` of ``total`` bytes, both 0 in a phase whose progress is
+    not measured."""
 
     phase: LoadPhase
     done: int = 0
@@ -62,9 +64,9 @@ class Loading:
 class ModelCard:
     """Properties of a loaded model that front ends need.
 
-    ``digest`` is equal exactly if weights, tokenizer, template, adapter and KV precision are
-    equal: a continuation goes only to a worker with the same digest. ``rows`` is the number of
-    sequences that the worker decodes together at most.
+    ``digest`` is equal for two workers exactly if their weights, tokenizer, chat template, adapter
+    and KV precision are equal: a request that one worker has begun is continued only by a worker
+    with the same digest. ``rows`` is the most sequences that the worker decodes together.
     """
 
     digest: str
@@ -81,9 +83,9 @@ class ModelCard:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The model is loaded, and the worker listens at ``endpoint``: an ``ipc`` path, or
-    ``tcp://*:PORT``, whose host is the one at which a peer reaches the node. ``public_key`` is the
-    incarnation's CURVE key in hex, empty if it has none."""
+    """Message that the model is loaded and the worker listens at ``endpoint``: an ``ipc`` path, or
+    ``tcp://*:PORT``, where the ``*`` stands for the host at which a peer reaches the node.
+    ``public_key`` is the worker's CURVE key in hex, empty if it has none."""
 
     endpoint: str
     card: ModelCard
@@ -92,10 +94,10 @@ class Ready:
 
 @dataclass(slots=True)
 class Beat(WorkerCounters):
-    """A heartbeat with proof of work in it, and with all counters of the worker.
+    """A heartbeat of a worker, with all its counters and a proof of its progress.
 
-    ``progress`` counts the engine's steps and only grows: a busy worker whose number stands still
-    is wedged, however regular its beats are.
+    ``progress`` counts the engine's steps and only grows: a busy worker whose ``progress`` stands
+    still is hung, however regular its heartbeats are.
     """
 
     phase: WorkPhase
@@ -104,7 +106,8 @@ class Beat(WorkerCounters):
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """An exception: ``text`` is its message, ``traceback`` all of it as Python formats it."""
+    """An exception that caused a fault or followed from it: ``text`` is its message, ``traceback``
+    the whole traceback as Python formats it."""
 
     type: str
     text: str
@@ -113,8 +116,10 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault of the engine. ``first`` is its cause; exceptions that came ``later`` followed from
-    it. ``requests`` are those in flight, ``suspects`` those in the forward pass that failed."""
+    """Report of a fault of a worker's engine. ``first`` is the exception that caused the fault,
+    ``later`` are exceptions that followed from it. ``requests`` were in flight, ``suspects`` were
+    in the forward pass that failed. ``scope`` says how much is lost: a request, the batch, the
+    worker, ..."""
 
     kind: str
     scope: Scope
@@ -126,7 +131,8 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Bye:
-    """The process is about to exit with ``code``; ``reason`` is for people."""
+    """Message that the worker's process is about to exit with ``code``; ``reason`` is for
+    people."""
 
     code: int
     reason: str = ""
@@ -134,8 +140,8 @@ class Bye:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Order to admit no more requests, to hand over those that still run after ``grace_s`` seconds,
-    and to exit."""
+    """Order to a worker to admit no more requests, to give requests that still run after
+    ``grace_s`` seconds back to their front ends, and to exit."""
 
     grace_s: float
 

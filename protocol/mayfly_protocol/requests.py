@@ -1,7 +1,7 @@
 """A client's request to a model, as it travels from a front end to a worker.
 
 The front end has validated all that can be validated without the tokenizer; the worker validates
-the rest (token ids, context length, grammars) before it accepts.
+the rest (token ids, context length, grammars) before it accepts the request.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class ChatPrompt:
 
     ``messages`` are OpenAI message objects with ``content`` already joined into one string (or
     None) and ``tool_calls`` arguments already parsed into objects. ``tools`` are OpenAI tool
-    objects. ``date`` is the front end's day (``YYYY-MM-DD``): a template that asks for the date
-    gets this one, so that a continuation on another worker renders the same prompt.
+    objects. ``date`` is the front end's day (``YYYY-MM-DD``), given to templates that ask for the
+    date, so that another worker that continues the request renders the same prompt.
     """
 
     messages: tuple[dict[str, Any], ...]
@@ -39,7 +39,7 @@ class ChatPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """Raw text, tokenized with the tokenizer's own special tokens (BOS)."""
+    """Raw text as a prompt, tokenized with the tokenizer's own special tokens (BOS)."""
 
     text: str
     kind: Literal["text"] = "text"
@@ -47,7 +47,7 @@ class TextPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
-    """Token ids, taken as they are."""
+    """Token ids as a prompt, used as they are."""
 
     ids: tuple[int, ...]
     kind: Literal["tokens"] = "tokens"
@@ -58,12 +58,13 @@ Prompt = Annotated[ChatPrompt | TextPrompt | TokenPrompt, Field(discriminator="k
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Sampling parameters.
+    """Sampling parameters of a request.
 
-    ``seed`` is always set: the front end draws one if the client gave none, so that a continuation
-    on another worker samples the same tokens. ``temperature`` 0 is greedy. ``top_k`` 0,
-    ``top_p`` 1 and ``min_p`` 0 are off. Penalties depend on the output only, never on the prompt.
-    ``logit_bias`` pairs a token id with a number that is added to its logit.
+    ``seed`` is always set: the front end draws a seed if the client gave none, so that another
+    worker that continues the request samples the same tokens. ``temperature`` 0 is greedy sampling.
+    ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 turn these filters off. Penalties depend on the output
+    only, never on the prompt. ``logit_bias`` pairs a token id with a number that is added to its
+    logit.
     """
 
     seed: int
@@ -79,7 +80,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Conditions that end a choice. ``max_tokens`` None stands for the rest of the context."""
+    """Conditions that end an answer. ``max_tokens`` None allows all that is left of the context."""
 
     max_tokens: int | None = None
     min_tokens: int = 0
@@ -94,8 +95,8 @@ class Constraint:
     """A grammar that the output must follow.
 
     ``value`` is the JSON schema (``json_schema``, ``json_object``: as JSON text), the regular
-    expression, the Lark grammar, or the choices as a JSON array of strings. ``param`` is the
-    request's field that asks for it, as errors name it.
+    expression, the Lark grammar, or the choices as a JSON array of strings. ``param`` is the field
+    of the client's request that set the constraint, for use in error messages.
     """
 
     kind: Literal["json_object", "json_schema", "regex", "choice", "grammar"]
@@ -107,10 +108,10 @@ class Constraint:
 class Output:
     """Form of the answer.
 
-    ``logprobs`` is None if they were not asked for, otherwise the number of alternatives for each
-    token (0: only the chosen one). ``echo`` sends the prompt back as the beginning of the text, and
-    cannot be combined with ``logprobs``. ``split`` takes reasoning blocks and tool calls out of
-    the text (chat); without it the text is sent as it is (completions).
+    ``logprobs`` is None if the client asked for none, otherwise the number of alternatives for each
+    token (0: only the chosen token). ``echo`` sends the prompt back as the beginning of the text,
+    and cannot be combined with ``logprobs``. With ``split``, reasoning blocks and tool calls are
+    taken out of the text (chat); without ``split`` the text is sent unchanged (completions).
     """
 
     logprobs: int | None = None
@@ -121,8 +122,8 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One prompt with all its parameters: the part of ``Submit`` that is equal in all attempts at a
-    request."""
+    """One prompt with all its parameters: the part of ``Submit`` that stays equal when the request
+    is tried again on another worker."""
 
     model: str
     prompt: Prompt

@@ -1,7 +1,8 @@
-"""Messages that a reaper publishes about its node, and commands that it takes.
+"""Messages that a reaper, the supervisor of a node's workers, publishes about the node, and
+commands that it takes.
 
-A roster always holds the whole node: a subscriber that came late, or missed some, is up to date
-with the next one, at most a second later.
+A roster (:class:`Roster`) always describes the whole node: a subscriber that came late, or missed
+some rosters, is up to date with the next roster, at most a second later.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ SlotState = Literal[
 
 @dataclass(slots=True)
 class SlotView(PublishedCounters):
-    """A slot with one of its workers. ``detail`` is for people: the reason of a failure, or of the
-    wait.
+    """State of a slot (a node's place for one worker process at a time) and of the worker in it.
+    ``detail`` tells people why the slot failed or waits.
 
     ``load_done`` and ``load_total`` are bytes while the model loads; ``retry_in_s`` is the time
-    until a slot in back-off is tried again, ``age_s`` the age of this incarnation. ``trial`` is set
-    for a worker whose predecessors failed one after the other, until it has worked for a while: it
-    is given one request at a time.
+    until a slot that waits after a loss gets a worker, ``age_s`` the age of this worker process
+    (``incarnation``). ``trial`` is True for a worker whose predecessors failed one after the other,
+    until it has worked for a while: front ends give it one request at a time.
 
-    While a worker is recycled, its slot has two views with different incarnations: one that serves
-    beside one that loads, or one that serves beside one that drains.
+    While a healthy worker is replaced, its slot has two views with different incarnations: a worker
+    that serves beside a worker that loads or drains.
     """
 
     slot: str
@@ -54,9 +55,9 @@ class SlotView(PublishedCounters):
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A worker lost within the last minute: it ended without being asked to, or is being ended.
-    ``suspects`` are requests that may have caused it; ``marked`` ones were in its last forward pass
-    without being new there."""
+    """Notice of a worker lost within the last minute: its process ended without being asked to, or
+    is being ended. ``suspects`` are requests that may have caused the loss; ``marked`` requests
+    were in the worker's last forward pass, too, but had run well for a while."""
 
     slot: str
     incarnation: int
@@ -70,9 +71,9 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Autopsy:
-    """Summary of the record of a lost worker, written when its process is gone, some moments after
-    the ``Loss``. ``phase``, ``inferences`` and ``running`` are from its last beat; ``done`` tells
-    people what the reaper did about it."""
+    """Summary of the crash record of a lost worker, published when its process is gone, some
+    moments after the ``Loss``. ``phase``, ``inferences`` and ``running`` are from the worker's last
+    heartbeat; ``done`` tells people what the reaper did about the loss."""
 
     id: str
     slot: str
@@ -93,8 +94,8 @@ class Autopsy:
 @dataclass(frozen=True, slots=True)
 class Quarantined:
     """A request that ends workers, refused by every front end for another ``left_s`` seconds.
-    ``fingerprint`` is a hash of everything that decides its computation; ``kind`` is the kind of
-    the workers' faults."""
+    ``fingerprint`` is a hash of everything that decides the request's computation; ``kind`` names
+    the kind of fault that it caused in workers."""
 
     fingerprint: str
     kind: str
@@ -103,13 +104,13 @@ class Quarantined:
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """A node with all its slots.
+    """A node with all its slots, as its reaper publishes it to front ends at least once a second.
 
-    ``epoch`` changes with every new process of the reaper, ``revision`` with every change;
-    incarnations are unique within an epoch. ``autopsies`` are the latest, the oldest first, those
-    of earlier reapers included. ``refused`` counts the peers refused at any of the node's sockets,
-    by reason; it only grows within an epoch. ``minor`` is the reaper's minor version of the
-    protocol.
+    ``epoch`` changes with every new process of the reaper, ``revision`` with every change of the
+    node; the workers' process numbers (``incarnation``) are unique within an epoch. ``autopsies``
+    are the latest crash records, the oldest first, including those of earlier reapers. ``refused``
+    counts the peers refused at any of the node's sockets, by reason; it only grows within an epoch.
+    ``minor`` is the reaper's minor version of the protocol.
     """
 
     node: str
@@ -126,7 +127,8 @@ class Roster:
 
 @dataclass(frozen=True, slots=True)
 class Recycle:
-    """Command to replace a slot's worker in good order; every slot's if ``slot`` is empty."""
+    """Command to replace the worker of a slot without losing requests; an empty ``slot`` stands for
+    all slots of the node."""
 
     slot: str = ""
 
@@ -141,7 +143,8 @@ class DrainNode:
 
 @dataclass(frozen=True, slots=True)
 class Quarantine:
-    """Command to have every front end refuse a request for ``ttl_s`` seconds."""
+    """Command to have every front end refuse a request for ``ttl_s`` seconds, since it ends
+    workers; ``fingerprint`` is a hash of everything that decides the request's computation."""
 
     fingerprint: str
     kind: str
@@ -150,20 +153,20 @@ class Quarantine:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Command to end the quarantine of all fingerprints that begin with ``fingerprint``; of all if
-    it is empty."""
+    """Command to end the quarantine of all requests whose fingerprints begin with ``fingerprint``;
+    an empty one stands for all requests."""
 
     fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Request for a ``Roster`` now."""
+    """Question for the node's present ``Roster``."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskMetrics:
-    """Request for the node's metrics now."""
+    """Question for the node's Prometheus metrics, answered by ``MetricsText``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +178,8 @@ class MetricsText:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Answer to a command; ``message`` tells people what was done."""
+    """Answer to a command; ``ok`` is False if the node refused it, ``message`` tells people what
+    was done."""
 
     ok: bool
     message: str = ""

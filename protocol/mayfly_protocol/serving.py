@@ -1,4 +1,4 @@
-"""Messages between a front end and one incarnation of a worker.
+"""Messages between a front end and one worker process.
 
 ::
 
@@ -14,10 +14,10 @@
     Ping                 ---------------------->
                          <---------------------- Pong
 
-A star marks a terminal message: exactly one of them ends each (rid, attempt). ``Cancel`` is
-answered by ``Finish(reason="cancelled")``. A front end that sends nothing, not even a ``Ping``,
-for :data:`mayfly_protocol.settings.PEER_TIMEOUT_S` counts as gone, and its requests
-are cancelled.
+``rid`` is a request's id; ``attempt`` counts the tries of the request on workers. A star marks a
+terminal message: exactly one of them ends each (rid, attempt). ``Cancel`` is answered by
+``Finish(reason="cancelled")``. A front end that sends nothing, not even a ``Ping``, for
+:data:`mayfly_protocol.settings.PEER_TIMEOUT_S` counts as gone, and the worker cancels its requests.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ PING_INTERVAL_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """Order to run a request, or to continue one that another worker lost.
+    """Order to run a request, or to continue a request that another worker lost.
 
-    ``resume`` holds, for each choice, the token ids that the client already has: the worker replays
-    them without sending them and goes on after them. It is empty on a first attempt. Choices in
-    ``finished`` have ended and are not run again. ``suspect`` marks a request that may have ended
-    workers: a worker runs one of these at a time, until it has sampled a few tokens.
+    ``attempt`` counts the tries of the request on workers. ``resume`` holds, for each choice, the
+    token ids that the client already has: the worker replays these tokens without sending them and
+    goes on after them; ``resume`` is empty on a first attempt. Choices in ``finished`` have ended
+    and are not run again. ``suspect`` marks a request that may have ended workers: a worker runs
+    one suspect at a time, until it has sampled a few tokens of it.
     """
 
     rid: str
@@ -50,7 +51,7 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Order to end a request: its client is gone, or its deadline has passed."""
+    """Order to end a request whose client is gone or whose deadline has passed."""
 
     rid: str
     attempt: int
@@ -58,7 +59,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Tokenize:
-    """Question for the tokens of a prompt; nothing is run. ``special`` adds the tokenizer's own
+    """Question for the tokens of a prompt, which is not run. ``special`` adds the tokenizer's own
     special tokens to raw text; ``count_only`` asks for the number of tokens alone."""
 
     rid: str
@@ -70,7 +71,7 @@ class Tokenize:
 
 @dataclass(frozen=True, slots=True)
 class Detokenize:
-    """Question for the text of token ids."""
+    """Question for the text of a list of token ids."""
 
     rid: str
     attempt: int
@@ -79,21 +80,23 @@ class Detokenize:
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """Sign of life of a front end, which asks for one of the worker's I/O thread (``Pong``)."""
+    """Sign of life of a front end, which a worker's I/O thread answers with a ``Pong``."""
 
     token: int
 
 
 @dataclass(frozen=True, slots=True)
 class Pong:
-    """Answer to the ``Ping`` with the same token."""
+    """Answer of a worker to the ``Ping`` with the same ``token``: a sign of life of its I/O
+    thread."""
 
     token: int
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The request's prompt was rendered and fits; ``prompt_tokens`` is its length."""
+    """Answer that the worker has rendered the request's prompt and that the prompt fits into the
+    context; ``prompt_tokens`` is its length."""
 
     rid: str
     attempt: int
@@ -102,9 +105,9 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """The request is not run. ``invalid``: it can never run (a 400 with ``message``, ``param`` and
-    ``code``); ``full``: try later (``retry_after_s``); ``leaving``: this worker admits nothing any
-    more, another one may."""
+    """Answer that the worker does not run the request. ``invalid``: the request can never run (a
+    400 with ``message``, ``param`` and ``code``); ``full``: the worker has no room, try again after
+    ``retry_after_s``; ``leaving``: this worker admits nothing any more, but another worker may."""
 
     rid: str
     attempt: int
@@ -117,7 +120,8 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Tokenized:
-    """The tokens of a prompt; ``ids`` is empty if only their number was asked for."""
+    """Answer to ``Tokenize``: the tokens of a prompt; ``ids`` is empty if the question was for
+    their number only."""
 
     rid: str
     attempt: int
@@ -127,7 +131,7 @@ class Tokenized:
 
 @dataclass(frozen=True, slots=True)
 class Detokenized:
-    """The text of token ids."""
+    """Answer to ``Detokenize``: the text of the token ids."""
 
     rid: str
     attempt: int
@@ -136,7 +140,8 @@ class Detokenized:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Prompt tokens prefilled so far, of ``total``; cached ones count as prefilled."""
+    """Progress of a long prefill: ``prefilled`` of ``total`` prompt tokens; tokens found in the
+    prefix cache count as prefilled."""
 
     rid: str
     attempt: int
@@ -146,7 +151,8 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class TopLogprob:
-    """An alternative to a token; the fields are as in ``TokenLogprob``."""
+    """A token that the model could have chosen instead of another, with its bytes (``raw``) and the
+    natural logarithm of its probability."""
 
     id: int
     text: str
@@ -156,9 +162,10 @@ class TopLogprob:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token and its alternatives. ``text`` holds U+FFFD for bytes of ``raw``, the token's bytes,
-    that are no whole character. ``logprob`` is the natural logarithm of the model's own
-    probability, before temperature, filters and penalties; None for a prompt's first token."""
+    """A token with its log probability and its likeliest alternatives (``top``). ``raw`` are the
+    token's bytes; ``text`` holds U+FFFD for bytes that are no whole character. ``logprob`` is the
+    natural logarithm of the model's own probability, before temperature, filters and penalties;
+    None for the first token of a prompt."""
 
     id: int
     text: str
@@ -169,7 +176,8 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """A piece of a tool call; ``id`` and ``name`` come with the first piece of each ``index``."""
+    """A piece of a streamed tool call; ``index`` numbers the tool calls of an answer, and the first
+    piece of each has its ``id`` and ``name``."""
 
     index: int
     arguments: str
@@ -179,12 +187,12 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """Output that one choice gained in a step.
+    """Output that one choice of a request gained in one step.
 
-    ``index`` is the position of the first of ``ids`` in the choice's output: after a gap or a
-    repetition the front end takes this worker for lost. Text may lag behind ids (half a character,
-    a possible stop string, an open tool call). ``finish`` ends the choice, and ``stop`` is the stop
-    string that ended it, if one did.
+    ``index`` is the position of the first of ``ids`` in the choice's output: if positions are
+    missing or repeated, the front end counts this worker as lost. ``text`` may lag behind ``ids``
+    (half a character, a possible stop string, an open tool call). ``finish`` ends the choice, and
+    ``stop`` is the stop string that ended it, if any.
     """
 
     rid: str
@@ -202,14 +210,14 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Output of one step for one front end."""
+    """Output of one engine step for all requests of one front end."""
 
     deltas: tuple[Delta, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of a request."""
+    """Numbers of tokens in a request's prompt and answers."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -219,7 +227,8 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The request has ended: every choice has (``done``), or it was cancelled."""
+    """Message that the request has ended: all its choices have finished (``done``), or the front
+    end cancelled the request (``cancelled``)."""
 
     rid: str
     attempt: int
@@ -229,8 +238,8 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The request failed by a fault of its own; the worker goes on, and another attempt would fail,
-    too. ``kind`` names the fault."""
+    """Message that the request failed by a fault of its own: the worker goes on, and another
+    attempt at the request would fail, too. ``kind`` names the kind of fault."""
 
     rid: str
     attempt: int
@@ -240,10 +249,10 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """The worker gives the request back unfinished, to be continued on another worker, or on this
-    one if it ``stays``. ``cause`` is ``drain`` or the kind of the fault. ``suspect`` says that the
-    request was new in the forward pass that failed, ``marked`` that it was in it without being
-    new."""
+    """Message with which a worker gives a request back unfinished, for the front end to continue it
+    on another worker, or on the same worker if ``stays``. ``cause`` is ``drain`` or the kind of
+    fault. ``suspect`` is True if the request was new in the forward pass that failed, ``marked`` if
+    it was in that pass but had run for a while."""
 
     rid: str
     attempt: int

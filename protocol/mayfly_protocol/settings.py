@@ -1,4 +1,5 @@
-"""Settings of a worker process, which the reaper passes to it, and of every process's log."""
+"""Settings of a worker process, which its supervisor (the reaper) passes to it, and settings of the
+log of every process."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 PEER_TIMEOUT_S = 10.0
-"""Silence after which a worker and a front end take each other for gone."""
+"""Seconds of silence after which a worker and a front end count each other as gone."""
 
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -41,19 +42,20 @@ class LogSettings:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """Settings of a worker process, passed as JSON on its command line.
+    """Settings of a worker process, which its supervisor (the reaper) passes as JSON on the command
+    line.
 
-    ``model_path`` is a local folder: the model has been fetched before. Sizes are bytes, times
+    ``model_path`` is a local folder: the model was downloaded before. Sizes are bytes, times
     seconds; 0 means "choose for me" where a default depends on the machine or the model.
     """
 
     slot: str
     incarnation: int
     control: str
-    """Address of the reaper's ROUTER socket."""
+    """Address of the reaper's ROUTER socket, to which the worker sends its heartbeats."""
     listen: str
-    """Address to bind: an ``ipc://`` path that no other incarnation ever used, or
-    ``tcp://HOST:FIRST-LAST`` for any free port of a range."""
+    """Address that the worker binds for front ends: an ``ipc://`` path that no other worker process
+    ever used, or ``tcp://HOST:FIRST-LAST`` for any free port of a range."""
     model_path: str
     model_name: str
     adapter: Annotated[
@@ -70,7 +72,8 @@ class WorkerSettings:
         int | None,
         Option("Quantize the KV cache to this number of bits.", one_of=(2, 3, 4, 5, 6, 8)),
     ] = None
-    """MLX quantizes to these widths only."""
+    """Bits per value of a quantized KV cache, one of the widths that MLX has; None: not
+    quantized."""
     max_kv_size: Annotated[
         int | None, Option("Keep at most this number of tokens in the KV cache.", at_least=1)
     ] = None
@@ -96,28 +99,32 @@ class WorkerSettings:
         int, size("GB that MLX may take in a worker; 0: an equal share of the machine's memory.")
     ] = 0
     memory_share: float = 1.0
-    """Part of the machine's memory for this worker: workers share it equally."""
+    """Part of the machine's memory for this worker, from 0 to 1: the node's workers have equal
+    shares."""
     prefill_alone_s: float = 1.0
-    """Target duration of a prefill chunk while no sequence decodes."""
+    """Target duration of a prefill chunk, in seconds, while no sequence decodes."""
     prefill_shared_s: float = 0.25
-    """Target duration of a prefill chunk while other sequences wait for their next token."""
+    """Target duration of a prefill chunk, in seconds, while other sequences wait for their next
+    token."""
     beat_interval_s: float = 0.5
     orphan_grace_s: float = 30.0
     canary_dir: str = ""
-    """Folder that keeps the canary's expected answers and further facts about the model; empty:
-    they are kept in this process alone."""
+    """Folder that keeps the expected answers of the canary (the prompt with which a worker tests
+    itself) and further facts about the model; if empty, only the process's memory keeps them."""
     canary_interval_s: float = 300.0
-    """Idle seconds after which the canary runs again."""
+    """Idle seconds after which a worker tests itself again with a fixed prompt, the canary."""
     breadcrumb: str = ""
-    """File in which the worker notes what each forward pass is about; empty for none."""
+    """File in which the worker notes the requests of each forward pass before it begins; empty for
+    none."""
     trusted: str = ""
-    """File of the keys that may connect; with one, the worker accepts CURVE connections only."""
+    """File of the public keys that may connect; if set, the worker accepts CURVE connections
+    only."""
     logs: LogSettings = field(default_factory=LogSettings)
 
 
 @cache
 def worker_settings() -> TypeAdapter[WorkerSettings]:
-    """Returns the reader and writer of a worker's settings as JSON."""
+    """Returns the pydantic adapter that reads and writes a worker's settings as JSON."""
     from pydantic import TypeAdapter
 
     return TypeAdapter(WorkerSettings)

@@ -149,7 +149,9 @@ class Metrics:
             "Prompts refused because they are in quarantine, by kind of fault.",
             *("model", "kind"),
         )
-        self.messages = self._counter("messages", "Messages from workers about attempts.")
+        self.messages = self._counter(
+            "messages", "Messages that workers sent about the prompts submitted to them."
+        )
         self.late = self._counter(
             "late_messages",
             "Messages from workers about attempts that had already ended; they are dropped.",

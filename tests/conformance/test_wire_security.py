@@ -139,7 +139,7 @@ def test_a_friend_over_the_network_is_no_operator_and_no_worker(site: Site) -> N
             send_unless_refused(impostor, encode(said))
         send_unless_refused(impostor, b"\xc1 nonsense")
         wait_for(lambda: site.refused("nonsense") >= before + 4, "four refusals")
-    assert "127.0.0.1: refused, nonsense" in site.node.log()
+    assert "message of 127.0.0.1 (nonsense)" in site.node.log()
     assert site.roster()["slots"][0]["pid"] == pid
     assert site.front.chat("Hello?").status_code == 200
 
@@ -155,7 +155,7 @@ def test_another_version_is_named_and_changes_nothing(site: Site) -> None:
             send_unless_refused(peer, msgpack.packb([2, "Ask", {}]))
             wait_for(lambda b=before: site.refused("version") > b, f"a count at {name}")  # type: ignore[misc]
             assert not peer.poll(300), name
-    assert "127.0.0.1: refused, version" in site.node.log()
+    assert "message of 127.0.0.1 (version)" in site.node.log()
 
 
 def test_no_prompt_crosses_the_wire_in_clear(site: Site) -> None:

@@ -112,7 +112,7 @@ def test_an_unknown_key_does_not(house: GuardedEcho) -> None:
     house.live(lambda: house.refusals.counts["untrusted"] == 1, "a refusal")
     assert (guest.poll(0), house.received) == (0, [])
     [said] = house.said
-    assert said.startswith("127.0.0.1: refused, untrusted")
+    assert said.startswith("refused a connection or message of 127.0.0.1 (untrusted): ")
     assert pair.public in said and "house" in said
     assert house.refusals.counts["handshake"] == 0, "one refusal is counted once"
 
@@ -145,9 +145,12 @@ def refused(house: GuardedEcho, said: bytes) -> None:
     with socket.create_connection(("127.0.0.1", house.port)) as stranger:
         stranger.sendall(said)
         house.live(lambda: house.refusals.counts["handshake"] == 1, "a refusal")
-    who, _, what = house.said[0].partition(": ")
-    assert what == "refused, handshake: came to nothing at the house socket"
-    assert who == "127.0.0.1" or said, "only who was cut at once may be gone before it is looked up"
+    who, _, what = house.said[0].partition(" (")
+    assert what == "handshake): it ended without a CURVE handshake at the house socket"
+    peer = who.removeprefix("refused a connection or message of ")
+    assert peer == "127.0.0.1" or said, (
+        "only who was cut at once may be gone before it is looked up"
+    )
 
 
 def test_a_revoked_key_shuts_open_connections(house: GuardedEcho) -> None:

@@ -1,4 +1,4 @@
-"""Notices that a file has changed."""
+"""Detection of changes of a file."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from pathlib import Path
 
 
 class FileWatch:
-    """Compares a file's modification time, size and inode number with those last seen. A file that
-    cannot be read counts as absent."""
+    """Detects changes of a file by comparing its modification time, size and inode number with
+    those at the last check. A file that cannot be read counts as absent."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._seen = self._stamp()
 
     def changed(self) -> bool:
-        """Returns True once after each change: also when the file appears, goes or is replaced."""
+        """Returns True if the file has changed, appeared, been replaced or been removed since the
+        last call."""
         stamp = self._stamp()
         if stamp == self._seen:
             return False

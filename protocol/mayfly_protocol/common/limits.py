@@ -1,4 +1,4 @@
-"""The limit of open files of a process; every connection is one."""
+"""Limit on the number of open files of a process; every network connection takes one."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import resource
 import sys
 
 MOST = 65536
-MOST_MACOS = 10240  # the most that its kernel grants to a process without a limit
+MOST_MACOS = 10240  # the most that the macOS kernel grants, even without a hard limit
 
 
 def raise_open_file_limit() -> int:
-    """Raises the limit of open files as far as the system allows, for this process and those that
-    it starts (shells often begin at 1024, macOS at 256). Returns the new limit."""
+    """Raises the limit on open files as far as the system allows, for this process and the
+    processes that it starts (shells often begin with 1024, macOS with 256). Returns the new
+    limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return sys.maxsize

@@ -1,8 +1,9 @@
-"""Logs of every process: one line an event, on stderr.
+"""Logs of every process: one line per event, on stderr.
 
 Lines are text for people, or JSON objects for programs (``--log-format json``). A line about a
-request has its id (``request_id``, as the client knows it, or ``rid``, as workers do), one about a
-worker its ``slot`` and ``incarnation``. Lines of libraries are logged from WARNING on.
+request has the request's id (``request_id``, as the client knows it, or ``rid``, as workers do); a
+line about a worker has its ``slot`` and its process number, ``incarnation``. Of libraries, only
+warnings and errors are logged.
 
 No line holds prompts or answers, unless ``--log-prompts`` allows it. An exception's message may
 quote the input that it could not handle, so an exception on behalf of a request, or in a library,
@@ -27,7 +28,7 @@ _REQUEST_FIELDS = ("request_id", "rid")
 
 
 def configure(settings: LogSettings, stream: TextIO | None = None, **always: object) -> None:
-    """Sets up this process's log, to stderr or another ``stream``. The fields ``always`` stand in
+    """Sets up this process's log, on stderr or on ``stream``. The fields ``always`` are added to
     every line."""
     to = stream or sys.stderr
     shared: list[Processor] = [
@@ -63,7 +64,8 @@ def configure(settings: LogSettings, stream: TextIO | None = None, **always: obj
 
 
 def format_without_messages(error: BaseException) -> str:
-    """Formats a traceback with the types of its exceptions, and without their messages."""
+    """Formats the traceback of an exception and of the exceptions behind it, with their types but
+    without their messages, which may quote a prompt."""
     return "".join(
         line
         for each, link in _chain(error)
@@ -77,8 +79,8 @@ def format_without_messages(error: BaseException) -> str:
 
 
 def _chain(error: BaseException) -> Iterator[tuple[BaseException, str]]:
-    """Yields an exception and those behind it, the earliest first, each with the text that Python
-    prints between it and the next."""
+    """Yields an exception and the exceptions chained behind it, the earliest first, each with the
+    text that Python prints between two of them."""
     chain: list[tuple[BaseException, str]] = [(error, "")]
     seen = {id(error)}
     while True:
@@ -103,7 +105,8 @@ def _add_fields(always: dict[str, object]) -> Processor:
 
 
 def _format_exceptions(*, messages: bool) -> Processor:
-    """Makes the processor that turns ``exc_info`` into text, with or without messages."""
+    """Makes the log processor that turns ``exc_info`` into a traceback. Without ``messages``, it
+    leaves out the messages of exceptions that may quote a prompt."""
 
     def explain(logger: object, method: str, event: EventDict) -> EventDict:
         error = _exception_of(event.pop("exc_info", None))
@@ -120,7 +123,8 @@ def _format_exceptions(*, messages: bool) -> Processor:
 
 
 def _exception_of(exc_info: object) -> BaseException | None:
-    """Returns the exception of ``exc_info``: an exception, a tuple of ``sys.exc_info`` or True."""
+    """Returns the exception that a log call's ``exc_info`` stands for; ``exc_info`` is an
+    exception, a tuple of ``sys.exc_info``, or True for the exception that is being handled."""
     if isinstance(exc_info, tuple):
         exc_info = exc_info[1]
     if isinstance(exc_info, BaseException):

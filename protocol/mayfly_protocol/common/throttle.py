@@ -8,17 +8,17 @@ from collections.abc import Callable
 QUIET_S = 60.0
 """Seconds for which a logged text is not logged again."""
 REMEMBERED = 1000
-"""Texts remembered at most; while there are so many, no other text is logged."""
+"""Most texts that are remembered; while there are so many, no further text is logged."""
 
 
 class LogThrottle:
-    """Logs a text at once and repeats it only after a while, with the number of times that it was
-    held back.
+    """Logs a text at once, and logs it again only after a pause, with the number of repetitions
+    that were left out.
 
     Args:
-        log: writes a text.
-        clock: the time in seconds.
-        quiet_s: seconds between two equal texts; infinity logs each text once.
+        log: writes a text to the log.
+        clock: returns the time in seconds.
+        quiet_s: seconds for which an equal text is not logged again; infinity logs each text once.
     """
 
     def __init__(
@@ -34,7 +34,8 @@ class LogThrottle:
         self._forgot_at = clock()
 
     def __call__(self, text: str, detail: str = "") -> None:
-        """Logs ``text: detail``. Only ``text`` decides whether it is a repetition."""
+        """Logs ``text: detail``. A call with a ``text`` that was logged before is a repetition,
+        whatever its ``detail``."""
         now = self._clock()
         logged_at, held_back = self._logged.get(text, (-self._quiet_s, 0))
         if now - logged_at < self._quiet_s:

@@ -1,14 +1,15 @@
 """Faults that MLX can raise, end a process with or hang on, and the cost of each.
 
 MLX raises nothing but ``RuntimeError`` and ``ValueError``, and often the process is gone before
-anybody can catch them. So a fault is known by its text, by the exit status, or by clocks. The
-table is the single place that says how it is known, how much is lost with it, and what is done::
+anybody can catch them. So a fault is recognised by its text, by the exit status of the process, or
+by a timeout. The table is the single place that says how a kind of fault is recognised, how much is
+lost with it, and what is done::
 
-    kinds                       the fields of a kind
+    kinds                       the fields of one kind of fault
     metal, cuda, engine, exits  the kinds themselves
-    classify                    the table; an error, an exception or an exit to its kind
-    explain                     the faults in a log
-    examples                    texts of each kind
+    classify                    the table; the kind of an error text, an exception or an exit
+    explain                     search for faults in a log
+    examples                    example texts of each kind
 """
 
 from mayfly_protocol.faults.classify import (

@@ -8,8 +8,8 @@ an exception with its chain   classify_exception      the earliest exception tha
 a dead process                classify_exit           its exit status; its stderr explains it
 ============================  ======================  ==========================================
 
-None of them raises, whatever it is given. An error that matches nothing in the table is of the kind
-``unknown``, with worker scope.
+None of these functions raises, whatever it is given. An error that matches nothing in the table is
+of the kind ``unknown``, with worker scope (the worker is lost).
 
 Signatures are searched in texts line by line::
 
@@ -18,18 +18,19 @@ Signatures are searched in texts line by line::
     cuda_graph_launch     '-----------------------------------'
     cuda_other            '-------------------------------------'
 
-Signatures that overlap or touch belong to one error, and the first of the table says most about it.
-Signatures apart from each other belong to different errors, and the earlier one is the cause.
+Signatures that overlap or touch belong to one error, and the signature that comes first in the
+table says most about the error. Signatures apart from each other belong to different errors, and
+the earlier error is the cause.
 
 Exceptions are searched in the order in which they were raised. Python hands over the last exception
-of a chain, and the earlier ones hang behind it::
+of a chain, and the earlier exceptions hang behind it::
 
     raised last  --__cause__, __context__-->  ...  -->  raised first
         |
         '--exceptions (of a group)-->  raised before the group was made
 
-The first one is the cause of a fault. Exceptions that cleanup raises afterwards are kept apart from
-it: they must never stand in its place.
+The exception raised first is the cause of a fault. Exceptions that cleanup raises afterwards are
+kept apart from the cause, so that they never take its place.
 """
 
 from __future__ import annotations
@@ -49,25 +50,25 @@ from mayfly_protocol.lifecycle import Cause, Exit, Scope
 TABLE: tuple[Kind, ...] = (*METAL, STREAM_THREAD, *CUDA, *ENGINE, *ENDS)
 
 KINDS: dict[str, Kind] = {kind.name: kind for kind in (*TABLE, *LEAVINGS)}
-"""All kinds by name: those that a classification, an autopsy or a roster can name."""
+"""All kinds of fault by name, also those of a worker's exit that is no fault of the engine."""
 
 MESSAGES: tuple[Kind, ...] = (*METAL, STREAM_THREAD, *CUDA, *ENGINE)
-"""Kinds that are known by the text of an error."""
+"""Kinds of fault that are recognised by the text of an error."""
 
 CRASH_SIGNALS = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGTRAP})
 SENT_SIGNALS = frozenset(
     {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR2}
 )
-"""Signals that people and programs send, and the kernel does not."""
+"""Signals that people and programs send to a process, and the kernel does not."""
 
 SURVIVED_SCOPES: frozenset[Scope] = frozenset({"request", "batch", "recycle"})
-"""Scopes that leave the process alive."""
+"""Scopes of faults (how much is lost) that leave the worker's process alive."""
 
 MLX_EXCEPTIONS = (RuntimeError, ValueError, MemoryError)
 """Python types of MLX's exceptions."""
 
 VAGUENESS = {CXX_ABORT.name: 1, "unknown": 2}
-"""Kinds that say less than any other, ranked."""
+"""Kinds of fault that say less about the cause than all others; a higher number says less."""
 
 KIND_OF_EXIT = {
     Exit.BYE: "left",
@@ -78,16 +79,17 @@ KIND_OF_EXIT = {
 }
 
 MAX_TEXT = 4_000
-"""Characters of one message."""
+"""Most characters of an exception's message that are kept."""
 MAX_TRACEBACK = 16_000
-"""Characters of one traceback."""
+"""Most characters of an exception's traceback that are kept."""
 MAX_LATER = 15
 
 
 @dataclass(frozen=True, slots=True)
 class Classification:
-    """A kind with what it costs. ``signature`` is the text that matched, or the signal's name;
-    empty for neither."""
+    """A kind of fault with its scope (how much is lost) and blame (whether requests become
+    suspects). ``signature`` is the text by which the fault was recognised, or the signal's name;
+    empty without either."""
 
     kind: str
     scope: Scope
@@ -97,17 +99,18 @@ class Classification:
 
 def classify_text(text: str) -> Classification:
     """Classifies an error by its message, which may have many lines. The first line that names a
-    kind decides; an uncaught C++ exception (``cxx_abort``) counts only if no line does."""
+    kind of fault decides; an uncaught C++ exception (``cxx_abort``) counts only if no line names
+    another kind."""
     found = find_signatures(text, MESSAGES) or find_signatures(text, ENDS)
     return _of_match(min(found, key=_is_abort)) if found else _of("unknown")
 
 
 def classify_exception(error: BaseException) -> Classification:
-    """Classifies an exception by the earliest one of its chain that names a kind.
+    """Classifies an exception by the earliest exception of its chain that names a kind of fault.
 
-    Exceptions raised later, while others were handled, change nothing. An earlier one that names no
-    kind (a KeyError that was being handled) is passed over; but if it can have come out of MLX, the
-    process does not survive, whatever came later.
+    Exceptions raised later, while others were handled, change nothing. An earlier exception that
+    names no kind (a KeyError that was being handled) is passed over; but if MLX can have raised it,
+    the scope becomes ``worker``: the process does not survive, whatever was raised later.
     """
     errors = chain(error)
     classified = [classify_text(message(each)) for each in errors]
@@ -121,15 +124,15 @@ def classify_exception(error: BaseException) -> Classification:
 def classify_exit(
     status: int, stderr: str, *, sent_by_us: bool = False, memory_pressure: bool = False
 ) -> Classification:
-    """Classifies the end of a process.
+    """Classifies the end of a worker's process as a kind of fault.
 
     Args:
-        status: as ``subprocess.Popen.returncode`` has it, a signal's number negated.
+        status: the exit status as in ``subprocess.Popen.returncode``, a signal's number negated.
         stderr: the last lines that the process wrote. They explain an abort, a failed load and an
             exit of Python's own; no text overrules a status that is clear by itself.
-        sent_by_us: True if the reaper sent the signal. The reaper knows its reason, which goes
-            before this classification: it can only say ``wedged``, a worker that had to be made
-            to leave.
+        sent_by_us: True if the reaper, the worker's supervisor, sent the signal. The reaper knows
+            its own reason, which goes before this classification; ``wedged`` is all that the exit
+            can say: a worker that had to be made to leave.
         memory_pressure: True if the system was short of memory when the process ended (an OOM kill
             in the cgroup, jetsam's log, a footprint close to the limit).
     """
@@ -165,11 +168,11 @@ def _of_signal(number: int, stderr: str, sent_by_us: bool, memory_pressure: bool
 
 
 def _of_stderr(stderr: str) -> Classification | None:
-    """Classifies a dead process by the end of its stderr; None if no kind is named there.
+    """Classifies a dead process by the end of its stderr; None if no line names a kind of fault.
 
     An uncaught C++ exception is what ended the process, so its text goes before all lines above it,
-    unless it only followed from one of them. Otherwise a fault that ends a process goes before
-    those that it survived, and an earlier one before a later one.
+    unless the exception only followed from one of these lines' errors. Otherwise a fault that ends
+    a process goes before faults that a process survives, and an earlier fault before a later one.
     """
     uncaught = [found.line_start for found in find_signatures(stderr, [CXX_ABORT])]
     if uncaught:
@@ -192,7 +195,8 @@ def _is_abort(found: SignatureMatch) -> bool:
 
 
 def _fatal(found: SignatureMatch) -> Classification:
-    """Classifies a fault that ended its process, even if its kind usually does not."""
+    """Classifies a fault that ended its process, even if a process usually survives a fault of its
+    kind."""
     scope = "worker" if found.kind.scope in SURVIVED_SCOPES else found.kind.scope
     return Classification(found.kind.name, scope, found.text, found.kind.blame)
 
@@ -214,7 +218,7 @@ def _signal_name(number: int) -> str:
 
 
 def chain(error: BaseException) -> list[BaseException]:
-    """Lists ``error`` and all exceptions behind it, the earliest first.
+    """Lists an exception and all exceptions behind it, the earliest first.
 
     A suppressed context (``raise ... from None``) counts, too, unless it has no message, such as
     the StopIteration of an empty iterator.
@@ -234,9 +238,8 @@ def chain(error: BaseException) -> list[BaseException]:
 
 
 def causes(error: BaseException) -> tuple[Cause, tuple[Cause, ...]]:
-    """Returns the first cause, and the later ones in their order (the last ``MAX_LATER``), each
-    with its own traceback alone.
-    """
+    """Returns the exception of a chain that was raised first, and the later exceptions in their
+    order (the last ``MAX_LATER``), each with its own traceback alone."""
     first, *later = chain(error)
     return _cause_of(first), tuple(_cause_of(each) for each in later[-MAX_LATER:])
 
@@ -259,8 +262,8 @@ def _direct_causes(error: BaseException) -> list[BaseException]:
 
 
 def _cause_of(error: BaseException) -> Cause:
-    """Describes one exception; its type stands for a missing message, since the text is shown
-    alone."""
+    """Describes one exception without the exceptions behind it. The name of its type stands for a
+    missing message, since the message is shown alone."""
     formatted = "".join(traceback.format_exception(error, chain=False))
     name = _type_name(error)
     return Cause(name, _shorten(message(error) or name, MAX_TEXT), _shorten_middle(formatted))
@@ -292,8 +295,8 @@ def _shorten_middle(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SignatureMatch:
-    """A kind's signature that matched ``text``, at ``start``, in the line that begins at
-    ``line_start``."""
+    """A match of the signature of a kind of fault: ``text``, at position ``start``, in the line
+    that begins at position ``line_start``."""
 
     kind: Kind
     text: str
@@ -308,8 +311,8 @@ class SignatureMatch:
 def find_signatures(text: str, kinds: Iterable[Kind]) -> list[SignatureMatch]:
     """Finds the first error that each line of ``text`` names, in the order of the lines.
 
-    ``cxx_abort`` counts only if a line names nothing else: it says only that the rest of the line
-    was not caught.
+    An uncaught C++ exception (``cxx_abort``) counts only if its line names no other error: it says
+    only that the error in the rest of the line was not caught.
 
     Takes time linear in the text's length: no signature is longer than a few hundred characters.
     """
@@ -331,7 +334,8 @@ def _matches(kind: Kind, text: str) -> Iterator[SignatureMatch]:
 
 
 def _of_line(found: list[SignatureMatch]) -> SignatureMatch:
-    """Picks the error of one line from its matches, which come in the table's order."""
+    """Picks the error that one line names from the line's signature matches, which come in the
+    order of the fault table."""
     named = [each for each in found if each.kind is not CXX_ABORT] or found
     start = min(each.start for each in named)
     end = max(each.end for each in named if each.start == start)

@@ -1,8 +1,8 @@
 """Faults of CUDA.
 
 MLX's messages all have one form: ``<the call as in its source> failed: <CUDA's message>``.
-The call can be long; it is bounded here so that a search stays linear in the text's length, and
-ends at the first ``failed``, since a line may hold several such errors.
+The call can be long: signatures match at most 300 characters of it, so that a search stays linear
+in the text's length, and end at the first ``failed``, since a line may hold several such errors.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import re
 from mayfly_protocol.faults.kinds import Kind
 
 _FAILED = r"\((?>.{0,300}?failed)"
-"""Matches a call's arguments up to the first ``failed``. Atomic: it never tries a later one."""
+"""Regular expression for a call's arguments up to the first ``failed``. The group is atomic, so
+that it never tries a later ``failed``."""
 
 CUDA = (
     Kind(

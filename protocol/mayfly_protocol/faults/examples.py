@@ -1,6 +1,6 @@
 """Texts of each kind of fault, as MLX and the systems below it write them to a log.
 
-They are for readers of the manual; only the signatures of the table classify a text.
+The texts are for readers of the manual; faults are recognised by the fault table's signatures only.
 """
 
 from __future__ import annotations
@@ -221,4 +221,5 @@ EXAMPLES: dict[str, list[str]] = {
         "Timeout (0:00:22.500000)!\nThread 0x00007f2 (most recent call first):",
     ],
 }
-"""Texts by the name of a kind, the most common first; kinds not known by a text have none."""
+"""Example texts by the name of a kind of fault, the most common text first; kinds that are not
+recognised by a text have none."""

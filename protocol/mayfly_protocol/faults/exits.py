@@ -1,7 +1,7 @@
-"""Kinds of the end of a worker's process, and of processes that stop without ending.
+"""Kinds of fault for the end of a worker's process, and for processes that hang without ending.
 
-The exit status tells them apart, or the reaper's clocks do. Their signatures are for people who
-have nothing but a log: an exit whose status is known is never classified by them.
+The exit status, or the reaper's timeouts, tell these kinds apart. The signatures are for people who
+have nothing but a log: an exit whose status is known is never classified by its signature.
 """
 
 from __future__ import annotations
@@ -132,5 +132,5 @@ LEAVINGS = (
         blame="none",
     ),
 )
-"""Ends that are no faults of the engine: an exit code of the worker, or an error of the system,
-names each."""
+"""Ends of a worker's process that are no faults of the engine; each is recognised by an exit code
+of the worker, or by an error of the operating system."""

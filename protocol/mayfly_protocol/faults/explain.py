@@ -11,18 +11,20 @@ from mayfly_protocol.faults.engine import CXX_ABORT
 from mayfly_protocol.faults.kinds import Kind
 
 CHUNK = 256 * 1024
-"""Characters read at a time."""
+"""Characters of a log that are read at a time."""
 OVERLAP = 2048
-"""Characters that two chunks share where a line is longer than one; more than any signature has."""
+"""Characters that two chunks of a log share where a line is longer than a chunk; no signature of a
+fault is longer."""
 EXCERPT = 300
-"""Characters of a line that are shown, from the signature on."""
+"""Most characters of a log line that are shown, from the fault's signature on."""
 INNER_TEXT_WITHIN = 3
-"""Lines after ``terminate called`` within which the exception's own text stands, if anywhere."""
+"""Lines after ``terminate called`` within which the C++ exception's own text stands, if
+anywhere."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogFault:
-    """A fault found in line ``line``, counted from 1."""
+    """A fault found in line number ``line`` of a log, counted from 1."""
 
     kind: Kind
     line: int
@@ -31,7 +33,8 @@ class LogFault:
 
 @dataclass(frozen=True, slots=True)
 class LaterFault:
-    """A kind found ``count`` times after the first fault, for the first time in line ``line``."""
+    """A kind of fault found ``count`` times in a log after the log's first fault, for the first
+    time in line number ``line``."""
 
     kind: Kind
     line: int
@@ -40,14 +43,14 @@ class LaterFault:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The first fault of a log, and by kind those after it."""
+    """The first fault of a log, and the faults after it, counted by kind."""
 
     first: LogFault
     later: tuple[LaterFault, ...]
 
 
 def explain(log: TextIO) -> Explanation | None:
-    """Finds the first fault of a log or a traceback, and by kind how many came after it.
+    """Finds the first fault of a log or a traceback, and counts the faults after it by kind.
 
     Returns None if no line is recognised. Memory stays bounded, however long the log or a line is.
     """
@@ -63,8 +66,8 @@ def explain(log: TextIO) -> Explanation | None:
 
 
 def find_faults(log: TextIO) -> Iterator[LogFault]:
-    """Yields a fault for every line that names one. An uncaught C++ exception and the lines with
-    its text are one fault."""
+    """Yields a fault for every log line that names a fault. An uncaught C++ exception and the lines
+    with the exception's text are one fault."""
     uncaught: LogFault | None = None
     for each in _faults_by_line(log):
         if uncaught is not None and not _belongs_to(each, uncaught):
@@ -97,10 +100,11 @@ def _faults_by_line(log: TextIO) -> Iterator[LogFault]:
 
 
 def _chunks(log: TextIO) -> Iterator[tuple[str, int]]:
-    """Splits a log into chunks, each with the number of its characters that are surely whole.
+    """Splits a log into chunks, each with the length of its part in which a signature is surely
+    whole.
 
     A chunk ends at the end of a line. If a line is too long, chunks overlap; a signature that
-    begins in the overlap is left to the next chunk, which holds all of it.
+    begins in the overlap is left to the next chunk, which holds all of the signature.
     """
     rest = ""
     while block := log.read(CHUNK):
@@ -119,6 +123,6 @@ def _chunks(log: TextIO) -> Iterator[tuple[str, int]]:
 
 
 def _excerpt(text: str, start: int) -> str:
-    """Returns the line from ``start`` on, without characters that would control a terminal."""
+    """Returns a log line from ``start`` on, without characters that would control a terminal."""
     line = text[start : start + EXCERPT].partition("\n")[0].rstrip()
     return "".join(c if c.isprintable() else "�" for c in line)

@@ -1,7 +1,7 @@
 """Faults of Metal, and of the memory allocator that every build of MLX has.
 
-A Metal command buffer fails after the call that queued it has returned. MLX throws its error out of
-whichever evaluation comes next, or, where that is a completion handler, aborts the process.
+A Metal command buffer fails after the call that queued it has returned. MLX throws the error out of
+whichever evaluation comes next, or aborts the process if it throws in a completion handler.
 
 The descriptions that Metal adds (``Insufficient Memory``) are matched beside its codes
 (``ErrorOutOfMemory``), because texts that were pasted or wrapped often lack the codes.

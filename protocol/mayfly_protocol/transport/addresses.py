@@ -6,8 +6,9 @@
     tcp://127.0.0.1:7700                       on the same machine, without keys
     tcp://KEY@mac-2.local:7700                 anywhere; KEY is the node's public one, in hex
 
-Rosters come from the port after the control port. A roster gives only the port of a worker: a front
-end reaches the workers at the host at which it reaches the node.
+A node publishes its rosters (the state of its workers) at the port after the control port. A roster
+gives only the port of a worker: a front end reaches the workers at the host at which it reaches the
+node.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ LOCALHOST = "127.0.0.1"
 
 
 class AddressError(ValueError):
-    """Text that is no address; the message says what one looks like."""
+    """Error for a text that is no address; the message shows what an address looks like."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeAddress:
-    """Address of a node. ``control`` and ``roster`` are ZeroMQ endpoints. ``host`` is empty on ipc;
-    ``key`` is the node's public key in hex, empty if it has none."""
+    """Address of a node (a reaper and its workers). ``control`` and ``roster`` are the ZeroMQ
+    endpoints for requests to the node and for its published state. ``host`` is empty on ipc;
+    ``key`` is the node's public key in hex, empty if the node has none."""
 
     control: str
     roster: str
@@ -34,11 +36,11 @@ class NodeAddress:
     key: str = ""
 
     def __str__(self) -> str:
-        """The control endpoint without the key, for logs and labels."""
+        """Returns the control endpoint without the key, for logs and labels."""
         return self.control
 
     def at(self, host: str) -> NodeAddress:
-        """Returns a TCP address with its host replaced."""
+        """Returns this TCP address with its host replaced by ``host``."""
         control, roster = (
             f"tcp://{host}:{place.rpartition(':')[2]}" for place in (self.control, self.roster)
         )
@@ -46,10 +48,10 @@ class NodeAddress:
 
 
 def node_address(text: str) -> NodeAddress:
-    """Parses a node's address, of one of the kinds above.
+    """Parses a node's address: ``ipc://PATH``, ``tcp://HOST:PORT`` or ``tcp://KEY@HOST:PORT``.
 
     Raises:
-        AddressError: the text is of none of these kinds, or names another machine without a key.
+        AddressError: the text has none of these forms, or names another machine without a key.
     """
     if text.startswith("ipc://") and "/" in text[len("ipc://") :]:
         # Settings dataclasses import this module, and the command line imports them at each start.
@@ -83,7 +85,8 @@ def node_address(text: str) -> NodeAddress:
 
 
 def host_and_port(text: str) -> tuple[str, int]:
-    """Splits ``host:port``; an IPv6 address stands, and stays, in brackets. Raises AddressError."""
+    """Splits ``host:port``; an IPv6 address is in brackets in the text, and stays in brackets.
+    Raises AddressError if the text has another form."""
     host, colon, port = text.rpartition(":")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     well_formed = bare and not set(bare) & set(" /@#[]") and (":" in bare) == (bare != host)
@@ -95,7 +98,7 @@ def host_and_port(text: str) -> tuple[str, int]:
 
 
 def host_and_range(text: str) -> tuple[str, PortRange]:
-    """Splits ``host:first-last``. Raises AddressError."""
+    """Splits ``host:first-last``. Raises AddressError if the text has another form."""
     host, _, ports = text.rpartition(":")
     return host, port_range(ports)
 
@@ -117,7 +120,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_ip_address(host: str) -> bool:
-    """Tells an IP address, with or without brackets, from a name."""
+    """Returns True for an IP address, with or without brackets, and False for a host name."""
     try:
         ipaddress.ip_address(host.strip("[]"))
     except ValueError:
@@ -126,15 +129,16 @@ def is_ip_address(host: str) -> bool:
 
 
 def bracketed(host: str) -> str:
-    """Puts an IPv6 address in brackets, as it stands in an address with a port."""
+    """Puts an IPv6 address in brackets, as needed before a port; any other host stays as it is."""
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
 def worker_endpoint(node: NodeAddress, said: str) -> str:
-    """Returns the endpoint to connect to for a worker whose node's roster ``said`` an endpoint.
+    """Returns the endpoint at which a front end connects to a worker. ``said`` is the worker's
+    endpoint in the roster of its node; the host is the one at which the node is reached.
 
     Raises:
-        AddressError: no worker of that node can have this endpoint.
+        AddressError: no worker of that node can have the endpoint ``said``.
     """
     kind, _, place = said.partition("://")
     if not node.host and kind == "ipc" and place:
@@ -147,7 +151,7 @@ def worker_endpoint(node: NodeAddress, said: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PortRange:
-    """A range of ports, with ``first`` and ``last``."""
+    """A range of ports from ``first`` to ``last``, both included."""
 
     first: int
     last: int
@@ -160,13 +164,14 @@ class PortRange:
         return self.last - self.first + 1
 
     def beginning_with(self, number: int) -> list[int]:
-        """Lists all ports, beginning with another one for each ``number``, so that a port is not
-        used again at once."""
+        """Lists all ports of the range, beginning with another port for each ``number``, so that a
+        port that has just become free is not used again at once."""
         return [self.first + (number + step) % self.count for step in range(self.count)]
 
 
 def port_range(text: str) -> PortRange:
-    """Parses ``7710-7799``, or a single port. Raises AddressError."""
+    """Parses a range of ports such as ``7710-7799``, or a single port. Raises AddressError if the
+    text has another form."""
     first, dash, last = text.partition("-")
     last = last if dash else first
     if not all(part.isdecimal() and part.isascii() for part in (first, last)):

@@ -5,8 +5,8 @@ Every node and every front end has a CURVE key pair, in its state directory::
     <state directory>/wire/secret     32 bytes in hex, readable by this user alone (mode 0600)
                            trusted    peers that may connect, one a line: public key, name
 
-Keys are written in hex, which needs no quoting in any shell or file. A worker's pair is made by its
-own process and never written to disk.
+Keys are written in hex, which needs no quoting in any shell or file. The key pair of a worker is
+made by the worker's own process and never written to disk.
 """
 
 from __future__ import annotations
@@ -30,12 +30,14 @@ _NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
 
 
 class IdentityError(Exception):
-    """Unusable keys; the message is for the operator and never holds a secret."""
+    """Error for a key, or a list of trusted keys, that cannot be used; the message is for the
+    operator and never holds a secret."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """A CURVE key pair. ``public`` is in hex; ``secret`` is 32 bytes, and not shown by repr."""
+    """A CURVE key pair. ``public`` is in hex; ``secret`` is 32 bytes, and left out of the pair's
+    repr."""
 
     public: str
     secret: bytes = field(repr=False)
@@ -55,10 +57,10 @@ def trusted_file(state_dir: Path) -> Path:
 
 
 def read_pair(state_dir: Path) -> KeyPair | None:
-    """Reads this machine's key pair; None if there is none.
+    """Reads this machine's key pair from its state directory; None if the machine has none.
 
     Raises:
-        IdentityError: other users can read the file, or it holds no key.
+        IdentityError: other users can read the file, or the file holds no key.
     """
     path = secret_file(state_dir)
     try:
@@ -82,10 +84,10 @@ def read_pair(state_dir: Path) -> KeyPair | None:
 
 
 def make_pair(state_dir: Path) -> KeyPair:
-    """Makes this machine's key pair and writes it to its file.
+    """Makes this machine's key pair and writes it to a file in the state directory.
 
     Raises:
-        IdentityError: there is a pair already, or the file cannot be written.
+        IdentityError: the machine has a key pair already, or the file cannot be written.
     """
     path = secret_file(state_dir)
     pair = new_pair()
@@ -102,11 +104,11 @@ def make_pair(state_dir: Path) -> KeyPair:
 
 
 def parse_trusted(text: str) -> dict[str, str]:
-    """Parses a list of trusted keys into names by public key. Lines may be empty or begin with
-    ``#``.
+    """Parses a list of trusted keys into names by public key. Each line is a key and a name, or
+    empty, or begins with ``#``.
 
     Raises:
-        IdentityError: a line is wrong; the message says which, and why.
+        IdentityError: a line is malformed; the message gives its number and the reason.
     """
     found: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), start=1):
@@ -132,8 +134,8 @@ def read_trusted(path: Path) -> dict[str, str]:
     """Reads the trusted-keys file into names by public key; empty if there is no file.
 
     Raises:
-        IdentityError: the file cannot be used, or has no bytes, as a file that an editor is about
-            to write.
+        IdentityError: the file cannot be read or is malformed, or has no bytes, as a file that an
+            editor is just writing.
     """
     try:
         text = path.read_text()
@@ -151,7 +153,8 @@ def read_trusted(path: Path) -> dict[str, str]:
 
 
 def add_trusted(trusted: Mapping[str, str], name: str, key: str) -> dict[str, str]:
-    """Returns the trusted keys with one more; a key that is already there gets the new name.
+    """Returns the trusted keys (names by public key) with one more; a key that is already trusted
+    gets the new name.
 
     Raises:
         IdentityError: the name or the key is malformed, or the name belongs to another key.
@@ -173,7 +176,8 @@ def add_trusted(trusted: Mapping[str, str], name: str, key: str) -> dict[str, st
 
 
 def write_trusted(path: Path, trusted: Mapping[str, str]) -> None:
-    """Replaces the trusted-keys file, at once or not at all. Raises IdentityError."""
+    """Replaces the trusted-keys file as a whole or not at all. Raises IdentityError if a name or
+    key is malformed or the file cannot be written."""
     text = _HEAD + "".join(f"{key} {name}\n" for key, name in trusted.items())
     parse_trusted(text)
     fresh = path.with_name(f"{path.name}.{os.getpid()}")
@@ -190,8 +194,8 @@ def write_trusted(path: Path, trusted: Mapping[str, str]) -> None:
 class TrustList:
     """The trusted-keys file in memory, read again when it has changed.
 
-    A file that cannot be used changes nothing: trusted keys stay trusted (at the start there are
-    none), and ``problem`` says why. A file that is gone trusts nobody.
+    If the changed file cannot be used, the trusted keys stay trusted (at the start there are none),
+    and ``problem`` says why. If the file is removed, no key is trusted.
     """
 
     def __init__(self, path: Path) -> None:
@@ -208,11 +212,13 @@ class TrustList:
         return len(self._names)
 
     def name(self, key: str) -> str:
-        """Returns the name of a key; the beginning of the key if it is not trusted."""
+        """Returns the name of a trusted key; for a key that is not trusted, its first
+        characters."""
         return self._names.get(key) or f"{key[:8]}..."
 
     def reload(self) -> frozenset[str]:
-        """Reads the file again if it has changed. Returns the keys that are no longer trusted."""
+        """Reads the trusted-keys file again if it has changed. Returns the keys that are no longer
+        trusted."""
         if not self._watch.changed():
             return frozenset()
         before = self._names

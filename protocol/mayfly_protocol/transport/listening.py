@@ -8,10 +8,10 @@ BACKLOG = 2048
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Opens a listening socket, at a name's IPv4 address if it has one.
+    """Opens a listening TCP socket. A host name that has an IPv4 address is bound at that address.
 
     Raises:
-        OSError: the name cannot be resolved, or the address cannot be used.
+        OSError: the host name cannot be resolved, or the address cannot be used.
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, kind, protocol, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)

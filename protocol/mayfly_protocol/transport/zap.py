@@ -8,11 +8,10 @@
     NULL, garbage, silence   cut: DISCONNECTED --------->  still pending: refused
     message ---------------> with the key as User-Id --->  still trusted?   else: dropped, refused
 
-ZeroMQ asks for a key once a connection, by ZAP (ZeroMQ RFC 27), so that every message has to be
-checked for a key that was revoked later. An authenticator belongs to the thread of its sockets:
-whoever polls them polls :attr:`ZapAuthenticator.sockets`, too, and calls
-:meth:`ZapAuthenticator.poll` at least about once a second. Until that answers a peer, the peer
-waits.
+ZeroMQ asks about a peer's key once per connection, by ZAP (ZeroMQ RFC 27), so every message has to
+be checked for a key that was revoked later. An authenticator belongs to the thread of the guarded
+sockets: this thread also polls :attr:`ZapAuthenticator.sockets`, and calls
+:meth:`ZapAuthenticator.poll` at least about once a second. A peer waits until this method answers.
 """
 
 from __future__ import annotations
@@ -33,20 +32,21 @@ from mayfly_protocol.transport.sockets import serve_curve
 
 Reason = Literal["untrusted", "handshake", "revoked", "nonsense", "version"]
 """Reason for which a peer is refused: its key is not trusted; its handshake failed (another
-mechanism, another server's key, or none at all); its key was revoked while it was connected; its
-frame was no message; or its frame was of another major version of the protocol."""
+mechanism, another server's key, or no handshake at all); its key was revoked while it was
+connected; its frame was no message; or its frame was of another major version of the protocol."""
 
 RELOAD_INTERVAL_S = 1.0
 PENDING_MAX = 1000
-"""Connections without a key that are remembered for each socket."""
+"""Most connections without a verified key that are remembered for each socket."""
 EVENTS_PER_POLL = 200
-"""Events of one socket, and questions about keys, that one poll handles at most."""
+"""Most events of one socket, and most questions about keys, that one call of ``poll`` handles."""
 UNKNOWN_ADDRESS = "an unknown address"
 
 
 class Refusals:
-    """Counts of the peers refused, by reason, each also logged, but seldom. ``counts`` grow as
-    long as the process lives."""
+    """Counts and logs the peers whose connections or messages were refused. ``counts`` holds the
+    refusals by reason since the process's start; the same peer and reason are logged at most once a
+    minute."""
 
     def __init__(
         self, log: Callable[[str], None], clock: Callable[[], float] = time.monotonic
@@ -55,19 +55,21 @@ class Refusals:
         self._log = LogThrottle(log, clock)
 
     def refuse(self, peer: str, reason: Reason, detail: str) -> None:
-        """Counts and logs a refusal. ``peer`` is an address, or whatever identifies the peer."""
+        """Counts and logs the refusal of a connection or a message. ``peer`` is the peer's address,
+        or whatever else identifies the peer."""
         self.counts[reason] += 1
-        self._log(f"{peer}: refused, {reason}", detail)
+        self._log(f"refused a connection or message of {peer} ({reason})", detail)
 
 
 class ZapAuthenticator:
-    """Server of the ZAP requests of one ZeroMQ context.
+    """Answers the questions that ZeroMQ asks by ZAP, its authentication protocol: may a peer with
+    this key connect to a socket of one context?
 
     It has to be made before any of the sockets is bound: without a ZAP server, ZeroMQ lets every
     peer in.
 
     Args:
-        context: the context of the guarded sockets; it takes one authenticator.
+        context: the ZeroMQ context of the guarded sockets; a context takes one authenticator.
     """
 
     def __init__(
@@ -89,17 +91,18 @@ class ZapAuthenticator:
 
     @property
     def sockets(self) -> list[zmq.Socket[Any]]:
-        """Sockets to poll beside the guarded ones."""
+        """Sockets that the caller polls beside the guarded sockets, to call :meth:`poll` when one
+        is readable."""
         return [self._zap, *(each.monitor for each in self._guarded.values())]
 
     def guard(self, socket_: zmq.Socket[Any], name: str, own: KeyPair) -> None:
-        """Lets none but trusted peers connect to a socket that is not bound yet. ``name`` is the
+        """Lets only trusted peers connect to a socket, which must not be bound yet. ``name`` is the
         socket's name in the log."""
         serve_curve(socket_, own, domain=name)
         self._guarded[name] = _GuardedSocket(socket_)
 
     def poll(self) -> frozenset[str]:
-        """Answers ZAP requests and counts connections that ended without a key.
+        """Answers ZAP requests and counts connections that ended before the peer showed a key.
 
         Returns:
             Keys revoked since the last call.
@@ -107,7 +110,8 @@ class ZapAuthenticator:
         self._reload()
         for name, guarded in self._guarded.items():
             for address in guarded.failed_handshakes():
-                self._refusals.refuse(address, "handshake", f"came to nothing at the {name} socket")
+                why = f"it ended without a CURVE handshake at the {name} socket"
+                self._refusals.refuse(address, "handshake", why)
         for _ in range(EVENTS_PER_POLL):
             if not self._zap.poll(0):
                 break
@@ -122,12 +126,13 @@ class ZapAuthenticator:
             self._revoked |= self._trusted.reload()
 
     def admits(self, frame: zmq.Frame) -> bool:
-        """Returns True if the sender of a message at a guarded socket is still trusted; counts a
-        refusal otherwise."""
+        """Returns True if the sender of a message at a guarded socket is still trusted; otherwise
+        counts a refusal and returns False."""
         key = user(frame)
         if key in self._trusted:
             return True
-        self._refusals.refuse(peer_address(frame), "revoked", f"key {self._trusted.name(key)}")
+        why = f"key {self._trusted.name(key)} is no longer trusted"
+        self._refusals.refuse(peer_address(frame), "revoked", why)
         return False
 
     def close(self) -> None:
@@ -136,7 +141,8 @@ class ZapAuthenticator:
         self._zap.close(0)
 
     def _answer(self, request: Sequence[bytes]) -> list[bytes]:
-        """Replies to ZAP's [version, id, domain, address, identity, mechanism, key]."""
+        """Returns the reply to a ZAP request [version, id, domain, address, identity, mechanism,
+        key]."""
         version, number, domain, address, _, mechanism, *credentials = request
         name, peer = domain.decode(), plain_address(address.decode())
         key = credentials[0].hex() if mechanism == b"CURVE" and credentials else ""
@@ -153,7 +159,8 @@ class ZapAuthenticator:
 
 
 class _GuardedSocket:
-    """A guarded socket and its connections that have not shown a key yet, by file descriptor."""
+    """A guarded socket, with the addresses of its connections that have not shown a key yet, by
+    file descriptor."""
 
     def __init__(self, socket_: zmq.Socket[Any]) -> None:
         self._socket = socket_
@@ -163,7 +170,8 @@ class _GuardedSocket:
         self._pending: dict[int, str] = {}
 
     def failed_handshakes(self) -> list[str]:
-        """Returns the addresses of connections that ended, or were cut, without a key."""
+        """Returns the addresses of connections that ended, or were cut, before they showed a key,
+        since the last call."""
         gone = []
         for _ in range(EVENTS_PER_POLL):
             if not self.monitor.poll(0):
@@ -178,8 +186,8 @@ class _GuardedSocket:
         return gone
 
     def key_shown(self, address: str) -> None:
-        """Takes one connection from an address, the oldest, off the pending ones: ZAP does not
-        tell several from one address apart."""
+        """Removes the oldest connection from an address from those that have not shown a key: ZAP
+        does not tell several connections from one address apart."""
         for descriptor, pending in self._pending.items():
             if pending in (address, UNKNOWN_ADDRESS):
                 del self._pending[descriptor]
@@ -192,7 +200,7 @@ class _GuardedSocket:
 
 
 def user(frame: zmq.Frame) -> str:
-    """Returns the public key of the peer that sent a message; empty without CURVE."""
+    """Returns the public key of the peer that sent a message; empty on a socket without CURVE."""
     try:
         return str(frame.get("User-Id"))
     except zmq.ZMQError:
@@ -200,7 +208,7 @@ def user(frame: zmq.Frame) -> str:
 
 
 def peer_address(frame: zmq.Frame) -> str:
-    """Returns the address that a message came from; empty on ipc."""
+    """Returns the IP address that a message came from; empty for a message over ipc."""
     try:
         return plain_address(str(frame.get("Peer-Address")))
     except zmq.ZMQError:
@@ -208,13 +216,15 @@ def peer_address(frame: zmq.Frame) -> str:
 
 
 def plain_address(address: str) -> str:
-    """Removes the IPv6 prefix of an IPv4 address that an IPv6 socket has received."""
+    """Removes the prefix ``::ffff:`` that an IPv6 socket puts before the address of an IPv4
+    peer."""
     return address.removeprefix("::ffff:")
 
 
 def _address_of(descriptor: int) -> str:
-    """Returns the peer's address of a connection that ZeroMQ owns. It is unknown if ZeroMQ has
-    already cut the connection, as it does after bytes that are no handshake."""
+    """Returns the peer's address of a connection of ZeroMQ's, by its file descriptor;
+    ``UNKNOWN_ADDRESS`` if ZeroMQ has already cut the connection, as it does after bytes that are no
+    handshake."""
     try:
         with socket.socket(fileno=os.dup(descriptor)) as connection:
             return plain_address(str(connection.getpeername()[0]))
