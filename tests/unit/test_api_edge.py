@@ -284,7 +284,7 @@ class TestProbes:
                 for slot in ("slot-1", "slot-2"):
                     node.show(replace(node.view(slot), running=1))
                 front.wait(lambda: said()["status"] == "stalled")
-                assert re.search(r"have not moved: tiny for \d+ s", said()["reason"])
+                assert re.search(r"have made no progress: tiny for \d+ s", said()["reason"])
                 moved = node.view("slot-2")
                 node.show(replace(moved, progress=moved.progress + 1))
                 front.wait(lambda: said() == {"status": "ok"})

@@ -1,1 +1,2 @@
-"""The HTTP APIs: a folder for each, beside the modules that they share."""
+"""The HTTP routes: a folder for each API (OpenAI's completions, its responses, Anthropic's
+messages, administration) beside the modules that all APIs share."""

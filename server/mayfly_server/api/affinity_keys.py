@@ -1,5 +1,5 @@
-"""Affinity keys: requests with the same key go to the same worker, whose prefix cache holds the
-text that they begin with."""
+"""Affinity keys: hashes of a prompt's beginning. Requests with equal keys go to the same worker,
+because its prefix cache holds the KV entries of that beginning."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ _TOKENS_HEAD = 128
 
 
 def named_key(name: str) -> bytes:
-    """The key of a conversation that its client has named."""
+    """Hash of the name that a client gave its conversation (``prompt_cache_key``); requests with
+    equal keys go to the same worker."""
     return _digest("name", name)
 
 
 def chat_key(messages: tuple[dict[str, Any], ...]) -> bytes:
-    """The key of the messages that all turns of a conversation begin with: those up to the first
-    one of the user's."""
+    """Hash of the conversation up to and including its first user message; requests with equal keys
+    go to the same worker, so all turns of one conversation do."""
     ends = (i + 1 for i, message in enumerate(messages) if message["role"] == "user")
     return _digest("chat", sse.encode(messages[: next(ends, 1)]))
 
 
 def prompt_key(prompt: TextPrompt | TokenPrompt) -> bytes:
-    """The key of a prompt's beginning."""
+    """Hash of the prompt's first 512 characters, or first 128 token ids; requests with equal keys
+    go to the same worker."""
     match prompt:
         case TextPrompt(text):
             return _digest("text", text[:_TEXT_HEAD])

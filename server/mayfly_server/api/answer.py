@@ -1,4 +1,5 @@
-"""Sends what workers generate to the client, for every API that generates.
+"""Sends the text that workers generate to the HTTP client, whole or as a stream; shared by the APIs
+of OpenAI and Anthropic, each of which brings its own writer of events and objects.
 
 ::
 
@@ -11,8 +12,9 @@
       v
     end of the stream, in the API's own way
 
-An answer that is not streamed sends nothing before the end, so that every error keeps its status.
-The relays are closed in any case: also when the client goes away or does not read.
+An answer that is not streamed sends nothing before its end, so an error at any time is answered
+with the error's own HTTP status. The relays (objects that each run one prompt on a worker) are
+closed in any case, also when the client disconnects or stops reading.
 """
 
 from __future__ import annotations
@@ -41,19 +43,21 @@ from mayfly_server.http.errors import internal_error
 _log = structlog.get_logger(__name__)
 
 _COMMENT_INTERVAL_S = 1.0
-"""Seconds without a byte after which a stream gets a comment."""
+"""Seconds without a byte sent, after which a stream gets a comment that keeps its connection
+open."""
 _EVER_S = 3600.0
 
 Arrivals = AsyncGenerator[tuple[int, list[Event]], None]
-"""Events, each list with the number of the prompt that they belong to."""
+"""Lists of a request's events (text, prefill progress) as they arrive; the number beside a list is
+the index of the prompt that the events belong to."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationJob:
-    """A client's request to generate: one generation for each prompt, all of one model.
+    """A client's request to generate text: one generation for each prompt, all with one model.
 
-    ``prefix`` begins the answer's id. ``key`` is the conversation's, for routing; ``tenant`` is the
-    name of the caller's API key.
+    ``prefix`` is the beginning of the answer's id, such as "chatcmpl-". Requests with an equal
+    ``key`` go to the same worker. ``tenant`` is the name of the caller's API key.
     """
 
     front: Front
@@ -65,8 +69,9 @@ class GenerationJob:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The fields that every chunk of an answer repeats, and the prompts' length together.
-    ``created`` is in seconds since 1970."""
+    """The fields that every chunk of an answer repeats. ``created`` is in seconds since 1970;
+    ``fingerprint`` identifies the model's files; ``prompt_tokens`` is the sum over all prompts of
+    the request."""
 
     id: str
     created: int
@@ -76,23 +81,25 @@ class Head:
 
 
 class Chunks(Protocol):
-    """Turns deltas into server-sent events. ``prompt`` is the number of a delta's prompt."""
+    """Writer of an API's server-sent events: turns deltas (pieces of generated text) into the
+    stream's text. ``prompt`` is the index of the delta's prompt in the request."""
 
     def begin(self) -> str:
-        """The events before the first delta; may be empty."""
+        """The server-sent events before the first piece of generated text; may be empty."""
 
     def chunk(self, prompt: int, delta: Delta) -> str:
-        """The events for one delta; empty where there is nothing to say yet."""
+        """The server-sent events for one piece of generated text; empty if the piece adds nothing
+        that the client sees."""
 
     def end(self, usage: Usage) -> str:
-        """The events after the last delta."""
+        """The server-sent events after the last piece of generated text."""
 
     def failure(self, error: RequestError) -> str:
-        """The last events of a stream that failed."""
+        """The server-sent events with which a stream that failed ends."""
 
 
 class Body(Protocol):
-    """Collects deltas into one JSON object."""
+    """Collects deltas (pieces of generated text) into an API's one JSON object."""
 
     def add(self, prompt: int, delta: Delta) -> None: ...
 
@@ -100,15 +107,16 @@ class Body(Protocol):
 
 
 class _Gone(Exception):
-    """The client has closed its connection."""
+    """Raised when the client has closed its connection before the answer's end."""
 
 
 class _TooSlow(Exception):
-    """The client does not read what it asked for."""
+    """Raised when the client reads its answer so slowly that too much waits to be sent."""
 
 
 class _Answer(Response):
-    """Runs one relay for each prompt to its end, unless the client goes away."""
+    """A response that runs each prompt of the request on a worker, to the end unless the client
+    disconnects; subclasses send the text."""
 
     def __init__(self, job: GenerationJob) -> None:
         super().__init__()
@@ -156,7 +164,8 @@ class _Answer(Response):
 
     async def _to_end(self, send: Send) -> None:
         await self._work(send)
-        # Before any other task runs: a client that has read its answer has been counted.
+        # At once, before any other task runs: a client that has read its whole answer finds the
+        # request in the metrics.
         self._end()
 
     def _end(self) -> None:
@@ -171,8 +180,8 @@ class _Answer(Response):
         raise NotImplementedError
 
     async def _start(self) -> Head:
-        """Returns when every prompt has been accepted. Raises as
-        :meth:`mayfly_server.dispatch.relay.Relay.start`."""
+        """Waits until workers have accepted every prompt, and returns the fields that all chunks of
+        the answer repeat. Raises as :meth:`mayfly_server.dispatch.relay.Relay.start`."""
         starts = [asyncio.ensure_future(relay.start()) for relay in self._relays]
         try:
             await asyncio.gather(*starts)
@@ -185,15 +194,16 @@ class _Answer(Response):
         return Head(self._id, self._created, self._model, fingerprint, prompt_tokens)
 
     async def _events(self) -> Arrivals:
-        """The prompts' events until all have ended. Raises as
-        :meth:`mayfly_server.dispatch.relay.Relay.events`."""
+        """The events of all prompts (text, prefill progress), as they arrive, until every prompt
+        has ended. Raises as :meth:`mayfly_server.dispatch.relay.Relay.events`."""
         source = _events_of(self._relays[0]) if len(self._relays) == 1 else _merged(self._relays)
         async with aclosing(source):
             async for prompt, events in source:
                 yield prompt, events
 
     def _usage(self) -> Usage:
-        """The sum over all prompts; known once :meth:`_events` has ended."""
+        """The token counts summed over all prompts of the request; known once :meth:`_events` has
+        ended."""
         total = Usage()
         for relay in self._relays:
             usage = relay.usage
@@ -208,7 +218,7 @@ class _Answer(Response):
 
 
 class WholeAnswer(_Answer):
-    """Sends one JSON object at the end."""
+    """An answer that is not streamed: one JSON object, sent when all prompts have ended."""
 
     def __init__(self, job: GenerationJob, body: Callable[[Head], Body]) -> None:
         super().__init__(job)
@@ -228,7 +238,8 @@ class WholeAnswer(_Answer):
 
 
 class StreamedAnswer(_Answer):
-    """Sends server-sent events as text comes, and now and then a comment while none does."""
+    """A streamed answer: server-sent events as text is generated, and a comment each second while
+    none is, to keep the connection open."""
 
     def __init__(self, job: GenerationJob, chunks: Callable[[Head], Chunks]) -> None:
         super().__init__(job)
@@ -247,7 +258,10 @@ class StreamedAnswer(_Answer):
         except RequestError as error:
             last = self._failed(chunks, error)
         except Exception:
-            _log.exception("unhandled exception in a stream", rid=self._id)
+            _log.exception(
+                "unhandled exception while streaming an answer: the stream ends with an error",
+                rid=self._id,
+            )
             last = self._failed(chunks, internal_error())
         await send(_part(last.encode(), more=False))
 
@@ -292,7 +306,8 @@ async def _events_of(relay: Relay) -> Arrivals:
 
 
 async def _merged(relays: Sequence[Relay]) -> Arrivals:
-    """The events of several relays as they come."""
+    """The events of several relays (each runs one prompt on a worker) in the order of their
+    arrival."""
     arrived: Mailbox[tuple[int, list[Event]]] = Mailbox()
 
     async def pump(prompt: int, relay: Relay) -> None:
@@ -321,8 +336,8 @@ async def _merged(relays: Sequence[Relay]) -> Arrivals:
 async def _while_connected(
     receive: Receive, overfull: asyncio.Event, work: Coroutine[Any, Any, None]
 ) -> None:
-    """Runs ``work`` to its end; cancels it and raises _Gone when the client goes away, _TooSlow
-    when too much waits to be read by it."""
+    """Runs ``work`` to its end. Cancels ``work`` and raises _Gone when the client disconnects, or
+    _TooSlow when ``overfull`` is set because the client reads too slowly."""
     working = asyncio.create_task(work)
     watching = asyncio.create_task(_disconnected(receive))
     waiting = asyncio.create_task(overfull.wait())

@@ -1,4 +1,5 @@
-"""The FastAPI dependencies of routes: the front end's parts, and the name of the caller's key."""
+"""FastAPI dependencies that routes declare: the front end's shared objects, and the name of the
+caller's API key."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from mayfly_server.settings import FrontSettings
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """The parts of a front end; ``started`` is in seconds since 1970."""
+    """The objects that all routes of a front end share. ``started`` is the process's start in
+    seconds since 1970."""
 
     settings: FrontSettings
     metrics: Metrics
@@ -71,7 +73,8 @@ class Front:
         return model
 
 
-# Asynchronous although they await nothing: FastAPI would run plain functions in threads.
+# These functions are async although they await nothing: FastAPI would run plain functions in
+# threads.
 async def _front(request: Request) -> Front:
     return cast(Front, request.app.state.front)
 
@@ -83,4 +86,4 @@ async def _tenant(request: Request) -> str:
 
 FrontDep = Annotated[Front, Depends(_front)]
 TenantDep = Annotated[str, Depends(_tenant)]
-"""The name of the caller's API key; empty where none is needed."""
+"""The name of the caller's API key; empty where the server needs no keys."""

@@ -1,9 +1,9 @@
-"""The OpenAPI document: FastAPI's, with API keys and the events of streams added, and the parts
-with which routes describe their answers.
+"""The server's OpenAPI document: FastAPI's own, completed with the API keys and the events of
+streams; and the classes with which routes describe their answers.
 
-The JSON objects of answers are typed dictionaries: the code that sends an answer builds it as one,
-mypy checks it there, and pydantic derives the document's schema from the same class. Nothing
-validates answers while the server runs; the tests do.
+The JSON objects of answers are typed dictionaries: the code that sends an answer builds such a
+dictionary, mypy checks its fields, and pydantic derives the document's schema from the same class.
+The tests validate answers against the document; the running server does not.
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ REFERENCE = "#/components/schemas/{model}"
 
 @with_config(ConfigDict(extra="forbid"))
 class AnswerObject(TypedDict):
-    """Base of every JSON object in an answer: it has the fields of its class and no others."""
+    """Base class of every JSON object in an answer: an object has the fields of its class and no
+    others."""
 
 
 class DocumentedAs:
-    """Annotates a field with the type that the document shows, where the field's own type says
-    little because other code checks its value."""
+    """Annotates a request field with the type that the OpenAPI document shows in place of the
+    field's own; for a field declared loosely (a dictionary) because other code checks its value."""
 
     def __init__(self, shown: Any) -> None:
         self._shown = shown
@@ -58,11 +59,13 @@ class DocumentedAs:
 
 
 def streamed(answer: Any, event: Any, example: str, *, done: bool = False) -> dict[str, Any]:
-    """Describes a 200 that is one object, or server-sent events where the request has ``stream``.
+    """The OpenAPI description of a 200 answer that is one JSON object, or server-sent events if the
+    request has ``stream``.
 
-    ``answer`` is the type of the object, ``event`` the type of an event's data; ``done`` says
-    whether ``[DONE]`` is the last event. The definitions of ``event`` stay in the schema, as
-    ``$defs``, until :func:`install` moves them, since FastAPI knows nothing of them.
+    ``answer`` is the type of the object, ``event`` the type of an event's data, and ``example`` the
+    text of a stream; ``done`` says that the last event is ``[DONE]``. FastAPI does not collect the
+    definitions that ``event`` refers to: they stay in its schema as ``$defs`` until
+    :func:`install` moves them to the document's components.
     """
     data: dict[str, Any] = {
         "type": "string",
@@ -114,8 +117,8 @@ def package_version() -> str:
 
 
 def install(app: FastAPI, *, locked: bool) -> None:
-    """Adds to an application's document the API keys, which are required where the server is
-    ``locked``, and the definitions of events."""
+    """Makes the application's OpenAPI document include the API keys (required if the server is
+    ``locked``, else optional) and the schemas of events in streams."""
     fastapi_document = app.openapi
 
     def document() -> dict[str, Any]:
@@ -140,7 +143,8 @@ def _add_keys(document: dict[str, Any], *, locked: bool) -> None:
 
 
 def _move_event_definitions(document: dict[str, Any]) -> None:
-    """Moves the definitions of :func:`streamed` to the document's components."""
+    """Moves the schema definitions that :func:`streamed` left in the routes' descriptions to the
+    OpenAPI document's components."""
     schemas = document["components"]["schemas"]
     for operations in document["paths"].values():
         for operation in operations.values():

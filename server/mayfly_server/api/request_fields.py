@@ -29,11 +29,12 @@ MAX_CHOICES = 128
 MAX_BIASES = 1024
 MAX_SEED = 2**63 - 1
 MAX_COUNT = 2**31 - 1
-"""Larger numbers of tokens, which no context holds, are read as this one."""
+"""Limit of a number of tokens in a request; larger numbers, which no context holds, are read as
+this limit."""
 MAX_MESSAGES = 16_384
 MIN_TEMPERATURE = 1e-3
-"""Below this, dividing by the temperature overflows and every draw is the likeliest token; lower
-temperatures are read as 0, greedy."""
+"""Lowest temperature that samples; lower temperatures are read as 0, greedy decoding. Logits
+divided by a lower temperature overflow, and every draw would be the likeliest token anyway."""
 
 
 class Strict(BaseModel):
@@ -75,7 +76,7 @@ def _token_ids(value: dict[str, float]) -> dict[str, float]:
 
 
 def _not_a_boolean(value: Any) -> Any:
-    """Refuses JSON's true and false, which Python takes for 1 and 0."""
+    """Refuses JSON's true and false, which Python would take for the numbers 1 and 0."""
     if isinstance(value, bool):
         raise PydanticCustomError("number", "Input should be a number")
     return value
@@ -96,7 +97,7 @@ ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
 
 
 class SamplingFields(Strict):
-    """Fields of OpenAI's requests, and of vLLM's, that say how tokens are drawn."""
+    """The request fields of OpenAI and vLLM that control how tokens are sampled."""
 
     temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
     top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
@@ -110,7 +111,8 @@ class SamplingFields(Strict):
 
 
 def sampling(fields: SamplingFields) -> Sampling:
-    """The sampling that a worker gets; draws a seed where the request has none."""
+    """The sampling parameters that the front end sends to a worker, with defaults filled in and a
+    random seed if the request has none."""
     temperature = 1.0 if fields.temperature is None else fields.temperature
     top_p = 1.0 if fields.top_p is None else fields.top_p
     top_k = fields.top_k or 0

@@ -1,1 +1,2 @@
-"""Probes, the fleet's status and the live page."""
+"""Routes for operators: health probes, metrics, and the status of all workers as JSON and as a
+live web page."""

@@ -1,5 +1,6 @@
-"""The routes of probes: ``/livez``, ``/readyz`` and ``/health``. They report what this front end
-knows already and ask no other process, so that they answer at once."""
+"""The health probes ``/livez``, ``/readyz`` and ``/health`` of a front end, the process that serves
+HTTP. The probes report only what the front end knows already, without asking workers or nodes, so
+they answer at once."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ from mayfly_server.errors import Unavailable
 
 router = APIRouter()
 
-Reason = Annotated[str, Field(description="Absent where the caller lacks a key that others need.")]
+Reason = Annotated[
+    str, Field(description="Absent if API keys are configured and the caller sent no valid key.")
+]
 
 
 class AliveAnswer(AnswerObject):
@@ -27,7 +30,8 @@ class ReadyAnswer(AnswerObject):
         Literal["ok", "stalled"],
         Field(
             description="Stalled: the workers of a model are busy and have made no progress for "
-            "seconds. Requests are taken, and answered by the next workers if these are lost."
+            "seconds. The server still takes requests; if a stalled worker dies, another worker "
+            "answers its requests."
         ),
     ]
     reason: NotRequired[Reason]
@@ -40,15 +44,15 @@ class NotReadyAnswer(AnswerObject):
 
 _READY: dict[int | str, dict[str, Any]] = {
     200: {"model": ReadyAnswer},
-    503: {"model": NotReadyAnswer, "description": "No request would be taken now."},
+    503: {"model": NotReadyAnswer, "description": "The server would refuse requests now."},
 }
 
 
-# Load balancers may ask for the head alone; FastAPI, unlike Starlette, adds no HEAD by itself.
+# Load balancers may probe with HEAD; FastAPI, unlike Starlette, adds no HEAD route by itself.
 @router.head("/livez", include_in_schema=False)
 @router.get("/livez", response_model=None, responses={200: {"model": AliveAnswer}})
 async def alive() -> AliveAnswer:
-    """Answers 200 as long as this process can answer."""
+    """Answers 200 as long as the front end's process can answer at all."""
     return {"status": "ok"}
 
 
@@ -57,8 +61,9 @@ async def alive() -> AliveAnswer:
 @router.get("/health", name="health", response_model=None, responses=_READY)
 @router.get("/readyz", response_model=None, responses=_READY)
 async def ready(request: Request, front: FrontDep) -> JSONResponse:
-    """Answers 200 where a request would be taken now, else 503. The status names the problem, if
-    there is one, and the reason explains it, unless the caller lacks a key that others need."""
+    """Answers 200 if the server would accept a request now, else 503. The field ``status`` names
+    the problem, if any; ``reason`` explains the problem, unless API keys are configured and the
+    caller sent no valid key."""
     fleet = front.fleet
     if fleet.leaving:
         return _not_ready(request, "the server is shutting down", 1.0)
@@ -87,4 +92,4 @@ def _may_see_reasons(request: Request) -> bool:
 
 def _stall(stalled: dict[str, float]) -> str:
     models = (f"{model} for {seconds:.0f} s" for model, seconds in sorted(stalled.items()))
-    return f"workers are busy and have not moved: {', '.join(models)}"
+    return f"workers are busy and have made no progress: {', '.join(models)}"

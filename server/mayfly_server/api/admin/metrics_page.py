@@ -1,4 +1,4 @@
-"""``GET /metrics``, for Prometheus."""
+"""The route ``GET /metrics``: the front end's metrics in Prometheus's text format."""
 
 from __future__ import annotations
 
@@ -17,24 +17,27 @@ router = APIRouter(include_in_schema=False)
 
 
 class FleetMetrics(Collector):
-    """The fleet's state as metrics, made at each scrape. To be registered once the fleet listens,
-    and collected on its event loop's thread."""
+    """Gauges of the fleet (nodes that report, workers ready, requests in quarantine), computed at
+    each scrape. Register the collector after the fleet has opened its sockets, and collect it on
+    the thread of the fleet's event loop."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
 
     def collect(self) -> Iterator[Metric]:
         up = GaugeMetricFamily(
-            "mayfly_node_up", "1 while rosters of the node arrive, otherwise 0.", labels=["node"]
+            "mayfly_node_up",
+            "1 while the node's periodic status messages reach this front end, otherwise 0.",
+            labels=["node"],
         )
         heard: dict[str, bool] = {}
-        for roster, silent in self._fleet.nodes():  # nodes may share a name: up if all are
+        for roster, silent in self._fleet.nodes():  # nodes may share a name: up if all of them are
             heard[roster.node] = heard.get(roster.node, True) and not silent
         for node, is_up in heard.items():
             up.add_metric([node], int(is_up))
         ready = GaugeMetricFamily(
             "mayfly_workers_ready",
-            "Workers that this front end can send a request to now.",
+            "Workers of the model that accept requests from this front end now.",
             labels=["model"],
         )
         counts = Counter(self._fleet.ready_models())
@@ -42,7 +45,7 @@ class FleetMetrics(Collector):
             ready.add_metric([model.name], counts[model.name])
         refused = GaugeMetricFamily(
             "mayfly_quarantine_entries",
-            "Requests in quarantine.",
+            "Requests that are refused for a while because workers have died of them.",
         )
         refused.add_metric([], len(self._fleet.quarantined()))
         yield from (up, ready, refused)
@@ -50,7 +53,8 @@ class FleetMetrics(Collector):
 
 @router.get("/metrics")
 async def metrics_page(front: FrontDep) -> Response:
-    """This front end's metrics and, if the settings say so, those of its nodes."""
+    """Answers with the front end's metrics and, where the setting ``node_metrics`` is on, with the
+    metrics of its nodes."""
     pages = [front.metrics.exposition()]
     if front.settings.node_metrics:
         pages += await front.fleet.node_metrics()

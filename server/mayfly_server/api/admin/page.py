@@ -1,8 +1,8 @@
-"""The live page: ``GET /``, and the files that it is made of.
+"""The live web page that shows all workers: ``GET /``, and the page's scripts, styles and images.
 
-The files are served without a key, because they contain nothing about this server: the page asks
-for a key and sends it with each of its requests. The page loads nothing from other hosts, which the
-content security policy enforces.
+The files need no API key, because they contain nothing about this server: the page asks its user
+for a key and sends the key with each request for data. A content security policy keeps the page
+from loading anything from other hosts.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _load() -> Mapping[str, _File]:
 _FILES = _load()
 
 PATHS = frozenset(_FILES)
-"""The addresses of the page's files."""
+"""The URL paths of the web page's files; served without an API key."""
 
 
 async def _serve(request: Request) -> Response:

@@ -1,9 +1,9 @@
-"""``GET /mayfly/status``, the nodes and their slots as this front end knows them, and ``GET
-/mayfly/events``, which sends the status as a server-sent event whenever it changes.
+"""The routes ``GET /mayfly/status``, the state of every node and worker as this front end knows it,
+and ``GET /mayfly/events``, which sends the status as a server-sent event whenever it changes.
 
-Each event is the complete status, with the tokens per second of every worker; so a client that lost
-its connection is right again with its first event. The last event of a front end that shuts down
-has ``leaving``.
+Each event is the complete status, with the tokens per second of every worker, so a client that
+reconnects is up to date with the first event. A front end that shuts down sends a last event with
+``leaving`` true.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ from mayfly_server.dispatch.fleet import Fleet
 from mayfly_server.http import sse
 
 router = APIRouter()
-events_router = APIRouter(include_in_schema=False)  # a stream without an end
+events_router = APIRouter(include_in_schema=False)  # OpenAPI cannot describe an endless stream
 
 RATE_WINDOW_S = 3.0
-"""Workers report their tokens every half second: a rate over one such interval would be noise."""
+"""Seconds over which a worker's tokens per second are averaged. Workers report their token counts
+every half second; a rate over a single half second would be noise."""
 MIN_RATE_INTERVAL_S = 0.9
 MIN_EVENT_INTERVAL_S = 0.1
 MAX_EVENT_INTERVAL_S = 1.0
 
-# One field for each counter that the status shows.
+# One field for each of a worker's counters that the status shows.
 _SlotCounters: Any = with_config(ConfigDict(extra="forbid"))(
     TypedDict(  # type: ignore[operator]
         "_SlotCounters",
@@ -47,7 +48,8 @@ _SlotCounters: Any = with_config(ConfigDict(extra="forbid"))(
 
 
 class SlotStatus(_SlotCounters):  # type: ignore[misc]
-    """Sizes are bytes, times seconds."""
+    """A slot (a node's place for one worker process at a time) and its present worker. Sizes are in
+    bytes, times in seconds."""
 
     slot: str
     model: str
@@ -65,13 +67,14 @@ class SlotStatus(_SlotCounters):  # type: ignore[misc]
     trial: Annotated[
         bool,
         Field(
-            description="After losses: one request at a time until the worker has run long enough."
+            description="True after earlier workers of the slot died one after the other: the "
+            "worker gets one request at a time until it has run long enough."
         ),
     ]
 
 
 class LossStatus(AnswerObject):
-    """A worker that was lost within the last minute."""
+    """A worker process that crashed, hung or was killed within the last minute."""
 
     slot: str
     incarnation: int
@@ -82,7 +85,8 @@ class LossStatus(AnswerObject):
 
 
 class AutopsyStatus(AnswerObject):
-    """The record of one of the last workers that were lost."""
+    """A summary of what killed one of the node's recent workers: kind of fault, evidence, advice,
+    and what the worker did at its end."""
 
     id: str
     slot: str
@@ -107,10 +111,15 @@ class NodeStatus(AnswerObject):
     pid: int
     epoch: str
     protocol: Annotated[str, Field(description="The version of the node's wire protocol.")]
-    silent: Annotated[bool, Field(description="No roster of the node has come lately.")]
+    silent: Annotated[
+        bool, Field(description="True while the node's periodic status messages are overdue.")
+    ]
     refused: Annotated[
         dict[str, int],
-        Field(description="Refusals of peers and messages at the node's sockets, by reason."),
+        Field(
+            description="Number of connections and messages that the node's sockets refused, by "
+            "reason."
+        ),
     ]
     slots: list[SlotStatus]
     losses: list[LossStatus]
@@ -123,7 +132,8 @@ class Status(AnswerObject):
 
 @router.get("/mayfly/status", response_model=None, responses={200: {"model": Status}})
 async def status(front: FrontDep) -> Status:
-    """Lists every node and its slots, as in their last roster."""
+    """Lists every node with its slots, as in the node's last status message. (A slot is a node's
+    place for one worker process at a time.)"""
     return fleet_status(front.fleet)
 
 
@@ -182,7 +192,8 @@ def _loss(loss: Loss) -> LossStatus:
 
 
 def _autopsy(autopsy: Autopsy) -> AutopsyStatus:
-    """An autopsy, with the meaning of its kind of fault and the advice for it."""
+    """The record of a worker's death as JSON, with the meaning of its kind of fault and the advice
+    to operators."""
     kind = KINDS.get(autopsy.kind)
     return {
         "id": autopsy.id,
@@ -208,16 +219,17 @@ Worker = TypeVar("Worker", bound=Hashable)
 
 
 class Throughput:
-    """Tokens per second of workers over the last :data:`RATE_WINDOW_S` seconds. Times are on the
-    caller's monotonic clock."""
+    """Computes workers' tokens per second, each averaged over the last :data:`RATE_WINDOW_S`
+    seconds (3 s)."""
 
     def __init__(self) -> None:
         self._samples: dict[Hashable, deque[tuple[float, int]]] = {}
 
     def update(self, totals: Mapping[Worker, int], now: float) -> dict[Worker, float | None]:
-        """Takes the number of tokens that each worker has generated since it began, and returns
-        the workers' tokens per second; None for one whose samples span less than
-        :data:`MIN_RATE_INTERVAL_S`. Forgets workers that are not in ``totals``."""
+        """Takes the number of tokens that each worker has generated since its start, and returns
+        each worker's tokens per second, or None for a worker whose samples span less than
+        :data:`MIN_RATE_INTERVAL_S` seconds (0.9 s). ``now`` is in seconds on any monotonic clock.
+        Forgets workers that are not in ``totals``."""
         self._samples = {worker: self._samples.get(worker, deque()) for worker in totals}
         rates: dict[Worker, float | None] = {}
         for worker, total in totals.items():
@@ -243,7 +255,8 @@ async def _events(fleet: Fleet) -> AsyncIterator[str]:
 
 
 def _live_status(fleet: Fleet, throughput: Throughput) -> dict[str, Any]:
-    """The status, with ``tokens_per_s`` in every slot, and ``leaving``."""
+    """The fleet's status with two additions: ``tokens_per_s`` in every slot, and ``leaving``, true
+    once the front end shuts down."""
     shown = fleet_status(fleet)
     workers: dict[Any, Any] = {
         (node["node"], node["epoch"], slot["slot"], slot["incarnation"]): slot

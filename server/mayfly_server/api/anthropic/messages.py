@@ -1,4 +1,4 @@
-"""The routes ``POST /v1/messages`` and ``POST /v1/messages/count_tokens``."""
+"""The routes ``POST /v1/messages`` and ``POST /v1/messages/count_tokens`` of Anthropic's API."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class TokenCount(AnswerObject):
 async def messages(
     request: MessagesRequest, front: FrontDep, tenant: TenantDep, http: Request
 ) -> Response:
-    """Continues a conversation, as Anthropic's API does: in one piece or as a stream of events."""
+    """Continues a conversation, in Anthropic's format: in one piece or as a stream of events."""
     prompt = chat_prompt(request)
     output = Output(split=True, constraint=_constraint(request, prompt))
     model = await front.chat_model(request.model)
@@ -77,7 +77,7 @@ async def messages(
     "/v1/messages/count_tokens", response_model=None, responses={200: {"model": TokenCount}}
 )
 async def count_tokens(request: CountTokensRequest, front: FrontDep) -> TokenCount:
-    """Counts the tokens that the prompt of a message would have."""
+    """Counts the prompt tokens that a request with this body to ``/v1/messages`` would have."""
     prompt = chat_prompt(request)
     _constraint(request, prompt)
     model = await front.chat_model(request.model)

@@ -1,15 +1,13 @@
-"""The answers of ``POST /v1/messages``: the events of a stream, and the whole object.
-
-::
+"""The answers of Anthropic's ``POST /v1/messages``: one object, or a stream of these events::
 
     message_start
-      content_block_start, content_block_delta ..., content_block_stop      a block:
-      ...                                            thinking, text, or a tool_use
+      content_block_start, content_block_delta ..., content_block_stop
+      ...                             for each block: thinking, text, or tool_use
     message_delta (stop_reason, usage)
     message_stop
 
-One block is open at a time; a delta of another block closes it. An error in the middle is an
-``error`` event, and ends the stream.
+One block is open at a time; a delta that belongs to another block closes the open one. An error
+after the stream's start becomes an ``error`` event, which ends the stream.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ class TextAnswer(AnswerObject):
 class ThinkingAnswer(AnswerObject):
     type: Literal["thinking"]
     thinking: str
-    signature: Annotated[str, Field(description="Empty: nothing is signed.")]
+    signature: Annotated[str, Field(description="Always empty: this server signs no thoughts.")]
 
 
 class ToolUseAnswer(AnswerObject):
@@ -193,7 +191,8 @@ def _stop(finish: FinishReason, sequence: str | None) -> _Stop:
 
 
 def message_usage(usage: Usage) -> MessageUsage:
-    """Token counts as Anthropic reports them: its input tokens leave out those from a cache."""
+    """Token counts in Anthropic's form, whose ``input_tokens`` leave out the prompt tokens found in
+    the prefix cache."""
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_read_input_tokens": usage.cached_tokens,
@@ -217,8 +216,8 @@ def _message(head: Head, content: list[AnswerBlock], stop: _Stop, usage: Usage) 
 
 
 class MessageEvents:
-    """Writes the events of a stream. ``thoughts`` says whether the text of thoughts is shown;
-    ``request_id`` is for an error."""
+    """Writes the events of a stream of ``POST /v1/messages``. ``thoughts`` says whether the client
+    sees the text of the model's reasoning; ``request_id`` appears in the event of an error."""
 
     def __init__(self, head: Head, *, thoughts: bool, request_id: str) -> None:
         self._head = head
@@ -264,7 +263,7 @@ class MessageEvents:
         return _encode(anthropic_error(error, self._request_id))
 
     def _start(self, block: AnswerBlock) -> str:
-        """Closes the open block and opens another one."""
+        """Events that close the open content block, if any, and open the next one, ``block``."""
         closed = self._close()
         self._open = block["type"]
         self._index += 1
@@ -296,7 +295,8 @@ def _tool_use(call: ToolCallDelta, arguments: str = "{}") -> ToolUseAnswer:
 
 @dataclass(slots=True)
 class _Block:
-    """A block of the whole answer; ``call`` is the first piece of a tool call."""
+    """A content block of an answer that is not streamed. ``call`` is the first piece of the tool
+    call, for a block of kind tool_use."""
 
     kind: Literal["thinking", "text", "tool_use"]
     call: ToolCallDelta | None = None
@@ -312,7 +312,8 @@ class _Block:
 
 
 class MessageBody:
-    """Collects the whole answer, in the blocks that a stream would have."""
+    """Collects the pieces of generated text into the one message of an answer that is not streamed,
+    in the same content blocks as in a stream."""
 
     def __init__(self, head: Head, *, thoughts: bool) -> None:
         self._head = head

@@ -1,4 +1,4 @@
-"""Makes the prompt of a message request: Anthropic's messages and tools in OpenAI's form, which
+"""Makes the prompt of an Anthropic request: brings its messages and tools into OpenAI's form, which
 models' chat templates take.
 
 ::
@@ -7,9 +7,9 @@ models' chat templates take.
     assistant  thinking, text, tool_use   -> one assistant message
     system (of the request, or a message) -> a system message
 
-Texts of one message are joined with nothing in between. The result of a tool that failed begins
-with "Error: ", because templates have no field for it. If the last message is the assistant's, it
-is the beginning of the answer, and the model continues it.
+The texts of one message are joined with nothing in between. The result of a tool that failed is
+given the prefix "Error: ", because templates have no field for a failure. If the last message is
+the assistant's, the model continues that message.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _MODES: dict[str, Mode] = {"auto": "auto", "any": "required", "tool": "required"
 
 
 def chat_prompt(request: PromptFields) -> ChatPrompt:
-    """The prompt of a request. Raises InvalidRequest for messages and tools that do not fit
-    together."""
+    """The prompt of an Anthropic request, in the form that a worker gets. Raises InvalidRequest for
+    misplaced content blocks, and for tools and a tool choice that contradict each other."""
     messages = list(_messages(request))
     mode, forced = _tool_choice(request)
     prefilled = request.messages[-1].role == "assistant"
@@ -163,7 +163,9 @@ def _tool_choice(request: PromptFields) -> tuple[Mode, str | None]:
 
 
 def _template_kwargs(request: PromptFields) -> dict[str, Any]:
-    """The chat template's arguments; without any, the model thinks as its template has it."""
+    """The options for the model's chat template that the request's ``thinking`` and ``effort`` ask
+    for. Empty if the request has neither; the template's defaults then decide whether the model
+    thinks."""
     kwargs: dict[str, Any] = {}
     thinking = request.thinking
     if thinking is not None:

@@ -1,4 +1,4 @@
-"""The bodies of ``POST /v1/messages`` and ``POST /v1/messages/count_tokens``.
+"""The bodies of Anthropic's ``POST /v1/messages`` and ``POST /v1/messages/count_tokens``.
 
 As in OpenAI's requests, types are strict, and fields that are not listed or ask for something this
 server does not support are refused. Fields that are only hints (where to cache, whom to bill) are
@@ -24,7 +24,8 @@ MAX_STOP_SEQUENCES = 64
 
 
 def _as_blocks(value: Any) -> Any:
-    """Reads a plain text as one block of text."""
+    """Reads a message's content that is a plain text as a list of one text block; returns any other
+    content unchanged."""
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
@@ -41,7 +42,8 @@ class TextBlock(Strict):
 
 
 class ThinkingBlock(Strict):
-    """A thought of an earlier answer. Its signature is ignored."""
+    """The model's reasoning in an earlier answer, sent back by the client. The signature is
+    ignored."""
 
     type: Literal["thinking"]
     thinking: str
@@ -49,7 +51,7 @@ class ThinkingBlock(Strict):
 
 
 class RedactedThinkingBlock(Strict):
-    """An encrypted thought of another server. It is ignored."""
+    """Encrypted reasoning that another server produced; ignored."""
 
     type: Literal["redacted_thinking"]
     data: str
@@ -93,7 +95,7 @@ class Message(Strict):
 
 
 class AnthropicTool(Strict):
-    """A function that the client defines."""
+    """A function that the client defines and the model may call."""
 
     name: ToolName
     input_schema: dict[str, Any]
@@ -114,7 +116,8 @@ class ToolChoice(Strict):
 
 
 class Thinking(Strict):
-    """``budget_tokens`` is passed to chat templates that take it."""
+    """The model's reasoning: on or off, and shown or hidden. ``budget_tokens`` is passed to the
+    chat template as ``thinking_budget``; the server does not enforce the budget."""
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -141,13 +144,15 @@ class ClearThinking(Strict):
 
 
 class ContextManagement(Strict):
-    """Only edits that leave the conversation unchanged are supported."""
+    """Edits of the conversation before the model reads it; only edits that leave the conversation
+    unchanged are supported."""
 
     edits: list[ClearThinking] | None = None
 
 
 class PromptFields(Strict):
-    """The fields that a prompt is made of."""
+    """The fields that determine the prompt, shared by ``/v1/messages`` and
+    ``/v1/messages/count_tokens``."""
 
     model: str | None = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
@@ -156,9 +161,9 @@ class PromptFields(Strict):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    output_format: Annotated[OutputFormat | None, Field(description="As output_config.format.")] = (
-        None
-    )
+    output_format: Annotated[
+        OutputFormat | None, Field(description="Older name of output_config.format.")
+    ] = None
 
     cache_control: CacheControl | None = None
     context_management: ContextManagement | None = None

@@ -1,1 +1,2 @@
-"""OpenAI's chat completions, completions and models, and vLLM's tokenize and detokenize."""
+"""The routes of OpenAI's chat completions, completions and models, and of vLLM's tokenize and
+detokenize."""

@@ -1,4 +1,5 @@
-"""The route ``POST /v1/chat/completions``."""
+"""The route ``POST /v1/chat/completions``: makes a generation for a worker from OpenAI's request,
+and chooses the answer's form (stream or one object)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The answers of ``POST /v1/chat/completions``: the chunks of a stream, and the whole object."""
+"""The answers of ``POST /v1/chat/completions``: the chunks of a stream, and the one object of an
+answer that is not streamed."""
 
 from __future__ import annotations
 
@@ -69,7 +70,8 @@ class ToolCallFunctionDelta(AnswerObject):
 
 
 class ChatToolCallDelta(AnswerObject):
-    """A call's first delta has its id, type and name; the others have none of them."""
+    """A piece of a tool call. The call's first piece has its id, type and name; later pieces have
+    only more text of the arguments."""
 
     index: int
     function: ToolCallFunctionDelta
@@ -78,7 +80,8 @@ class ChatToolCallDelta(AnswerObject):
 
 
 class ChatDelta(AnswerObject):
-    """The text and calls that a chunk adds. A choice's first chunk has the role."""
+    """The text and tool calls that a chunk of a stream adds to a choice. The choice's first chunk
+    also has the role."""
 
     role: NotRequired[Literal["assistant"]]
     content: NotRequired[str]
@@ -91,7 +94,7 @@ class ChatChunkChoice(AnswerObject):
     delta: ChatDelta
     logprobs: ChatLogprobs | None
     finish_reason: Annotated[
-        FinishReason | None, Field(description="Null but in the last chunk of a choice.")
+        FinishReason | None, Field(description="Null except in the last chunk of a choice.")
     ]
 
 
@@ -126,11 +129,11 @@ data: [DONE]
 
 
 class ChatChunks(sse.OpenAIEnds):
-    """Writes the chunks of a stream. A choice's first chunk has its role, its last chunk the finish
-    reason and nothing else.
+    """Writes the chunks of a chat completion's stream. A choice's first chunk has the role; its
+    last chunk has the finish reason and no text.
 
-    The fields that all chunks share are encoded once, because every token of every stream passes
-    here.
+    The fields that all chunks of a stream share are encoded once per stream, because this code runs
+    for every generated token.
     """
 
     def __init__(self, head: Head, *, logprobs: bool, usage: UsageReport) -> None:
@@ -217,7 +220,8 @@ class _Choice:
 
 
 class ChatBody:
-    """Collects the whole answer."""
+    """Collects the pieces of generated text into the one object of a chat completion that is not
+    streamed."""
 
     def __init__(self, head: Head, *, n: int, logprobs: bool) -> None:
         self._head = head
@@ -252,7 +256,7 @@ class ChatBody:
                     "index": index,
                     "message": _message(choice),
                     "logprobs": {"content": choice.logprobs} if self._logprobs else None,
-                    "finish_reason": cast(FinishReason, choice.finish),  # all have ended
+                    "finish_reason": cast(FinishReason, choice.finish),  # set at the end
                 }
                 for index, choice in enumerate(self._choices)
             ],

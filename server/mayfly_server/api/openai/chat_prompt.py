@@ -1,10 +1,11 @@
-"""Makes the prompt of a chat request: messages and tools in the form that a model's chat template
-takes.
+"""Makes the prompt of an OpenAI chat request: checks its messages and tools, and brings them into
+the form that a model's chat template takes.
 
-Content parts are joined in order with nothing in between. Missing content becomes empty text,
-because a template would print "None". ``developer`` becomes ``system``. The arguments of earlier
-tool calls become objects, because templates iterate them; an empty text becomes an empty object.
-Parts that a text model cannot read, and messages that are none, are refused with their place:
+The content parts of a message are joined in order with nothing in between. Missing content becomes
+empty text, because a template would print "None". The role ``developer`` becomes ``system``. The
+arguments of earlier tool calls become objects, because templates iterate over arguments; arguments
+that are an empty text become an empty object. Images and other parts that a text model cannot read,
+and malformed messages, are refused with an error that names the place in the request, such as
 ``messages[2].content[0].type``.
 """
 
@@ -47,14 +48,15 @@ _ANSWER_FIELDS = {
     "tool_calls",
     "reasoning_content",
 }
-"""Fields of an answer that clients send back as they got them; ignored where null or empty."""
+"""Fields of an earlier answer's message that clients send back unchanged; ignored if null or
+empty."""
 
 Place = tuple[str | int, ...]
 
 
 def chat_prompt(request: ChatRequest) -> ChatPrompt:
-    """The prompt of a request. Raises InvalidRequest for messages and tools that do not fit
-    together."""
+    """The prompt of an OpenAI chat request, in the form that a worker gets. Raises InvalidRequest
+    for malformed messages, and for tools and a tool choice that contradict each other."""
     choice = _tool_choice(request)
     continue_final = bool(request.continue_final_message)
     add_prompt = request.add_generation_prompt
@@ -99,8 +101,9 @@ def _template_kwargs(request: ChatRequest) -> dict[str, Any]:
 
 
 def read_messages(messages: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
-    """The messages of a :class:`mayfly_protocol.requests.ChatPrompt`. Raises InvalidRequest, with
-    the place in the request."""
+    """Checks a request's messages and returns them as chat templates take them: text content, no
+    ``developer`` role, arguments of tool calls as objects. Raises InvalidRequest, which names the
+    faulty field."""
     return tuple(_message(message, ("messages", i)) for i, message in enumerate(messages))
 
 

@@ -1,8 +1,8 @@
-"""The body of ``POST /v1/chat/completions``.
+"""The body of ``POST /v1/chat/completions`` as pydantic models.
 
-The models of its messages are for the OpenAPI document and the names of their fields:
-:mod:`mayfly_server.api.openai.chat_prompt` checks and reads messages, with errors that name the
-place.
+The models of messages only describe messages in the OpenAPI document and list their field names.
+:mod:`mayfly_server.api.openai.chat_prompt` checks messages, with errors that name the place in the
+request.
 """
 
 from __future__ import annotations
@@ -113,7 +113,8 @@ class Tool(Strict):
 
 @dataclass(frozen=True, slots=True)
 class ChatToolChoice:
-    """A request's ``tool_choice``; ``name`` is the one function that has to be called, if any."""
+    """A chat request's ``tool_choice``; ``name`` is the one function that the model has to call, or
+    None if the request names no function."""
 
     mode: Mode
     name: str | None = None
@@ -159,8 +160,9 @@ TEMPLATE_KWARGS = frozenset(
         "xml_tools",
     }
 )
-"""The arguments that published chat templates take from their caller. All others are refused: a
-template's other names are the server's own (``messages``, ``tools``, ``chat_template`` ...)."""
+"""Names that a request's ``chat_template_kwargs`` may have: the options of published chat
+templates. All other names are refused, because the server itself passes them to the template
+(``messages``, ``tools``, ``chat_template`` ...)."""
 
 
 def _known_kwargs(value: dict[str, Any]) -> dict[str, Any]:
@@ -210,7 +212,9 @@ class ChatRequest(CommonFields):
 
     messages: Messages
     max_completion_tokens: Count | None = None
-    max_tokens: Annotated[Count | None, Field(description="As max_completion_tokens.")] = None
+    max_tokens: Annotated[
+        Count | None, Field(description="Older name of max_completion_tokens.")
+    ] = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
@@ -252,7 +256,7 @@ class ChatRequest(CommonFields):
 
     # Hints without effect on the answer.
     prompt_cache_key: Annotated[
-        str | None, Field(description="Requests with the same one go to the same worker.")
+        str | None, Field(description="Requests with the same key go to the same worker.")
     ] = None
     prompt_cache_retention: Literal["in_memory"] | None = None
     safety_identifier: str | None = None

@@ -1,4 +1,5 @@
-"""The request fields that chat completions and completions share, as a worker gets them."""
+"""The request fields that OpenAI's chat completions and completions share, and their translation to
+a worker's parameters: conditions that end the output, output format, usage reports."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ Stops = Annotated[
 class StreamOptions(Strict):
     include_usage: bool | None = None
     continuous_usage_stats: Annotated[
-        bool | None, Field(description="With include_usage: every chunk has the usage so far.")
+        bool | None,
+        Field(description="With include_usage: every chunk has the token counts so far."),
     ] = None
     include_obfuscation: Annotated[
         Literal[False] | None, Field(description="Only false: chunks are never padded.")
@@ -60,7 +62,8 @@ class _FirstFields(Strict):
 
 
 class CommonFields(SamplingFields, _FirstFields):
-    """The fields of both requests; pydantic puts those of the last base first."""
+    """The fields that OpenAI's chat completions and completions share. (Pydantic lists the fields
+    of the last base class first, so ``model`` leads in the OpenAPI document.)"""
 
     stop: Stops | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=256)] | None = None
@@ -77,9 +80,10 @@ class CommonFields(SamplingFields, _FirstFields):
 
 
 def ending(fields: CommonFields, max_tokens: int | None, *, formatted: bool) -> Ending:
-    """The conditions that end the output; ``formatted`` says that it follows a format or calls a
-    tool. Raises InvalidRequest where the request demands more tokens than ``max_tokens``, or tokens
-    after the end of a format."""
+    """The conditions that end the output: token limits, stop strings, stop tokens. ``formatted``
+    says that the output has to follow a format or call a tool. Raises InvalidRequest if
+    ``min_tokens`` is more than ``max_tokens``, or if the request demands tokens after the end of a
+    formatted output."""
     min_tokens = fields.min_tokens or 0
     asked = {"min_tokens": min_tokens > 0, "ignore_eos": fields.ignore_eos}
     for name in (name for name, value in asked.items() if value and formatted):
@@ -100,7 +104,8 @@ def ending(fields: CommonFields, max_tokens: int | None, *, formatted: bool) -> 
 
 
 def usage_report(fields: CommonFields) -> UsageReport:
-    """The chunks that report token counts. Raises InvalidRequest where nothing is streamed."""
+    """The chunks of the stream that report token counts, as ``stream_options`` demands. Raises
+    InvalidRequest if the request has ``stream_options`` without ``stream``."""
     options = fields.stream_options
     if options is None:
         return "never"
@@ -121,7 +126,8 @@ def usage_report(fields: CommonFields) -> UsageReport:
 def constraint(
     fields: CommonFields, response_format: Constraint | None = None
 ) -> Constraint | None:
-    """The format that the output has to follow. Raises InvalidRequest for more than one."""
+    """The format (JSON schema, regular expression, grammar ...) that the output has to follow; None
+    if the request names no format. Raises InvalidRequest if it names several."""
     asked = {
         "guided_json": _guided_json(fields.guided_json),
         "guided_regex": _guided("regex", fields.guided_regex),

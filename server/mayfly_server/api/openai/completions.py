@@ -1,7 +1,8 @@
-"""``POST /v1/completions``: the request, the answers (chunks of a stream, and the whole object) and
-the route.
+"""OpenAI's ``POST /v1/completions``: the request, the answers (chunks of a stream, or one object)
+and the route.
 
-Choices are numbered through all prompts: prompt * n + choice.
+A request has one or several prompts, with ``n`` choices each. The index of a choice in the answer
+is the prompt's index * n + the choice's index within its prompt.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ _FORMS = "a string, a list of strings, a list of token ids, or a list of such li
 
 
 def _prompts(value: Any) -> Prompts:
-    """Reads any of the four forms as a list of prompts."""
+    """Reads the field ``prompt``, in any of its four forms (text, list of texts, token ids, list of
+    lists of token ids), as a list of prompts."""
     if isinstance(value, str):
         return [TextPrompt(value)]
     if not isinstance(value, list) or not value:
@@ -158,7 +160,8 @@ data: [DONE]
 
 
 class CompletionChunks(sse.OpenAIEnds):
-    """Writes the chunks of a stream. A choice's last chunk has the finish reason."""
+    """Writes the chunks of a text completion's stream. A choice's last chunk has the finish
+    reason."""
 
     def __init__(self, head: Head, *, n: int, logprobs: bool, usage: UsageReport) -> None:
         self._last: TextCompletionChunk = {
@@ -208,7 +211,8 @@ class _Choice:
 
 
 class CompletionBody:
-    """Collects the whole answer."""
+    """Collects the pieces of generated text into the one object of a text completion that is not
+    streamed."""
 
     def __init__(self, head: Head, *, prompts: int, n: int, logprobs: bool) -> None:
         self._head = head
@@ -234,7 +238,7 @@ class CompletionBody:
                     "index": index,
                     "text": "".join(choice.text),
                     "logprobs": choice.logprobs if self._logprobs else None,
-                    "finish_reason": cast(FinishReason, choice.finish),  # all have ended
+                    "finish_reason": cast(FinishReason, choice.finish),  # set at the end
                 }
                 for index, choice in enumerate(self._choices)
             ],
@@ -264,8 +268,8 @@ async def completions(request: CompletionRequest, front: FrontDep, tenant: Tenan
         Generation(
             model=model.name,
             prompt=prompt,
-            # With a given seed each prompt's answer is as it would be alone; without one, equal
-            # prompts get different answers.
+            # With a given seed, each prompt's answer is the same as in a request of its own;
+            # without a seed, equal prompts get different answers.
             sampling=replace(drawn, seed=randbits(63)) if request.seed is None else drawn,
             ending=ends,
             output=output,
@@ -308,7 +312,7 @@ def _choices(request: CompletionRequest, prompts: int) -> int:
     if n * prompts > MAX_CHOICES:
         raise InvalidRequest(f"At most {MAX_CHOICES} choices in all.", param="n")
     if request.best_of is not None and request.best_of != n:
-        raise InvalidRequest("best_of is not supported, but as equal to n.", param="best_of")
+        raise InvalidRequest("best_of is only supported if it equals n.", param="best_of")
     return n
 
 

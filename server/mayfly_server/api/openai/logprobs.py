@@ -1,8 +1,8 @@
-"""Log probabilities in the forms of OpenAI's APIs.
+"""Log probabilities of tokens in the forms of OpenAI's APIs.
 
-Chat completions and responses have a list of objects. Completions have four parallel lists, in
-which a token that is not whole UTF-8 is written ``bytes:\\xf0\\x9f`` and offsets count the text's
-characters.
+Answers of chat completions and responses have a list of objects, one for each token. Answers of
+completions have four parallel lists, in which a token that is not whole UTF-8 is written
+``bytes:\\xf0\\x9f`` and offsets count the text's characters.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ _IMPOSSIBLE = -9999.0
 class ChatTopLogprob(AnswerObject):
     token: str
     logprob: float
-    bytes: Annotated[list[int], Field(description="The token's UTF-8, whole or not.")]
+    bytes: Annotated[
+        list[int],
+        Field(description="The token's UTF-8; may begin or end within a character."),
+    ]
 
 
 class ChatTokenLogprob(ChatTopLogprob):
@@ -32,7 +35,8 @@ class ChatTokenLogprob(ChatTopLogprob):
 
 
 class TextLogprobs(AnswerObject):
-    """Four lists of the same length."""
+    """Log probabilities in an answer of ``/v1/completions``: four lists with one entry for each
+    token."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -68,14 +72,16 @@ def empty_lists() -> TextLogprobs:
 
 
 class TextLogprobsWriter:
-    """Appends one choice's tokens to lists; keeps the length of its text for the offsets."""
+    """Writes one choice's log probabilities in the form of ``/v1/completions``; counts the
+    characters of the choice's text so far, for the tokens' offsets."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
 
     def append(self, tokens: Iterable[TokenLogprob], lists: TextLogprobs) -> None:
-        """Takes the tokens that follow those of the last call."""
+        """Appends the choice's next tokens to ``lists``. Tokens have to come in the order of the
+        text."""
         for token in tokens:
             logprob = None if token.logprob is None else _finite(token.logprob)
             lists["tokens"].append(_token_name(token))
@@ -86,7 +92,8 @@ class TextLogprobsWriter:
 
 
 def _top(token: TokenLogprob) -> dict[str, float] | None:
-    """The likeliest tokens, and the chosen one where it is not among them."""
+    """Log probabilities of the likeliest tokens at one position, by their text, and always that of
+    the token that was chosen; None where the token's own is unknown."""
     if token.logprob is None:
         return None
     top = {_token_name(other): _finite(other.logprob) for other in token.top}

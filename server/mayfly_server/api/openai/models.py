@@ -1,4 +1,5 @@
-"""The routes of ``/v1/models``, and of APIs that no model here can serve, which answer 404."""
+"""The routes of ``/v1/models``, and of embeddings and reranking, which this server does not serve
+and answers with 404."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ class ModelObject(AnswerObject):
     created: int
     owned_by: str
     max_model_len: Annotated[
-        int | None, Field(description="The context in tokens; null until the model is loaded.")
+        int | None,
+        Field(description="Context length in tokens; null until the model is loaded."),
     ]
 
 
@@ -34,13 +36,14 @@ class ModelList(AnswerObject):
 
 @router.get("/v1/models", response_model=None, responses={200: {"model": ModelList}})
 async def list_models(front: FrontDep) -> ModelList:
-    """Lists every model that is served or being loaded."""
+    """Lists every model that the server's workers have loaded or are loading."""
     return {"object": "list", "data": [_model(front, model) for model in front.fleet.models()]}
 
 
 @router.get("/v1/models/{name:path}", response_model=None, responses={200: {"model": ModelObject}})
 async def get_model(name: str, front: FrontDep) -> ModelObject:
-    """Describes one model, by any name that a request may use for it."""
+    """Describes one model, given its full name, an alias, or the last part of its name (after the
+    last slash)."""
     return _model(front, await front.model(name))
 
 

@@ -1,5 +1,5 @@
-"""The routes ``POST /tokenize``, from a prompt to a model's tokens, and ``POST /detokenize``, from
-tokens to text."""
+"""The routes ``POST /tokenize``, which turns a text or chat into a model's token ids, and ``POST
+/detokenize``, which turns token ids into text. A worker of the model does the work."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ router = APIRouter(route_class=StrictRoute)
 
 
 class TokenizeRequest(Strict):
-    """A text as ``prompt``, or a chat as ``messages``."""
+    """The body of ``POST /tokenize``: a text in ``prompt``, or a chat in ``messages``."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -92,14 +92,14 @@ async def tokenize(request: TokenizeRequest, front: FrontDep) -> Response:
         "max_model_len": context,
         "tokens": found.ids,
     }
-    # FastAPI would copy the tokens one by one: there may be millions, and no stream goes on
-    # meanwhile.
+    # FastAPI would copy the tokens one by one. There may be millions, and the event loop could
+    # serve no other client during the copy.
     return Response(sse.encode(content), media_type="application/json")
 
 
 @router.post("/detokenize", response_model=None, responses={200: {"model": DetokenizeResponse}})
 async def detokenize(request: DetokenizeRequest, front: FrontDep) -> DetokenizeResponse:
-    """Returns the text of tokens, special ones included."""
+    """Returns the text of the given token ids, with the text of special tokens."""
     model = await front.model(request.model)
     question = partial(Detokenize, ids=tuple(request.tokens))
     found = await ask_worker(front.fleet, front.settings, model.name, question)
@@ -108,7 +108,8 @@ async def detokenize(request: DetokenizeRequest, front: FrontDep) -> DetokenizeR
 
 
 def asked_prompt(request: TokenizeRequest) -> ChatPrompt | TextPrompt:
-    """The prompt to tokenize. Raises InvalidRequest for fields that do not go together."""
+    """The text or chat that a tokenize request holds. Raises InvalidRequest if the request has both
+    or neither, or fields that belong to the other form."""
     if (request.prompt is None) == (request.messages is None):
         raise InvalidRequest("Either prompt or messages has to be given.", param="prompt")
     if request.messages is not None:
@@ -134,4 +135,4 @@ def _as_chat(request: TokenizeRequest) -> ChatRequest:
 
 
 _CHAT_FIELDS = sorted(TokenizeRequest.model_fields.keys() & ChatRequest.model_fields.keys())
-"""Fields that both requests have, with the same types."""
+"""Names of the fields that TokenizeRequest and ChatRequest both have, with the same types."""

@@ -1,4 +1,4 @@
-"""Token counts in the answers of OpenAI's chat completions and completions."""
+"""Token counts (the field ``usage``) in answers of OpenAI's chat completions and completions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mayfly_server.api.openapi import AnswerObject
 from mayfly_server.http import sse
 
 UsageReport = Literal["never", "in the last chunk", "in every chunk"]
-"""The chunks of a stream that report token counts."""
+"""The chunks of a stream that report token counts: none, the last one, or all."""
 
 
 class PromptTokensDetails(AnswerObject):
@@ -36,8 +36,9 @@ class CompletionUsage(UsageSoFar):
 ChunkUsage = Annotated[
     CompletionUsage | UsageSoFar | None,
     Field(
-        description="Only with include_usage: the request's usage in a last chunk without choices; "
-        "in the others null, or with continuous_usage_stats the usage so far."
+        description="Only with include_usage: the token counts of the whole request in a last "
+        "chunk without choices. Earlier chunks have null or, with continuous_usage_stats, the "
+        "counts so far."
     ),
 ]
 
@@ -53,10 +54,10 @@ def completion_usage(usage: Usage) -> CompletionUsage:
 
 
 class StreamUsage:
-    """Counts a stream's tokens and writes the ``usage`` field of its chunks.
+    """Counts a stream's tokens and writes the ``usage`` field of the stream's chunks.
 
-    ``closing`` is the JSON text after the choices of the next chunk. Cached and reasoning tokens
-    are known at the end only, so a chunk before the last one does not have them.
+    ``closing`` is the JSON text that follows the choices in the next chunk. The numbers of cached
+    and of reasoning tokens are known only at the stream's end, so only the last chunk has them.
     """
 
     def __init__(self, report: UsageReport, prompt_tokens: int) -> None:

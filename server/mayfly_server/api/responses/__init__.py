@@ -1,1 +1,1 @@
-"""OpenAI's ``/v1/responses``, without the parts that need stored responses."""
+"""OpenAI's ``/v1/responses``, without the features that need responses stored on the server."""

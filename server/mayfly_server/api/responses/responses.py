@@ -1,4 +1,5 @@
-"""The route ``POST /v1/responses``, and those of stored responses, which answer 404."""
+"""The route ``POST /v1/responses``, and OpenAI's routes of stored responses, which answer 404
+because the server stores no responses."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ _LOGPROBS = "message.output_text.logprobs"
     responses={200: streamed(ResponseAnswer, ResponsesEvent, RESPONSES_EVENTS)},
 )
 async def responses(request: ResponsesRequest, front: FrontDep, tenant: TenantDep) -> Response:
-    """Answers a list of items with new items, in one piece or as a stream of events."""
+    """Answers a conversation, given as a list of items (messages, reasoning, function calls), with
+    new items, in one piece or as a stream of events."""
     prompt = chat_prompt(request)
     logprobs = _LOGPROBS in (request.include or ())
     output = _output(request, prompt, logprobs=logprobs)

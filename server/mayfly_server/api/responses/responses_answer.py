@@ -1,6 +1,4 @@
-"""The answers of ``POST /v1/responses``: the events of a stream, and the whole object.
-
-::
+"""The answers of OpenAI's ``POST /v1/responses``: one object, or a stream of these events::
 
     response.created, response.in_progress
       response.output_item.added                                     an item:
@@ -13,7 +11,7 @@
       ...
     response.completed, .incomplete or .failed
 
-One item is open at a time; a piece of another item closes it.
+One output item is open at a time; a piece of another item closes the open one.
 """
 
 from __future__ import annotations
@@ -59,7 +57,7 @@ def response_usage(usage: Usage) -> ResponseUsage:
 
 
 class _Piece(NamedTuple):
-    """A text that an item gains; ``call`` is set for a piece of a function call."""
+    """A text that an output item gains; ``call`` is set if the item is a function call."""
 
     kind: ItemKind
     text: str
@@ -69,8 +67,8 @@ class _Piece(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Item:
-    """An item of the output, as far as it is known. ``call`` is the first piece of a function
-    call."""
+    """An output item (reasoning, message or function call) with the text generated so far. ``call``
+    is the first piece of a function call, with its name."""
 
     kind: ItemKind
     id: str
@@ -84,7 +82,7 @@ class _Item:
         return "".join(self.pieces)
 
     def part(self, text: str) -> OutputPart:
-        """The only content part of a reasoning item or a message."""
+        """The one content part of a reasoning item or message, with the given text."""
         if self.kind == "reasoning":
             return {"type": "reasoning_text", "text": text}
         return {
@@ -125,7 +123,7 @@ class _Item:
 
 
 class _Output:
-    """Sorts deltas into items."""
+    """Sorts generated text into output items: reasoning, messages, function calls."""
 
     def __init__(self, head: Head, *, logprobs: bool) -> None:
         self.items: list[_Item] = []
@@ -135,8 +133,9 @@ class _Output:
         self._pending: list[ChatTokenLogprob] = []
 
     def pieces(self, delta: Delta) -> Iterator[_Piece]:
-        """The pieces of a delta. Log probabilities wait for the text that their tokens become part
-        of; those of tokens that become no message's text are dropped."""
+        """Splits a delta into pieces, each for one output item. Log probabilities are kept back
+        until the text of their tokens comes; those of tokens that become reasoning or part of a
+        function call are dropped."""
         if self._wanted:
             self._pending += chat_logprobs(delta.logprobs)
         if delta.reasoning:
@@ -151,7 +150,8 @@ class _Output:
         self.finish = delta.finish or self.finish
 
     def add(self, piece: _Piece) -> tuple[_Item, bool]:
-        """Adds a piece to its item. Returns the item, and whether it is a new one."""
+        """Adds a piece to the last output item, or to a new item if the piece belongs to another
+        one. Returns the item, and True if it is new."""
         begins_call = piece.call is not None and piece.call.name is not None
         new = not self.items or self.items[-1].kind != piece.kind or begins_call
         if new:
@@ -165,7 +165,8 @@ class _Output:
 
 
 class _ResponseWriter:
-    """Makes the response object around the output. ``echoed`` are the request's own fields."""
+    """Makes the response object: id, status, token counts and the output items, with ``echoed``,
+    the fields that repeat the request."""
 
     def __init__(self, head: Head, echoed: RequestEcho) -> None:
         self._head = head
@@ -203,7 +204,7 @@ class _ResponseWriter:
 
 
 class ResponseBody:
-    """Collects the whole answer."""
+    """Collects the generated text into the one object of an answer that is not streamed."""
 
     def __init__(self, head: Head, echoed: RequestEcho, *, logprobs: bool) -> None:
         self._writer = _ResponseWriter(head, echoed)
@@ -220,14 +221,14 @@ class ResponseBody:
 def _failure_code(
     error: RequestError,
 ) -> Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]:
-    """One of the few codes that OpenAI has for a response that failed."""
+    """The nearest of the few error codes that OpenAI defines for a failed response."""
     if isinstance(error, InvalidRequest):
         return "invalid_prompt"
     return "rate_limit_exceeded" if error.status == 429 else "server_error"
 
 
 class ResponseEvents:
-    """Writes the events of a stream."""
+    """Writes the events of a stream of ``POST /v1/responses``."""
 
     def __init__(self, head: Head, echoed: RequestEcho, *, logprobs: bool) -> None:
         self._writer = _ResponseWriter(head, echoed)

@@ -1,4 +1,4 @@
-"""The JSON objects of ``POST /v1/responses``'s answers and events."""
+"""The types of the JSON objects in the answers and events of OpenAI's ``POST /v1/responses``."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ OutputItem = Annotated[
 
 
 class RequestEcho(AnswerObject):
-    """The fields of a response that repeat its request."""
+    """The fields of a response object that repeat the request's parameters."""
 
     background: Literal[False]
     conversation: None

@@ -1,8 +1,9 @@
-"""Makes the prompt of a responses request: its items become messages for a model's chat template.
+"""Makes the prompt of a ``/v1/responses`` request: turns its items into messages for a model's chat
+template.
 
-An answer consists of several items: a thought, a message and the calls, in this order. Items that
-can belong to one answer become one assistant message; an item that cannot follow the one before it
-begins another.
+An answer of the model consists of several items: reasoning, a message and function calls, in this
+order. Successive items that fit this order become one assistant message; an item that breaks the
+order begins another assistant message.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ _THOUGHT, _TEXT, _CALL = range(3)
 
 
 def chat_prompt(request: ResponsesRequest) -> ChatPrompt:
-    """The prompt of a request. Raises InvalidRequest for items and tools that do not fit
-    together."""
+    """The prompt of a ``/v1/responses`` request, in the form that a worker gets. Raises
+    InvalidRequest for an empty input, arguments of a call that are no JSON object, and tools and a
+    tool choice that contradict each other."""
     mode, forced = _tool_choice(request)
     return ChatPrompt(
         messages=tuple(_messages(request)),
@@ -80,22 +82,25 @@ def _messages(request: ResponsesRequest) -> list[dict[str, Any]]:
 
 
 class _AssistantMessages:
-    """Appends items of the assistant to its messages; knows the kind of the last item."""
+    """Builds a prompt's assistant messages from items (reasoning, message, function call),
+    remembering the last item's kind."""
 
     def __init__(self, messages: list[dict[str, Any]]) -> None:
         self._messages = messages
         self._last_kind = -1
 
     def message_for(self, kind: int) -> dict[str, Any]:
-        """The message that an item of this kind belongs to. A second text begins a new message, and
-        so does an item of a kind that comes before the last item's."""
+        """The assistant message that the next item, of the given kind, belongs to: the present one
+        if the item may follow the last item (order: reasoning, text, calls; one text only), else a
+        new message."""
         if self._last_kind < 0 or kind < self._last_kind or kind == self._last_kind == _TEXT:
             self._messages.append({"role": "assistant", "content": ""})
         self._last_kind = kind
         return self._messages[-1]
 
     def append_other(self, message: dict[str, Any]) -> None:
-        """Appends a message of another role, which ends the assistant's."""
+        """Appends a user's, system's or tool's message; a later assistant item begins a new
+        message."""
         self._last_kind = -1
         self._messages.append(message)
 

@@ -1,8 +1,8 @@
-"""The body of ``POST /v1/responses``.
+"""The body of OpenAI's ``POST /v1/responses`` as pydantic models.
 
-Front ends store nothing between requests: fields that need an earlier response, a conversation or a
-stored prompt are refused. A client sends its whole conversation each time, with the items of
-earlier answers as it got them.
+The server stores nothing between requests, so fields that refer to an earlier response, a stored
+conversation or a stored prompt are refused. A client sends its whole conversation each time, with
+the items of earlier answers unchanged.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ Stored = Annotated[None, BeforeValidator(refused(_STATELESS))]
 
 
 def _as_parts(value: Any) -> Any:
-    """Reads a plain text as one part of text."""
+    """Reads an item's content that is a plain text as a list of one text part; returns any other
+    content unchanged."""
     return [{"type": "input_text", "text": value}] if isinstance(value, str) else value
 
 
 def _as_items(value: Any) -> Any:
-    """Reads a plain text as a message of the user's, and an item with a role but no type as a
-    message."""
+    """Completes the shorthand forms of ``input``: a plain text becomes one user message, and an
+    item with a role but no type becomes a message."""
     if isinstance(value, str):
         return [{"type": "message", "role": "user", "content": value}]
     if not isinstance(value, list):
@@ -112,7 +113,7 @@ class ReasoningItem(Strict):
     id: str | None = None
     status: Status | None = None
     encrypted_content: Annotated[
-        str | None, Field(description="A thought of another server, which is ignored.")
+        str | None, Field(description="Encrypted reasoning of another server; ignored.")
     ] = None
 
 
@@ -162,7 +163,8 @@ class TextConfig(Strict):
 
 
 class Reasoning(Strict):
-    """Thoughts are returned unchanged, in the content of their items, never as a summary."""
+    """Options for the model's reasoning. The server returns the reasoning text itself, as the
+    content of reasoning items, never a summary."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Literal["auto"] | None = None
@@ -178,7 +180,7 @@ def _no_background(value: Any) -> Any:
 
 
 class ResponsesRequest(Strict):
-    """The body of ``POST /v1/responses``."""
+    """The body of OpenAI's ``POST /v1/responses``."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -220,7 +222,7 @@ class ResponsesRequest(Strict):
     # Hints without effect on the answer.
     metadata: dict[str, Annotated[str, Field(max_length=512)]] | None = None
     prompt_cache_key: Annotated[
-        str | None, Field(description="Requests with the same one go to the same worker.")
+        str | None, Field(description="Requests with the same key go to the same worker.")
     ] = None
     prompt_cache_retention: Literal["in_memory"] | None = None
     safety_identifier: str | None = None
