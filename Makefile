@@ -43,7 +43,7 @@ test: $(DEV) ## Run the tests that CI runs
 
 test-fast: $(DEV) ## Run the unit tests that start no process and compute little: a minute
 	$(BIN)/python -m pytest tests/unit -m "not process and not heavy and not long" \
-		-n logical --dist loadfile $(ARGS)
+		-n $(TEST_JOBS) --dist worksteal $(ARGS)
 
 coverage: $(DEV) ## Run what `make test` runs, and say which lines and branches they reach in any process
 	$(BIN)/python -m pytest $(TESTS) --cov --cov-report=term:skip-covered $(ARGS)
