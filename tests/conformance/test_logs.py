@@ -184,6 +184,6 @@ def test_a_worker_that_cannot_prepare_a_request_says_so_without_it(
         assert isinstance(answer.end, Failed)
         assert (SECRET in worker.log()) == wanted
         [line] = [json.loads(line) for line in worker.log().splitlines()]
-    assert line["event"] == "a request could not be prepared"
+    assert line["event"] == "a request could not be prepared for the engine: it ends with an error"
     assert (line["slot"], line["incarnation"], line["rid"]) == ("test/0", 1, answer.rid)
     assert "in broken" in line["exception"] and "KeyError" in line["exception"]

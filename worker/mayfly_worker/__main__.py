@@ -1,13 +1,16 @@
-"""Starts one worker process, ``python -m mayfly_worker --settings JSON``; the reaper spawns it.
+"""Entry point of one worker process, ``python -m mayfly_worker --settings JSON``, which the reaper
+(the supervisor process) spawns.
 
-Most of the time until a worker serves a small model goes into its imports. They make a hundred
-thousand objects that stay, in which the garbage collector would search in vain: it is off
-meanwhile, and never searches them later. A full collection with all of them in it holds the GIL for
-a tenth of a second, in which no token moves.
+Most of the time until a worker serves a small model goes into its imports. The imports make a
+hundred thousand objects that stay, in which the garbage collector would search in vain: the
+collector is off during the imports and never searches these objects later (``gc.freeze``). A full
+collection over all of them would hold the GIL for a tenth of a second, in which no token is
+generated.
 
 Where PyTorch is installed, transformers would import it for the sake of a tokenizer: 8 of the 12
-seconds from a start to the weights, on a machine with a GPU. The worker computes nothing with it,
-so its import is blocked, unless code that comes with the model may run: that may want it.
+seconds from the start of the process to the loading of the weights, on a machine with a GPU. The
+worker computes nothing with PyTorch, so its import is blocked, unless Python code that comes with
+the model may run, since such code may need PyTorch.
 """
 
 import argparse

@@ -1,13 +1,14 @@
-"""Tells if a model fits this machine, without loading it::
+"""Reports if a model fits this machine, without loading the model::
 
     python -m mayfly_worker.doctor [MODEL] --cache DIR [--options JSON]
 
-The model is assembled as for serving, its weights still on the disk, and so is one forward pass
-through it, which is not computed: then the shape and type of every array is known, the caches'
-too. The number of sequences that may run at once follows by the arithmetic of a worker's admission.
+The model is assembled as for serving, with its weights still on the disk, and one forward pass is
+built but not computed: that is enough to know the shape and type of every array, KV caches
+included. From these sizes follows the number of sequences that may run at once, by the same
+arithmetic by which a worker admits requests.
 
-It writes one JSON object to stdout: a :class:`Diagnosis`, with exit code 0, or
-``{"error": sentences}``, with exit code 3. Nothing is fetched.
+The program writes one JSON object to stdout: a :class:`Diagnosis`, with exit code 0, or ``{"error":
+sentences}``, with exit code 3. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -33,12 +34,14 @@ from mayfly_worker.model.page_cache import weight_files
 from mayfly_worker.model.probe import can_batch, kv_cost
 
 CONTEXTS = (2048, 8192, 32768)
-"""Context lengths of the report, besides the longest that the model was made for."""
+"""Context lengths, in tokens, that the report covers beside the longest that the model was made
+for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """``rows`` sequences of ``context`` tokens, prompt and answer, may run at once."""
+    """At most ``rows`` sequences of ``context`` tokens (prompt and answer together) may run at
+    once."""
 
     context: int
     rows: int
@@ -46,11 +49,12 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """A model's needs and this machine's room. Sizes are bytes: ``file_bytes`` on the disk,
+    """A model's needs and this machine's memory. Sizes are bytes: ``file_bytes`` on the disk,
     ``weight_bytes`` in memory; ``memory_bytes`` is the part of the free memory that a worker would
-    use, ``kv_budget`` the part of that for the caches of running sequences. A sequence takes
-    ``kv_bytes_per_row`` whatever its length, and ``kv_bytes_per_token`` for each token. ``context``
-    is 0 where the model has no limit."""
+    use, and ``kv_budget`` the part of ``memory_bytes`` for the KV caches of running sequences. A
+    sequence takes ``kv_bytes_per_row`` whatever its length, and ``kv_bytes_per_token`` more for
+    each token. ``context`` is in tokens, 0 if the model has no limit. ``rows`` lists how many
+    sequences fit at several lengths."""
 
     model: str
     path: str
@@ -69,7 +73,7 @@ class Diagnosis:
 
 
 def diagnose(settings: WorkerSettings) -> Diagnosis:
-    """Diagnoses the model of a worker with these settings.
+    """Diagnoses the model that a worker with these settings would serve.
 
     Raises:
         ModelLoadError: the model cannot be served at all.
@@ -106,7 +110,8 @@ def diagnose(settings: WorkerSettings) -> Diagnosis:
 
 
 def fits(budget: Budget, context: int) -> list[Fit]:
-    """The sequences that fit at each context length up to the model's own (0 if it has none); never
+    """The numbers of sequences that fit at each of CONTEXTS below ``context``, and at ``context``
+    itself, the longest that the model was made for (0 if it has no limit). The list is never
     empty."""
     lengths = [length for length in CONTEXTS if not context or length < context]
     if context:

@@ -1,16 +1,16 @@
-"""The engine thread: loads the model, runs the engine and rebuilds it, all on one thread.
+"""The engine thread: loads the model, runs the engine, and builds a new engine after a fault.
 
 ::
 
-    load --> canary --> build --> run the engine
-                          ^             |
-                          |             +-- fault of request or batch scope: hand everything over
-                          +-------------+
-                                        +-- any other fault: the thread ends
+    load --> canary (test prompts) --> build an engine --> run it
+                                             ^               |
+                                             |               +-- fault of request or batch scope:
+                                             +---------------+   hand all requests over
+                                                             +-- any other fault: the thread ends
 
-Only this thread touches MLX. An engine that raised is not used again. After a fault of request or
-batch scope the loaded model is still good and a new engine is built on it; after any other the
-thread ends without another call into MLX, and the process with it.
+Only this thread uses MLX. An engine that raised is not used again. After a fault of request or
+batch scope the loaded model is still good, and a new engine is built on it; after any other fault
+the thread ends without another call into MLX, and the process ends with it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ from mayfly_worker.prefix_cache import PrefixCache
 
 @dataclass(frozen=True, slots=True)
 class LoadProgress:
-    """Progress of a phase of loading, in bytes."""
+    """Report: ``done`` of ``total`` bytes of a phase of loading the model (0 of 0 if the phase has
+    no measure)."""
 
     phase: LoadPhase
     done: int
@@ -49,7 +50,8 @@ class LoadProgress:
 
 @dataclass(frozen=True, slots=True)
 class ModelLoaded:
-    """The model is loaded; ``engine`` takes commands from now on."""
+    """Report: the model is loaded; ``engine`` takes commands from now on, within the memory
+    ``budget``."""
 
     loaded: LoadedModel
     budget: Budget
@@ -58,7 +60,8 @@ class ModelLoaded:
 
 @dataclass(frozen=True, slots=True)
 class LoadFailed:
-    """Loading failed: there will be no engine. If the fault is of model scope, no retry helps."""
+    """Report: loading the model failed with ``error``, and no engine will run. ``kind`` and
+    ``scope`` classify the fault; with scope ``model``, loading again would fail again."""
 
     error: BaseException
     kind: str
@@ -67,9 +70,10 @@ class LoadFailed:
 
 @dataclass(frozen=True, slots=True)
 class EngineFault:
-    """The engine raised. ``rebuilt`` is the new engine if the process can go on, otherwise it is to
-    leave. ``suspects`` are the requests that may have caused the fault, ``marked`` the others of
-    the forward pass that it came out of."""
+    """Report: the engine raised ``error``, which ``verdict`` classifies. ``rebuilt`` is the new
+    engine, or None if the process has to exit. ``suspects`` are the ids of requests that may have
+    caused the fault, ``marked`` the ids of the other requests in the forward pass that raised
+    it."""
 
     error: BaseException
     verdict: Classification
@@ -82,8 +86,8 @@ EngineReport = LoadProgress | ModelLoaded | LoadFailed | EngineFault | list[Even
 
 
 class EngineThread:
-    """Runs the engine on a thread of its own. ``post`` takes reports to the main thread; only the
-    engine thread calls it. ``weight_reader`` may have begun to read the weight files."""
+    """Thread that loads the model and runs the engine. The thread hands its reports to the main
+    thread through ``post``. ``weight_reader`` may have begun to read the weight files."""
 
     def __init__(
         self,
@@ -94,7 +98,7 @@ class EngineThread:
         self._settings = settings
         self._weight_reader = weight_reader
         self._post = post
-        # Shared by all engines, one after the other: counters must not fall.
+        # All engines of this process share the counters, which must not fall.
         self._counters = EngineCounters()
         self._breadcrumbs = (
             BreadcrumbWriter(Path(settings.breadcrumb)) if settings.breadcrumb else None
@@ -133,7 +137,8 @@ class EngineThread:
         return replace(loaded, card=within(loaded.card, budget)), budget
 
     def _run(self, engine: Engine, build: Callable[[], Engine], canary: Canary) -> Engine | None:
-        """Runs an engine until it raises. Returns its successor, None if the thread is to end."""
+        """Runs an engine until it raises. Returns the engine that replaces it, or None if the
+        thread is to end."""
         try:
             engine.run()
         except Exception as error:
@@ -146,7 +151,8 @@ class EngineThread:
             return rebuilt if rebuilt is not None and self._passes(canary) else None
 
     def _passes(self, canary: Canary) -> bool:
-        """True if the model's results are still right, after a fault that it seemed to survive."""
+        """True if the test prompts of the canary still give the right tokens, after a fault that
+        the loaded model seemed to survive; otherwise posts an EngineFault."""
         try:
             canary.check(self._counters)
         except Exception as error:

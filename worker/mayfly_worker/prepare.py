@@ -1,11 +1,11 @@
-"""Prepares requests for the engine, and answers inquiries about tokens.
+"""Prepares requests for the engine, and answers Tokenize and Detokenize messages (*inquiries*).
 
-A submitted request becomes sequences that the engine can run: its template is rendered, its prompt
-tokenized, its grammar compiled. That takes from microseconds to a second, so it runs in a small
-thread pool, and the tokens of other requests keep flowing meanwhile.
+A submitted request becomes sequences that the engine can run: its chat template is rendered, its
+prompt tokenized, its grammar compiled. Preparation takes from microseconds to a second, so it runs
+in a small thread pool while the tokens of other requests keep flowing.
 
-Inquiries need the loaded model's tokenizer but no run: the tokens of a prompt, or the text of
-tokens.
+An inquiry asks for the tokens of a prompt, or for the text of tokens: it needs the loaded model's
+tokenizer, but no forward pass.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ from mayfly_worker.text.prompts import RenderedPrompt, check_ids, param_of, rend
 
 THREADS = 2
 MAX_ANSWER_BYTES = MAX_FRAME_BYTES // 2
-"""Longest answer to an inquiry. A frame over the limit would cut the connection, for every other
-request, too."""
+"""Longest answer to a Tokenize or Detokenize message, in bytes. A ZeroMQ frame over the limit of
+MAX_FRAME_BYTES would cut the connection, and with it every other request of that front end."""
 _ID_BYTES = 5
-"""Most bytes that a token id takes on the wire."""
+"""Most bytes that one token id takes in a message."""
 UNLIMITED = 1 << 30
-"""Context length that is assumed of a model that names none."""
+"""Context length, in tokens, that is assumed of a model whose configuration names none."""
 
 _log = structlog.get_logger()
 
 
 @dataclass(slots=True)
 class Choice:
-    """One choice of a prepared request: its sequence and the text that its tokens make. ``ended``
-    is set where a continued choice turns out to be complete: its last piece, with the finish and
-    the text that was held back."""
+    """One choice of a prepared request: its sequence for the engine, and the text of its tokens.
+    ``ended`` is set if a choice that another worker began turns out to be complete: its last piece
+    of text, with the finish reason and the text that was held back."""
 
     index: int
     sequence: SequenceState
@@ -62,11 +62,12 @@ class Choice:
 
 @dataclass(slots=True)
 class PreparedRequest:
-    """A request that the engine can run. ``together`` is the number of choices that start at once,
-    from one prefill, since the budget has room for them; each of the others follows when there is
-    room for it. ``echo`` is the prompt's text, to precede a choice's first token where the client
-    asked for it. ``reasoning`` counts the reasoning tokens of choices that ended on another worker
-    and are not run again."""
+    """A request that the engine can run. ``boundaries`` are prompt lengths at which the KV state is
+    stored in the prefix cache. ``together`` choices start at once, from one prefill, since the
+    memory budget has room for them; each of the other choices starts when there is room for it.
+    ``echo`` is the prompt's text, sent before a choice's first token if the client asked for it.
+    ``reasoning`` counts the reasoning tokens of choices that ended on another worker and are not
+    run again."""
 
     submit: Submit
     prompt_tokens: int
@@ -88,8 +89,8 @@ class Preparer:
         self._eos = frozenset(loaded.tokenizer.eos_token_ids)
 
     def prepare(self, submit: Submit) -> PreparedRequest:
-        """Makes a request ready to run. Raises InvalidInput, naming the parameter, for anything
-        that this model cannot do."""
+        """Makes a request ready for the engine. Raises InvalidInput, naming the parameter, if the
+        request asks for anything that this model cannot do."""
         generation = submit.generation
         width = self._loaded.probe.width
         check_ids([i for i, _ in generation.sampling.logit_bias], width, "logit_bias")
@@ -133,8 +134,9 @@ class Preparer:
         )
 
     def _together(self, sequences: Sequence[SequenceState]) -> int:
-        """The number of choices that fit beside each other; each always fits alone. Continued
-        choices have no common prefill, so that they start one by one."""
+        """Number of choices that fit into the memory budget together, at least 1. It is 1 for
+        choices that continue another worker's output: they differ already, so that no prefill
+        serves several of them."""
         if any(sequence.generated for sequence in sequences):
             return 1
         return max(1, self._budget.rows_at(max((s.expected for s in sequences), default=0)))
@@ -175,7 +177,7 @@ class Preparer:
         ended: TextPiece | None = None
         if (reason := text.replay(before)) is not None:
             ended = TextPiece(finish=reason)
-        elif len(before) >= max_tokens:  # the context of its last worker was larger
+        elif len(before) >= max_tokens:  # its last worker's context was larger
             ended = text.end("length")
         matcher: Any = None
         if grammar is not None:
@@ -202,7 +204,8 @@ class Preparer:
 
 @dataclass(frozen=True, slots=True)
 class PreparationDone:
-    """The outcome of a request's preparation. ``key`` is the request's in the request table."""
+    """Outcome of the preparation of one request: the prepared request, or the exception that
+    prevented it. ``key`` is the request's key in the request table."""
 
     key: str
     outcome: PreparedRequest | Exception
@@ -210,7 +213,8 @@ class PreparationDone:
 
 @dataclass(frozen=True, slots=True)
 class InquiryDone:
-    """The outcome of an inquiry. ``peer`` is the routing id of the front end that asked."""
+    """Outcome of a Tokenize or Detokenize message (the ``inquiry``): the answer, or the exception
+    that prevented it. ``peer`` is the ZeroMQ routing id of the front end that asked."""
 
     peer: bytes
     inquiry: Inquiry
@@ -218,8 +222,8 @@ class InquiryDone:
 
 
 class PreparationPool:
-    """Threads that prepare requests and answer inquiries. ``post`` takes the outcomes and is called
-    from these threads. An exception other than InvalidInput is logged."""
+    """Threads that prepare requests and answer Tokenize and Detokenize messages. The threads call
+    ``post`` with each outcome, and log each exception other than InvalidInput."""
 
     def __init__(
         self,
@@ -233,11 +237,13 @@ class PreparationPool:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="prepare")
 
     def prepare(self, key: str, submit: Submit) -> None:
-        """Prepares a request on a thread of the pool, which then posts a PreparationDone."""
+        """Prepares a request on a thread of the pool, which posts a PreparationDone when it has
+        finished."""
         self._threads.submit(self._prepare, key, submit)
 
     def answer(self, peer: bytes, inquiry: Inquiry) -> None:
-        """Answers an inquiry on a thread of the pool, which then posts an InquiryDone."""
+        """Answers a Tokenize or Detokenize message on a thread of the pool, which posts an
+        InquiryDone when it has finished."""
         self._threads.submit(self._answer, peer, inquiry)
 
     def _prepare(self, key: str, submit: Submit) -> None:
@@ -246,7 +252,10 @@ class PreparationPool:
             outcome = self._preparer.prepare(submit)
         except Exception as error:
             if not isinstance(error, InvalidInput):
-                _log.exception("a request could not be prepared", rid=submit.rid)
+                _log.exception(
+                    "a request could not be prepared for the engine: it ends with an error",
+                    rid=submit.rid,
+                )
             outcome = error
         self._post(PreparationDone(key, outcome))
 
@@ -256,18 +265,21 @@ class PreparationPool:
             outcome = answer_inquiry(inquiry, self._loaded)
         except Exception as error:
             if not isinstance(error, InvalidInput):
-                _log.exception("an inquiry could not be answered", rid=inquiry.rid)
+                _log.exception(
+                    "a request to tokenize or detokenize failed: its client gets an error",
+                    rid=inquiry.rid,
+                )
             outcome = error
         self._post(InquiryDone(peer, inquiry, outcome))
 
 
 def _resumed_ids(submit: Submit, choice: int) -> list[int]:
-    """The token ids of a choice that other workers generated."""
+    """The token ids of a choice that earlier workers generated."""
     return list(submit.resume[choice]) if choice < len(submit.resume) else []
 
 
 def answer_inquiry(inquiry: Inquiry, loaded: LoadedModel) -> Tokenized | Detokenized:
-    """Answers an inquiry. Safe to call from several threads.
+    """Answers a Tokenize or Detokenize message. Safe to call from several threads.
 
     Raises:
         InvalidInput: an empty prompt, an id that does not exist, a conversation that the model's
@@ -285,7 +297,7 @@ def answer_inquiry(inquiry: Inquiry, loaded: LoadedModel) -> Tokenized | Detoken
             check_ids(given, loaded.probe.width, "tokens")
             text: str = loaded.tokenizer.decode(list(given), skip_special_tokens=False)
             if len(text.encode()) > MAX_ANSWER_BYTES:
-                raise InvalidInput("they make too long a text for one answer", "tokens")
+                raise InvalidInput("the text of these tokens is too long for one answer", "tokens")
             return Detokenized(rid, attempt, text)
 
 

@@ -1,14 +1,16 @@
-"""The main thread of a worker process: its loop, and the ways in which the process ends.
+"""Main loop of a worker process, and the ways in which the process ends.
 
 ::
 
-    stdin EOF --+
-    SIGTERM   --+--> drain: admit nothing, finish what runs --> Bye, os._exit
-    Drain     --+
-    fault     -----> hand everything over, Fault            --> os._exit(70), worn out: 75
+    stdin EOF (reaper gone) --+
+    SIGTERM                 --+--> drain: admit nothing, finish what runs --> Bye, os._exit
+    Drain message           --+
+    fault of the engine ---------> hand all requests over, send Fault     --> os._exit(70),
+                                                                              or 75 if worn out
 
 The process never ends by returning from ``main``: a process in which a thread used MLX may abort in
-its destructors, so every way out is ``os._exit``, after a last bounded wait for its messages.
+its destructors, so every way out is ``os._exit``, after a bounded wait for the last messages to be
+sent.
 """
 
 from __future__ import annotations
@@ -51,21 +53,22 @@ from mayfly_worker.text.detokenize import TokenTexts
 from mayfly_worker.wire import EndpointError, Wire
 
 LINGER_S = 1.0
-"""Time that the last messages have to leave the process."""
+"""Seconds that the last messages have to leave the process before it exits."""
 WATCHDOG_INTERVAL_S = 1.0
 GIL_LIMIT_S = 60.0
-"""Longest time for which the main thread may stand still. After it another thread holds the GIL, so
-that neither a signal nor a message of the reaper has any effect: a watchdog in C prints every stack
-and ends the process."""
+"""Longest time, in seconds, for which the main thread may stand still. If it stands still longer,
+another thread holds the GIL, and neither a signal nor a message of the reaper (the supervisor) has
+any effect: then a watchdog written in C prints every thread's stack and ends the process."""
 
 Report = EngineReport | PreparationDone | InquiryDone
-"""A report of another thread to the main one."""
+"""A report of the engine thread or of a preparation thread to the main thread."""
 
 _log = structlog.get_logger()
 
 
 class WorkerLoop:
-    """The main loop of one worker process. :meth:`run` does not return."""
+    """Main loop of one worker process: serves front ends, and obeys the reaper (the supervisor).
+    :meth:`run` does not return."""
 
     def __init__(self, settings: WorkerSettings, weight_reader: WeightReader) -> None:
         self._settings = settings
@@ -78,18 +81,19 @@ class WorkerLoop:
         self._engine_thread = EngineThread(settings, weight_reader, self._post)
         self._counters = EngineCounters(phase="loading")
         self._requests: RequestTable | None = None
-        """The requests; None until the model is loaded."""
+        """Table of all requests of this worker; None until the model is loaded."""
         self._kv_budget = 0
         self._process = psutil.Process()
         self._next_beat = self._next_watchdog = 0.0
         self._drain_until: float | None = None
-        """Monotonic time at which a draining worker exits at the latest; None unless it drains."""
+        """Monotonic time, in seconds, at which this worker exits at the latest once it drains; None
+        while it does not drain."""
         self._exit_code = Exit.BYE
 
     # The loop
 
     def run(self) -> NoReturn:
-        """Serves until the process ends."""
+        """Serves requests until the process ends."""
         self._start()
         while True:
             ready = self._wait()
@@ -114,15 +118,15 @@ class WorkerLoop:
         self._engine_thread.start()
 
     def _wait(self) -> set[object]:
-        """Waits until there is something to do. Returns the sockets and file descriptors that have
-        something to read."""
+        """Waits for input, for a report of another thread, or for the next timer. Returns the
+        sockets and file descriptors that can be read."""
         ready: set[object] = {source for source, _ in self._poller.poll(self._timeout_ms())}
         if self._woken.fileno() in ready:
             self._woken.recv(4096)
         return ready
 
     def _timeout_ms(self) -> int:
-        """Milliseconds until there is something to do, whatever arrives."""
+        """Milliseconds until the main loop has to run again even if nothing arrives."""
         if self._reports:
             return 0
         until = self._next_beat
@@ -134,13 +138,14 @@ class WorkerLoop:
         return int(timeout * 1000) + 1
 
     def _check_stdin(self, ready: set[object]) -> None:
-        """Drains when the reaper is gone, which closes stdin."""
+        """Lets this worker finish its requests and exit once stdin is closed, which means that the
+        reaper (the supervisor) is gone."""
         stdin = sys.stdin.fileno()
         if stdin in ready and not os.read(stdin, 4096):
             self._poller.unregister(stdin)
             self._drain(Exit.ORPHANED, self._settings.orphan_grace_s)
 
-    # A socket is only read where it has something: each "nothing" is an exception.
+    # Only readable sockets are read: each read of an empty one costs an exception.
 
     def _handle_reaper_messages(self, ready: set[object]) -> None:
         if self._wire.reaper in ready:
@@ -164,7 +169,7 @@ class WorkerLoop:
     # Reports of other threads
 
     def _post(self, report: Report) -> None:
-        """Hands a report to the main thread; called from any other."""
+        """Hands a report to the main thread; called from the other threads."""
         self._reports.append(report)
         self._wake()
 
@@ -198,7 +203,7 @@ class WorkerLoop:
                         self._requests.inquiry_done(report)
 
     def _open(self, report: ModelLoaded) -> None:
-        """Lets front ends in, now that the model is loaded."""
+        """Lets front ends connect, now that the model is loaded."""
         loaded = report.loaded
         self._counters = report.engine.counters
         self._kv_budget = report.budget.kv_bytes
@@ -217,17 +222,24 @@ class WorkerLoop:
 
     def _exit_unloaded(self, report: LoadFailed) -> NoReturn:
         first, later = causes(report.error)
-        _log.error("loading failed", cause=first.text, exc_info=report.error)
+        _log.error("loading failed: this worker exits", cause=first.text, exc_info=report.error)
         self._wire.send_to_reaper(Fault(report.kind, report.scope, first, later))
         hopeless = report.scope == "model"
         self._exit(Exit.CONFIGURATION if hopeless else Exit.LOAD_FAILED, first.text)
 
     def _handle_fault(self, report: EngineFault) -> None:
-        """Hands over every request; then the rebuilt engine serves, or the process ends."""
+        """Gives every request back to its front end after a fault of the engine; then the rebuilt
+        engine serves, or, if there is none, the process ends."""
         assert self._requests is not None
         first, later = causes(report.error)
         verdict, rids = report.verdict, self._requests.request_ids()
-        _log.error("engine fault", kind=verdict.kind, cause=first.text)
+        then = "this worker exits" if report.rebuilt is None else "a new engine serves on"
+        _log.error(
+            f"engine fault: all requests are handed over, and {then}",
+            kind=verdict.kind,
+            cause=first.text,
+            requests=len(rids),
+        )
         self._wire.send_to_reaper(
             Fault(verdict.kind, verdict.scope, first, later, rids, report.suspects)
         )
@@ -241,7 +253,8 @@ class WorkerLoop:
     # Beats
 
     def _beat(self) -> None:
-        """Sends a beat when it is due, and does the rest of what is due regularly."""
+        """Sends a heartbeat to the reaper (the supervisor) when one is due; also re-arms the GIL
+        watchdog and drops front ends that have fallen silent."""
         now = time.monotonic()
         if now < self._next_beat:
             return
@@ -267,12 +280,13 @@ class WorkerLoop:
     # The end
 
     def _terminate(self, *_: object) -> None:
-        """Handles SIGTERM."""
+        """Handles SIGTERM: all requests are handed over to other workers, and the process exits."""
         self._drain(Exit.BYE, 0.0)
         self._wake()
 
     def _drain(self, code: Exit, grace_s: float) -> None:
-        """Admits nothing more; the process exits when no request is left or the grace is over."""
+        """Admits no more requests; the process exits with ``code`` as soon as no request is left,
+        or after ``grace_s`` seconds."""
         until = time.monotonic() + grace_s
         self._drain_until = until if self._drain_until is None else min(until, self._drain_until)
         self._exit_code = code
@@ -289,7 +303,7 @@ class WorkerLoop:
             self._exit(self._exit_code)
 
     def _exit(self, code: Exit, reason: str = "") -> NoReturn:
-        self._send_beat()  # with the counters since the last one
+        self._send_beat()  # with the counters since the last heartbeat
         self._wire.send_to_reaper(Bye(code, reason))
         self._wire.close(LINGER_S)
         sys.stderr.flush()
@@ -305,8 +319,10 @@ def make_beat(
     kv_budget: int,
     refused: Mapping[str, int],
 ) -> Beat:
-    """Makes a beat of the engine's counters and the requests'. ``requests`` is None until the model
-    is loaded; ``footprint`` and ``kv_budget`` are in bytes."""
+    """Makes a heartbeat message from the counters of the engine and of the request table.
+    ``requests`` is None until the model is loaded; ``footprint`` (resident memory of the process)
+    and ``kv_budget`` (limit of the KV caches) are in bytes; ``refused`` counts refused peers by
+    reason."""
     values = counters.values() | (requests.counters() if requests else {})
     values["memory"] = replace(counters.memory, footprint=footprint)
     values["kv_budget"] = kv_budget
@@ -315,11 +331,12 @@ def make_beat(
 
 
 class LossyText(io.TextIOWrapper):
-    """Unbuffered text to a file descriptor that loses whatever cannot be written.
+    """Unbuffered text stream to a file descriptor; text that cannot be written is lost without an
+    error.
 
-    It stands for stderr, which the reaper keeps in a file. Where the disk is full, Python would
-    raise out of any line that writes there, be it a library's progress bar or the report of a fault
-    that the worker would have survived.
+    It replaces ``sys.stderr``, which the reaper (the supervisor) keeps in a file. Where the disk is
+    full, Python's own stream would raise out of any line that writes to stderr, be it a library's
+    progress bar or the report of a fault that the worker would have survived.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -337,7 +354,8 @@ class LossyText(io.TextIOWrapper):
 
 
 def main(settings: WorkerSettings, weight_reader: WeightReader) -> NoReturn:
-    """Runs a worker in this process, whose weight files are being read already."""
+    """Runs a worker in this process; ``weight_reader`` is reading the model's weight files
+    already."""
     sys.stderr = LossyText(sys.stderr.fileno())
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR2, all_threads=True)

@@ -1,20 +1,20 @@
-"""Errors of a request that are not its worker's fault.
+"""Errors that concern one request and are no fault of its worker.
 
 ::
 
     Exception
-     +-- InvalidInput     before it runs: becomes Rejected(reason="invalid"), a 400
-     +-- GrammarFailed    while it runs: becomes Failed, for this request alone
+     +-- InvalidInput     before the request runs: becomes Rejected(reason="invalid"), HTTP 400
+     +-- GrammarFailed    while the request runs: becomes Failed, for this request alone
 """
 
 from __future__ import annotations
 
 
 class InvalidInput(Exception):
-    """This model can never run the request as it is.
+    """The model can never run the request as it is, on any worker.
 
-    ``message`` says what is wrong, where, and what would be right; ``param`` is the request's
-    field in the API's words; ``code`` a word for programs.
+    ``message`` says what is wrong, where, and what would be right; ``param`` names the request's
+    field as in the HTTP API; ``code`` is a fixed word that programs can test for.
     """
 
     def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
@@ -25,4 +25,5 @@ class InvalidInput(Exception):
 
 
 class GrammarFailed(Exception):
-    """A grammar met its limits, or a token that it does not allow, in the middle of an answer."""
+    """A grammar reached its limits, or met a token that it does not allow, in the middle of an
+    answer."""

@@ -1,4 +1,4 @@
-"""The state of one request on this worker, without sockets or threads.
+"""State of one request on this worker; uses neither sockets nor threads.
 
 ::
 
@@ -6,7 +6,8 @@
         |            |          |
         +--Rejected--+          +-- Finish, Failed or Handover
 
-Exactly one terminal message ends each request; the request table sends it.
+Exactly one message (Rejected, Finish, Failed or Handover) ends each request; the request table
+sends it.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from mayfly_worker.prepare import Choice, PreparedRequest
 PROGRESS_INTERVAL_S = 1.0
 
 TokenText = Callable[[int], tuple[str, bytes]]
-"""The text and the bytes of a token id."""
+"""Function that returns the text and the bytes of a token id."""
 
 
 @dataclass(slots=True)
 class RequestState:
-    """One attempt at one request of one front end. ``peer`` is the front end's routing id, ``key``
-    identifies the attempt on this worker."""
+    """State of one attempt: one try to run a request on this worker. ``peer`` is the ZeroMQ routing
+    id of the front end that sent the request, ``key`` identifies the attempt on this worker."""
 
     peer: bytes
     submit: Submit
@@ -42,7 +43,7 @@ class RequestState:
     _progress_at: float = 0.0
 
     def accept(self, prepared: PreparedRequest) -> list[Start]:
-        """Takes the prepared request; returns the commands that start it."""
+        """Stores the prepared request; returns the engine commands that start its sequences."""
         self.prepared = prepared
         self._choices = {c.sequence.id: c for c in prepared.choices if c.ended is None}
         self._reasoning = {
@@ -60,8 +61,8 @@ class RequestState:
         ]
 
     def deltas_of_complete_choices(self) -> list[Delta]:
-        """The last deltas of choices that had all their tokens, but not their end, from another
-        worker: their finish, with the text that was held back."""
+        """Last deltas of continued choices of which an earlier worker sent every token, but not the
+        end: each delta has the finish reason and the text that was held back."""
         assert self.prepared is not None
         return [
             Delta(
@@ -80,15 +81,15 @@ class RequestState:
         ]
 
     def _echo(self, choice: int) -> str:
-        """The prompt's text, to precede a choice's first token. In a continuation it was sent
-        before."""
+        """The prompt's text, which precedes the first token of a choice if the client asked for an
+        echo. Empty for a continued choice, whose earlier worker has sent it."""
         assert self.prepared is not None
         return "" if self._completion.get(choice) else self.prepared.echo
 
     @property
     def harmless(self) -> bool:
-        """True once every running choice has generated so many tokens here that the request cannot
-        be what the last worker died of."""
+        """True once every running choice has generated so many tokens on this worker (YOUNG_TOKENS)
+        that the request cannot be what an earlier worker crashed on."""
         return self.prepared is not None and all(
             self._completion.get(choice.index, 0) - _resumed_tokens(self.submit, choice.index)
             >= YOUNG_TOKENS
@@ -96,10 +97,11 @@ class RequestState:
         )
 
     def start(self, cached: int) -> None:
-        """Notes that the engine starts a sequence, ``cached`` of whose tokens were in the prefix
-        cache.
+        """Records that the engine has started a sequence of this request, with ``cached`` of its
+        tokens found in the prefix cache.
 
-        Only the first sequence's count is kept: choices that start later find its prompt cached.
+        Only the count of the first sequence is kept: choices that start later find the request's
+        own prompt in the cache.
         """
         if not self.started and self.prepared is not None:
             self.cached = min(cached, self.prepared.prompt_tokens)
@@ -107,16 +109,17 @@ class RequestState:
 
     @property
     def sequence_ids(self) -> list[int]:
-        """The engine's ids of sequences that have not ended."""
+        """The engine's ids of this request's sequences that have not ended."""
         return list(self._choices)
 
     @property
     def finished(self) -> bool:
-        """True once every choice has ended."""
+        """True once every choice of this request has ended."""
         return self.prepared is not None and not self._choices
 
     def progress(self, done: int, total: int) -> Progress | None:
-        """The prefill's progress as a message, None within a second of the last one."""
+        """Progress message for the client: ``done`` of ``total`` prompt tokens are prefilled. None
+        if less than a second has passed since the last message."""
         now = time.monotonic()
         if now - self._progress_at < PROGRESS_INTERVAL_S:
             return None
@@ -124,10 +127,11 @@ class RequestState:
         return Progress(self.submit.rid, self.submit.attempt, done, total)
 
     def add_token(self, token: SampledToken, text_of: TokenText) -> tuple[Delta | None, bool]:
-        """Takes a sequence's next token. Returns the delta for the client, and True if the text
-        ended the sequence (a stop string, or enough tool calls), so that the engine has to stop it.
+        """Takes the next token of one of this request's sequences. Returns the delta for the
+        client, and True if the text ended the sequence (a stop string, or enough tool calls), so
+        that the engine has to be told to stop it.
 
-        Tokens that the engine had sampled beyond the end of the text give no delta.
+        Tokens that the engine had sampled beyond the end of the text give no delta (None).
         """
         choice = self._choices.get(token.row)
         if choice is None:
@@ -159,7 +163,7 @@ class RequestState:
         return delta, finish is not None and token.end is None
 
     def usage(self) -> Usage:
-        """Tokens of the whole request, those from other workers included."""
+        """Token counts of the whole request, including tokens that earlier workers generated."""
         elsewhere = self.prepared.reasoning if self.prepared else 0
         return Usage(
             prompt_tokens=self.prepared.prompt_tokens if self.prepared else 0,
@@ -170,7 +174,7 @@ class RequestState:
 
 
 def _resumed_tokens(submit: Submit, choice: int) -> int:
-    """The number of a choice's tokens that other workers generated."""
+    """Number of a choice's tokens that earlier workers generated."""
     return len(submit.resume[choice]) if choice < len(submit.resume) else 0
 
 

@@ -1,11 +1,13 @@
-"""The table of all requests of this worker: their front ends, their state, their messages.
+"""Table of all requests of this worker, with their front ends, their states and their messages.
 
-The table lives on the main thread. Messages of front ends, outcomes of preparation and events of
-the engine come in; it sends commands to the engine and messages to front ends.
+The table lives on the main thread. It takes messages of front ends, outcomes of preparation
+(tokenizing and the like) and events of the engine; it sends commands to the engine and messages to
+front ends.
 
-Requests that may be what workers die of (*suspects*) run beside the others, but only one of them at
-a time, in the order in which they came: if this worker dies, the culprit is known. The next suspect
-starts when the last one has ended, or has generated so many tokens that it has proven harmless.
+*Suspects* are requests that an earlier worker may have crashed on. They run beside the other
+requests, but only one suspect at a time, in order of arrival: if this worker crashes, too, the
+culprit is known. The next suspect starts when the running one has ended, or has generated so many
+tokens that it has proven harmless.
 """
 
 from __future__ import annotations
@@ -51,12 +53,13 @@ from mayfly_worker.request_state import RequestState, TokenText
 from mayfly_worker.wire import Wire
 
 MAX_INQUIRIES = 256
-"""Tokenize and Detokenize messages that may wait for their answers."""
+"""Most Tokenize and Detokenize messages that may wait for their answers; more are rejected."""
 
 
 class RequestTable:
-    """Admits requests, follows them and ends them. ``max_waiting`` requests may queue beyond those
-    that run. ``token_text`` gives a token id's text and bytes."""
+    """Table of a worker's requests: admits them, follows them through the engine, and ends them. At
+    most ``max_waiting`` requests may wait beside those that run. ``token_text`` returns a token
+    id's text and bytes."""
 
     def __init__(
         self,
@@ -75,39 +78,43 @@ class RequestTable:
         self._requests: dict[str, RequestState] = {}
         self._by_sequence: dict[int, RequestState] = {}
         self._suspect: RequestState | None = None
-        """The suspect that runs, until it has proven harmless."""
+        """The suspect (a request that an earlier worker may have crashed on) that runs now, until
+        it has ended or proven harmless; None if no suspect runs."""
         self._waiting_suspects: deque[tuple[RequestState, list[Start]]] = deque()
         self._inquiries = 0
         self._leaving = False
         self._finish_times: list[float] = []
         self.inferences = 0
-        """Choices that have ended."""
+        """Number of choices that have ended since the worker started."""
 
     # Numbers
 
     @property
     def running(self) -> int:
-        """Requests that have left the queue."""
+        """Number of requests that the engine has started and that have not ended."""
         return sum(1 for request in self._requests.values() if request.started)
 
     @property
     def waiting(self) -> int:
-        """Requests in the queue, those in preparation included."""
+        """Number of requests that the engine has not started, including requests still in
+        preparation (template, tokens, grammar)."""
         return len(self._requests) - self.running
 
     @property
     def preparing(self) -> int:
-        """Requests that have not been given to the engine yet."""
+        """Number of requests still in preparation (template, tokens, grammar), which the engine
+        does not know yet."""
         return sum(1 for request in self._requests.values() if request.prepared is None)
 
     @property
     def waiting_tokens(self) -> int:
-        """Prompt tokens of the prepared requests in the queue."""
+        """Sum of the prompt tokens of prepared requests that the engine has not started."""
         waiting = (request.prepared for request in self._requests.values() if not request.started)
         return sum(p.prompt_tokens for p in waiting if p)
 
     def counters(self) -> dict[str, int]:
-        """The counters of requests, by their fields in ``WorkerCounters``."""
+        """Numbers of requests in this table, by the names of their fields in ``WorkerCounters``
+        (all counters of a worker)."""
         return {
             "running": self.running,
             "waiting": self.waiting,
@@ -121,13 +128,13 @@ class RequestTable:
         return not self._requests
 
     def request_ids(self) -> tuple[str, ...]:
-        """The ids of all requests in the table."""
+        """The ids of all requests in the table, each once."""
         return tuple(dict.fromkeys(request.submit.rid for request in self._requests.values()))
 
     # Messages of front ends
 
     def receive(self, peer: bytes, message: ToWorker) -> None:
-        """Handles a front end's message; ``peer`` is its routing id."""
+        """Handles a message of the front end whose ZeroMQ routing id is ``peer``."""
         match message:
             case Submit():
                 self._submit(peer, message)
@@ -141,7 +148,7 @@ class RequestTable:
     def _submit(self, peer: bytes, submit: Submit) -> None:
         key = _key(peer, submit.rid, submit.attempt)
         if key in self._requests:
-            return  # a repeated message
+            return  # the front end has sent the message twice
         rejection = self._refusal(submit)
         if rejection is not None:
             self._wire.send(peer, rejection)
@@ -155,7 +162,7 @@ class RequestTable:
             leaving = "this worker is being replaced"
             self._wire.send(peer, Rejected(rid, attempt, "leaving", leaving))
         elif self._inquiries >= MAX_INQUIRIES:
-            busy = f"{self._inquiries} questions are waiting already"
+            busy = f"{self._inquiries} requests for tokens or text are waiting already"
             self._wire.send(peer, Rejected(rid, attempt, "full", busy, retry_after_s=1.0))
         else:
             self._inquiries += 1
@@ -175,8 +182,8 @@ class RequestTable:
         return None
 
     def _until_room(self) -> float:
-        """Seconds until the queue is likely to have moved, by the rate at which requests finished
-        in the last minute."""
+        """Seconds, from 1 to 60, until a waiting request is likely to have left the queue, by the
+        rate at which requests finished in the last minute; 5 if none finished."""
         now = time.monotonic()
         recent = [t for t in self._finish_times if now - t < 60.0]
         rate = len(recent) / min(60.0, max(1.0, now - recent[0])) if recent else 0.0
@@ -194,7 +201,7 @@ class RequestTable:
         self._forget(request)
 
     def peer_lost(self, peer: bytes) -> None:
-        """Cancels the requests of a front end that is gone."""
+        """Cancels all requests of a front end that is gone; ``peer`` is its ZeroMQ routing id."""
         for request in [request for request in self._requests.values() if request.peer == peer]:
             self._engine.commands.put(CancelCommand(request.key))
             self._forget(request)
@@ -202,7 +209,7 @@ class RequestTable:
     # Outcomes of preparation
 
     def inquiry_done(self, done: InquiryDone) -> None:
-        """Sends the answer to a Tokenize or Detokenize message."""
+        """Sends the answer to a Tokenize or Detokenize message to the front end that asked."""
         self._inquiries -= 1
         rid, attempt = done.inquiry.rid, done.inquiry.attempt
         answer: Tokenized | Detokenized | Rejected | Failed
@@ -210,16 +217,17 @@ class RequestTable:
             case InvalidInput(message=message, param=param, code=code):
                 answer = Rejected(rid, attempt, "invalid", message, param, code)
             case Exception():
-                answer = Failed(rid, attempt, "preparation", "the worker could not answer")
+                why = "the worker could not tokenize or detokenize"
+                answer = Failed(rid, attempt, "preparation", why)
             case found:
                 answer = found
         self._wire.send(done.peer, answer)
 
     def preparation_done(self, done: PreparationDone) -> None:
-        """Starts a prepared request, or ends one that could not be prepared."""
+        """Starts a prepared request, or ends a request whose preparation failed."""
         request = self._requests.get(done.key)
         if request is None:
-            return  # cancelled meanwhile
+            return  # cancelled while it was prepared
         match done.outcome:
             case PreparedRequest() as prepared:
                 self._start(request, prepared)
@@ -256,7 +264,8 @@ class RequestTable:
             self._run(starts)
 
     def _fail(self, request: RequestState, kind: str, message: str) -> None:
-        """Ends a request by a fault of its own, which every other attempt would meet too."""
+        """Ends a request that failed for a reason of its own, so that it would fail on every other
+        worker, too."""
         submit = request.submit
         self._wire.send(request.peer, Failed(submit.rid, submit.attempt, kind, message))
         self._forget(request)
@@ -264,7 +273,8 @@ class RequestTable:
     # Events of the engine
 
     def handle_events(self, events: Iterable[Event]) -> None:
-        """Handles events of the engine, in order."""
+        """Handles events of the engine, in order, and sends the resulting messages to front
+        ends."""
         deltas: dict[bytes, list[Delta]] = {}
         touched: dict[str, RequestState] = {}
         failed: list[SequenceFailed] = []
@@ -294,8 +304,8 @@ class RequestTable:
         deltas: dict[bytes, list[Delta]],
         touched: dict[str, RequestState],
     ) -> None:
-        """Adds the deltas of tokens to ``deltas``, by front end, and requests of which a choice has
-        ended to ``touched``."""
+        """Adds the delta of each sampled token to ``deltas``, by the routing id of its front end,
+        and each request in which a choice has ended to ``touched``, by its key in the table."""
         for token in tokens:
             request = self._by_sequence.get(token.row)
             if request is None:
@@ -321,7 +331,8 @@ class RequestTable:
             self._wire.send(request.peer, progress)
 
     def _finish(self, requests: Iterable[RequestState]) -> None:
-        """Ends those requests of which every choice has ended."""
+        """Sends Finish for those of ``requests`` in which every choice has ended, and forgets
+        them."""
         for request in requests:
             if request.finished:
                 submit = request.submit
@@ -333,7 +344,7 @@ class RequestTable:
     # Leaving
 
     def leave(self) -> None:
-        """Admits no request from now on."""
+        """Admits no request from now on; new ones are rejected with the reason ``leaving``."""
         self._leaving = True
 
     def hand_over(
@@ -344,9 +355,10 @@ class RequestTable:
         *,
         rebuilt: Engine | None = None,
     ) -> None:
-        """Gives every request back, to be continued on another worker, or on this one if it has a
-        ``rebuilt`` engine. ``suspects`` and ``marked`` are ids of requests: see :class:`Handover`.
-        """
+        """Gives every request back to its front end, which continues it on another worker, or on
+        this worker if there is a ``rebuilt`` engine. ``cause`` is ``drain`` or the kind of the
+        engine's fault. Of the requests in the forward pass that failed, ``suspects`` are the ids of
+        those that may have caused the fault, ``marked`` the ids of the others."""
         self._waiting_suspects.clear()
         for request in list(self._requests.values()):
             rid = request.submit.rid

@@ -1,11 +1,12 @@
-"""The two sockets of a worker: a ROUTER for front ends and a DEALER to the reaper.
+"""The two sockets of a worker: a ROUTER for front ends and a DEALER to the reaper (the supervisor).
 
-A frame that is no message of its channel changes nothing; it is counted and logged with its sender.
-On TCP, ZAP decides who may connect, and messages of a key that has been revoked since are dropped.
+A frame that is not a message of its socket's protocol has no effect, except that it is counted and
+logged with its sender. On TCP, ZAP (ZeroMQ's authentication) decides which peers may connect, and
+messages under a key that has been revoked since are dropped.
 
-A ROUTER that may not block refuses a message in two ways: EHOSTUNREACH, the peer is gone; EAGAIN,
-it does not read. In the second case messages wait in the outbox, in order, up to a bound in bytes;
-then the peer is given up. The engine never waits for a slow reader.
+A ROUTER that must not block refuses a message in two ways: EHOSTUNREACH if the peer is gone, EAGAIN
+if the peer does not read. After EAGAIN, messages wait in the outbox, in order, up to a bound in
+bytes, beyond which the peer is given up. The engine never waits for a slow reader.
 """
 
 from __future__ import annotations
@@ -31,17 +32,18 @@ from mayfly_protocol.transport.keys import TrustList, new_pair
 from mayfly_protocol.transport.zap import Refusals, ZapAuthenticator, peer_address, user
 
 MAX_PENDING_BYTES = 32 << 20
-"""Bytes that may wait for one front end."""
+"""Bytes that may wait to be sent to one front end; beyond them the front end is given up."""
 FRAMES_A_ROUND = 1000
-"""Frames that are read in one round, so that no flood of messages keeps the worker from its
-beats."""
+"""Most frames that one round of the main loop reads, so that no flood of messages keeps the worker
+from sending its heartbeats."""
 
 _log = structlog.get_logger()
 
 
 @dataclass(slots=True)
 class _Peer:
-    """A front end. Times are monotonic seconds; ``key`` and ``address`` are empty on ipc."""
+    """A front end that has sent something. ``heard_at`` is the monotonic time of its last message,
+    in seconds; ``key`` (its public key) and ``address`` are empty on ipc."""
 
     heard_at: float
     key: str = ""
@@ -49,8 +51,8 @@ class _Peer:
 
 
 class Outbox:
-    """Messages on their way to the peers of one ROUTER. ``lost`` collects the peers that were given
-    up."""
+    """Messages that wait to be sent to the peers of one ROUTER socket. ``lost`` collects the peers
+    that were given up because they are gone or read too slowly."""
 
     def __init__(self, router: zmq.Socket[Any], max_bytes: int = MAX_PENDING_BYTES) -> None:
         self._router = router
@@ -64,7 +66,8 @@ class Outbox:
         return not self._pending
 
     def send(self, peer: bytes, frame: bytes) -> None:
-        """Sends a frame now, or keeps it behind those that wait already."""
+        """Sends a frame to a peer now, or, if the peer does not read, keeps the frame behind the
+        peer's other waiting frames."""
         if peer in self.lost:
             return
         if peer not in self._pending and self._try(peer, frame):
@@ -77,7 +80,7 @@ class Outbox:
             self.give_up(peer)
 
     def flush(self) -> None:
-        """Tries again to send the frames that wait."""
+        """Tries again to send the waiting frames of every peer."""
         for peer, frames in list(self._pending.items()):
             while frames and self._try(peer, frames[0]):
                 self._bytes[peer] -= len(frames.popleft())
@@ -90,7 +93,7 @@ class Outbox:
         self._bytes.pop(peer, None)
 
     def give_up(self, peer: bytes) -> None:
-        """Drops a peer's frames, those that wait and all later ones."""
+        """Drops a peer's waiting frames, and from now on every frame that is sent to that peer."""
         self.forget(peer)
         self.lost.add(peer)
 
@@ -112,8 +115,8 @@ class EndpointError(Exception):
 
 
 class Wire:
-    """A worker's sockets, made before the model is loaded. Front ends can connect only after
-    :meth:`listen`."""
+    """The sockets of a worker process, made before the model is loaded. Front ends can connect only
+    after :meth:`listen`."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._context: zmq.Context[Any] = zmq.Context()
@@ -129,7 +132,7 @@ class Wire:
         self.public_key = ""
         self._zap: ZapAuthenticator | None = None
         self._peers: dict[bytes, _Peer] = {}
-        """Front ends that have sent something, by their routing ids."""
+        """Front ends that have sent something, by their ZeroMQ routing ids."""
         if settings.trusted:
             pair = new_pair()
             self.public_key = pair.public
@@ -141,16 +144,18 @@ class Wire:
 
     @property
     def all_sockets(self) -> list[zmq.Socket[Any]]:
-        """Sockets to poll: ``reaper``, ``router``, and those that :meth:`authenticate` reads."""
+        """Sockets to poll: ``reaper``, ``router``, and the authenticator's sockets, which
+        :meth:`authenticate` reads."""
         guards = self._zap.sockets if self._zap is not None else []
         return [self.reaper, self.router, *guards]
 
     def listen(self) -> str:
-        """Lets front ends in; returns the endpoint in the form of the roster.
+        """Lets front ends connect; returns the endpoint that they are told: an ``ipc`` address, or
+        ``tcp://*:PORT``, in which a front end puts this machine's host name.
 
         Raises:
-            EndpointError: the address, or each port of its range, cannot be bound; or other
-                machines could reach it and the worker has no key.
+            EndpointError: the address, or every port of its range, cannot be bound; or other
+                machines could reach the address and the worker has no key.
         """
         try:
             if not self._listen.startswith("tcp://"):
@@ -171,29 +176,33 @@ class Wire:
         revoked = self._zap.poll()
         for peer_id, peer in self._peers.items() if revoked else ():
             if peer.key in revoked:
-                why = f"key {peer.key} hears no more"
+                why = f"key {peer.key} is no longer trusted: nothing more is sent to it"
                 self.refusals.refuse(peer.address, "revoked", why)
                 self.outbox.give_up(peer_id)
 
     def send_to_reaper(self, message: ToReaper) -> None:
-        """Sends without waiting: a reaper that does not read misses the message."""
+        """Sends a message to the reaper (the supervisor) without waiting; if the reaper does not
+        read, the message is dropped."""
         try:
             self.reaper.send(codec.encode(message), zmq.NOBLOCK)
         except zmq.Again:
             _log.warning(
-                "message dropped: the reaper does not read", message=type(message).__name__
+                "the reaper does not read: a message to it is dropped, this worker serves on",
+                message=type(message).__name__,
             )
 
     def send(self, peer_id: bytes, message: ToFrontEnd) -> None:
-        """Sends to the front end with this routing id."""
+        """Sends a message to the front end with this ZeroMQ routing id."""
         self.outbox.send(peer_id, codec.encode(message))
 
     def take_lost_peers(self) -> list[bytes]:
-        """Forgets the front ends that were given up since the last call, and returns them."""
+        """Forgets the front ends that were given up since the last call, and returns their routing
+        ids."""
         return self._forget([peer_id for peer_id in self._peers if peer_id in self.outbox.lost])
 
     def take_silent_peers(self) -> list[bytes]:
-        """Forgets the front ends that sent nothing for PEER_TIMEOUT_S, and returns them."""
+        """Forgets the front ends that sent nothing for PEER_TIMEOUT_S seconds, and returns their
+        routing ids."""
         before = time.monotonic() - PEER_TIMEOUT_S
         return self._forget(
             [peer_id for peer_id, peer in self._peers.items() if peer.heard_at < before]
@@ -206,7 +215,7 @@ class Wire:
         return peer_ids
 
     def receive_from_reaper(self) -> Iterator[ToSlot]:
-        """Yields the reaper's messages that have arrived, without waiting."""
+        """Yields the messages of the reaper (the supervisor) that have arrived, without waiting."""
         while (parts := _receive(self.reaper)) is not None:
             try:
                 yield codec.to_slot.decode(parts[-1])
@@ -214,7 +223,8 @@ class Wire:
                 self.refusals.refuse("the reaper", error.reason, str(error))
 
     def receive_from_front_ends(self) -> Iterator[tuple[bytes, ToWorker]]:
-        """Yields messages that have arrived, with their sender's routing id, without waiting."""
+        """Yields the messages of front ends that have arrived, each with its sender's routing id,
+        without waiting."""
         arrived = self._arrived() if self._zap is None else self._arrived_guarded(self._zap)
         for key, address, (peer_id, *frames) in arrived:
             if len(frames) != 1:
@@ -239,7 +249,8 @@ class Wire:
     def _arrived_guarded(
         self, authenticator: ZapAuthenticator
     ) -> Iterator[tuple[str, str, list[bytes]]]:
-        """Yields key, address and frames of messages from peers that are still trusted."""
+        """Yields key, address and frames of each message that has arrived from a peer whose key is
+        still trusted."""
         for _ in range(FRAMES_A_ROUND):
             try:
                 parts = self.router.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -250,7 +261,8 @@ class Wire:
                 yield key, address, [part.bytes for part in parts]
 
     def close(self, linger_s: float) -> None:
-        """Closes the sockets. The last messages have ``linger_s`` seconds to leave the process."""
+        """Closes the sockets. Messages that are still unsent have ``linger_s`` seconds to leave the
+        process."""
         self.outbox.flush()
         if self._zap is not None:
             self._zap.close()
@@ -261,7 +273,7 @@ class Wire:
 
 
 def bind_one(router: zmq.Socket[Any], host: str, ports: Sequence[int]) -> int:
-    """Binds the first free port, and returns it.
+    """Binds the ROUTER to the first free one of ``ports``, and returns that port.
 
     Raises:
         zmq.ZMQError: no port is free, or the host is not this machine's.

@@ -1,8 +1,8 @@
 """Operations on the KV cache of a model: merge, extend, reduce, take, pad.
 
-A *cache* here is a list with one mlx-lm cache object for each layer. Caches of single sequences are
-merged into caches of a batch; batches are extended, reduced and split again. The shapes are
-mlx-lm's own: the batched classes left-pad shorter rows.
+A *cache* is a list with one mlx-lm cache object for each layer. Caches of single sequences are
+merged into the cache of a batch; caches of batches are extended, reduced and split again. Their
+layout is mlx-lm's own: its batched classes pad shorter rows on the left.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from mlx_lm.models.cache import (
 )
 
 Cache = list[Any]
-"""One mlx-lm cache object for each layer."""
+"""KV cache of one sequence or one batch: one mlx-lm cache object for each layer."""
 
 Factory = Callable[[], Cache]
-"""Makes an empty cache for one sequence."""
+"""Function that makes an empty KV cache for one sequence."""
 
 
 def factory(model: Any, max_kv_size: int | None = None, kv_bits: int | None = None) -> Factory:
-    """Returns a factory of empty caches for this model.
+    """Returns a function that makes empty KV caches for this model.
 
-    ``max_kv_size`` bounds them to a sliding window (for models that :func:`can_be_bounded`),
-    ``kv_bits`` quantizes keys and values. The window is a plain one: mlx-lm's own bounded cache
-    also keeps the first tokens of a sequence, but only outside a batch, so that answers would
-    depend on other requests.
+    ``max_kv_size`` bounds each cache to a sliding window of that many tokens (only for models that
+    :func:`can_be_bounded` accepts), ``kv_bits`` quantizes keys and values to that many bits. The
+    window is a plain one: mlx-lm's own bounded cache also keeps the first tokens of a sequence, but
+    only outside a batch, so that answers would depend on other requests.
     """
 
     def fresh() -> Cache:
@@ -51,22 +51,23 @@ def factory(model: Any, max_kv_size: int | None = None, kv_bits: int | None = No
 
 
 def can_be_bounded(model: Any) -> bool:
-    """True if a sliding window may replace this model's own caches, each of which then is a plain
-    one that grows with every token.
+    """True if a sliding window may replace this model's own KV caches: each of them is a plain
+    cache that grows with every token.
 
     mlx-lm's ``make_prompt_cache`` is stricter and ignores the bound for every model that makes its
-    own cache. Llama does so for variants with sliding layers, and otherwise returns plain caches.
+    own caches. Llama makes its own for variants with sliding layers, and otherwise returns plain
+    caches.
     """
     return all(type(layer) is KVCache for layer in make_prompt_cache(model))
 
 
 def merge(caches: Sequence[Cache]) -> Cache:
-    """Merges caches of single sequences into one batch.
+    """Merges the KV caches of single sequences into the cache of one batch.
 
-    A single cache of a kind that cannot be batched is its own batch.
+    A single cache of a class that cannot be batched is returned as it is.
 
     Raises:
-        TypeError: several caches of a kind that cannot be batched.
+        TypeError: several caches of a class that cannot be batched.
     """
     layers = list(zip(*caches, strict=True))
     if len(caches) == 1 and not all(hasattr(layer[0], "merge") for layer in layers):
@@ -78,9 +79,11 @@ def merge(caches: Sequence[Cache]) -> Cache:
 
 
 def widen(cache: Cache, length: int) -> None:
-    """Pads a batch on the left to ``length`` columns.
+    """Pads a batch's KV cache on the left, in place, to ``length`` columns; a column holds one
+    token of each row.
 
-    Only kinds that grow with every token have columns; others do not change.
+    Only layers that grow with every token have columns; layers with a window or a recurrent state
+    do not change.
     """
     for layer in cache:
         if type(layer) is BatchKVCache and layer.keys is not None and layer._idx < length:
@@ -93,7 +96,8 @@ def widen(cache: Cache, length: int) -> None:
 
 
 def tighten(cache: Cache, longest: int) -> None:
-    """Drops the columns on the left that no row uses; ``longest`` is the longest row's length."""
+    """Drops the columns on the left of a batch's KV cache that only hold padding; ``longest`` is
+    the number of tokens in the longest row."""
     for layer in cache:
         if type(layer) is BatchKVCache and layer.keys is not None and layer._idx > longest:
             shift = layer._idx - longest
@@ -104,13 +108,13 @@ def tighten(cache: Cache, longest: int) -> None:
 
 
 def columns(cache: Cache) -> int:
-    """Returns the columns of a batch: tokens a row, padding included. 0 for kinds of cache that do
-    not grow with every token."""
+    """Returns the number of columns of a batch's KV cache: tokens of each row, padding included. 0
+    if no layer grows with every token."""
     return next((layer._idx for layer in cache if type(layer) is BatchKVCache), 0)
 
 
 def extend(into: Cache, other: Cache) -> Cache:
-    """Appends the rows of ``other`` to the batch ``into`` and returns the result."""
+    """Appends the rows of the batched KV cache ``other`` to ``into``, and returns the result."""
     if not into or not other:
         return into or other
     for a, b in zip(into, other, strict=True):
@@ -119,10 +123,12 @@ def extend(into: Cache, other: Cache) -> Cache:
 
 
 def keep(cache: Cache, rows: Sequence[int], lengths: Sequence[int]) -> Cache:
-    """Reduces a batch to the given rows, in that order; ``lengths`` are the tokens that each holds.
+    """Reduces a batch's KV cache to the given rows, in that order; ``lengths`` are the numbers of
+    tokens that these rows hold.
 
     mlx-lm's own ``filter`` reads the padding back from the device, which waits for all work queued
-    there. The host knows the padding already: the batch's columns less the row's length.
+    on the device. This function computes the padding on the host: the batch's columns less the
+    row's length.
     """
     if not rows:
         return []
@@ -144,9 +150,9 @@ def _filter(layer: BatchKVCache, index: mx.array) -> None:
 
 
 def take(cache: Cache, row: int, length: int) -> Cache:
-    """Copies one row, which holds ``length`` tokens, out of a batch.
+    """Copies the KV cache of one row, which holds ``length`` tokens, out of a batch.
 
-    The arrays are lazy; as in :func:`keep`, nothing waits for the device.
+    The copy's arrays are lazy: nothing waits for the device.
     """
     return [_take(layer, row, length) for layer in cache]
 
@@ -164,20 +170,20 @@ def _take(layer: Any, row: int, length: int) -> Any:
 
 
 def trimmable(cache: Cache) -> bool:
-    """True if a cache of this kind can be cut back to any length, however long it grew."""
+    """True if a KV cache of this type can be cut back to any length, however long it grew."""
     return all(type(layer) in (KVCache, QuantizedKVCache) for layer in cache)
 
 
 def quantized(cache: Cache) -> bool:
-    """True if any layer stores quantized keys and values."""
+    """True if any layer of the KV cache stores quantized keys and values."""
     return any(isinstance(layer, QuantizedKVCache) for layer in cache)
 
 
 def arrays(cache: Cache) -> list[Any]:
-    """Returns the arrays whose evaluation completes the cache."""
+    """Returns the lazy arrays of a KV cache; once they are evaluated, the cache is computed."""
     return [layer.state for layer in cache]
 
 
 def evaluate(cache: Cache) -> None:
-    """Evaluates all arrays of a cache and waits for them."""
+    """Evaluates all arrays of a KV cache, and waits until they are computed."""
     mx.eval(arrays(cache))

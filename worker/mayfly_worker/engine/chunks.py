@@ -1,8 +1,8 @@
 """Size of the next prefill chunk.
 
-A chunk is one command that the GPU cannot interrupt: too large, and decoding sequences wait for
-their next token, or a GPU watchdog ends the process. So the size follows the measured time of the
-chunks before. Sizes are powers of two, because each new shape compiles kernels anew.
+A chunk is one GPU command that cannot be interrupted: if it is too large, decoding sequences wait
+for their next token, or a GPU watchdog ends the process. So the size follows the measured time of
+earlier chunks. Sizes are powers of two, because each new shape compiles kernels anew.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ from dataclasses import dataclass
 SMALLEST = 32
 LARGEST = 8192
 FIRST = 512
-"""Tokens of the first chunk, before any was measured."""
+"""Tokens of the first prefill chunk, before any chunk was measured."""
 
 
 def bucket(tokens: int) -> int:
-    """Returns the length that a prefill of ``tokens`` is padded to, where new shapes are expensive.
+    """Returns the length to which a prefill of ``tokens`` is padded on devices where new shapes are
+    expensive.
 
-    Lengths are multiples of a quarter of the power of two below, at least :data:`SMALLEST`: at most
-    a quarter is padding, and there are four lengths an octave.
+    Lengths are multiples of a quarter of the largest power of two up to ``tokens``, and at least
+    :data:`SMALLEST`: at most a quarter is padding, and there are four lengths from each power of
+    two to the next.
     """
     step = max(SMALLEST, (1 << (tokens.bit_length() - 1)) // 4)
     return -(-tokens // step) * step
@@ -27,21 +29,23 @@ def bucket(tokens: int) -> int:
 
 @dataclass(slots=True)
 class ChunkSizer:
-    """Chooses chunks of ``alone_s`` seconds, or of ``shared_s`` while sequences are decoding."""
+    """Chooses the sizes of prefill chunks, so that a chunk takes about ``alone_s`` seconds, or
+    ``shared_s`` seconds while sequences are decoding."""
 
     alone_s: float
     shared_s: float
     _seconds_per_token: float | None = None
 
     def tokens(self, *, decoding: bool) -> int:
-        """Returns the tokens, over all rows, that a chunk has time for."""
+        """Returns the number of tokens, over all rows, that the next chunk has time for."""
         if self._seconds_per_token is None:
             return FIRST
         target = self.shared_s if decoding else self.alone_s
         return max(SMALLEST, int(target / self._seconds_per_token))
 
     def size(self, *, decoding: bool, rows: int = 1) -> int:
-        """Returns the tokens a row in the next chunk of ``rows`` rows, a power of two."""
+        """Returns the number of tokens of each row in the next chunk of ``rows`` rows, a power of
+        two."""
         wanted = min(self.tokens(decoding=decoding) // max(rows, 1), LARGEST)
         size = SMALLEST
         while size * 2 <= wanted:
@@ -49,15 +53,16 @@ class ChunkSizer:
         return size
 
     def measured(self, tokens: int, seconds: float, *, planned: bool = False) -> None:
-        """Updates the estimate from a measured chunk.
+        """Updates the estimated time per token from a measured chunk.
 
-        Chunks below :data:`SMALLEST` say little about large ones and are ignored. A slower chunk
-        replaces the estimate at once, a faster one moves it half way: too small a chunk costs less
-        than too large a one.
+        Chunks below :data:`SMALLEST` tokens say little about large chunks and are ignored. A slower
+        chunk replaces the estimate at once, a faster chunk moves it half way: too small a chunk
+        costs less than too large a chunk.
 
-        A chunk whose shape had to be ``planned`` took longer than the next one of that shape will.
-        It counts only if it was faster than expected even so. Otherwise one new shape would make
-        the chunks after it small, and those would have new shapes in turn.
+        ``planned`` says that the device first had to plan kernels for the chunk's shape, so that
+        the chunk took longer than the next chunk of that shape will. Such a chunk counts only if it
+        was faster than the estimate all the same. Otherwise one new shape would make the following
+        chunks small, whose shapes would be new in turn.
         """
         if tokens < SMALLEST or seconds <= 0:
             return

@@ -2,14 +2,14 @@
 
 The host stays one step behind the device: :meth:`DecodeBatch.step` launches the forward pass on
 tokens that the host has not seen yet and then reads those tokens, so that the device always has
-work. A sequence that turns out to have ended has then run one step too many, whose result is
+work. A sequence that turns out to have ended has therefore run one step too many, whose result is
 dropped.
 
-Where a sequence follows a grammar, its next token needs a mask that depends on the token before.
-The forward pass is launched first all the same; then the token is read, the mask made, and sampling
-launched behind it.
+If a sequence follows a grammar, its next token needs a mask that depends on the token before. The
+forward pass is launched first all the same; then the last token is read, the mask made, and
+sampling launched after them.
 
-Log-probabilities of sampled tokens are computed for the rows that asked, at no cost to the others.
+Log-probabilities of sampled tokens are computed only for the rows that asked for them.
 """
 
 from __future__ import annotations
@@ -31,14 +31,16 @@ from mayfly_worker.request_errors import GrammarFailed
 
 @dataclass(frozen=True, slots=True)
 class PendingLogprobs:
-    """Log-probabilities of one step, still on the device.
+    """Log-probabilities of one decode step, still on the device.
 
-    ``chosen`` [asking, 1] belongs to the sampled tokens; ``best`` and ``values`` [asking, most] are
-    ids and log-probabilities of the ``most`` likely tokens, unordered.
+    ``chosen``, shape [asking rows, 1], belongs to the sampled tokens; ``best`` and ``values``,
+    shape [asking rows, most], are ids and log-probabilities of the ``most`` likeliest tokens,
+    unordered; both are None if no row asked for alternatives.
     """
 
     rows: list[tuple[int, int]]
-    """Sequence id and number of alternatives of each row that asked."""
+    """Sequence id and number of wanted alternatives of each row that asked for
+    log-probabilities."""
     chosen: mx.array
     best: mx.array | None
     values: mx.array | None
@@ -64,8 +66,9 @@ class PendingLogprobs:
 def step_logprobs(
     rows: Sequence[SequenceState], logits: mx.array, tokens: mx.array
 ) -> PendingLogprobs | None:
-    """Returns log-probabilities of ``tokens`` [rows] under ``logits`` [rows, width] as the model
-    gave them, before penalties, masks and temperature. Lazy; None if no row asked."""
+    """Returns the log-probabilities of the sampled ``tokens``, shape [rows], under ``logits``,
+    shape [rows, width], as the model gave them, before penalties, masks and temperature. The arrays
+    are lazy; None if no row asked for log-probabilities."""
     asking = [(i, r.id, r.logprobs) for i, r in enumerate(rows) if r.logprobs is not None]
     if not asking:
         return None
@@ -80,7 +83,8 @@ def step_logprobs(
 
 
 class NonFiniteLogits(RuntimeError):
-    """Logits of a row contain NaN or are all equal: the device's results cannot be trusted."""
+    """The logits of some rows contain NaN or are all equal: the device's results cannot be trusted.
+    ``rows`` are the ids of these rows' sequences."""
 
     def __init__(self, rows: list[int]) -> None:
         super().__init__(f"the logits of {len(rows)} row(s) are not finite, or all equal")
@@ -88,7 +92,8 @@ class NonFiniteLogits(RuntimeError):
 
 
 class DecodeBatch:
-    """A batch of decoding sequences; ``rows[i]`` is row i of every array and cache."""
+    """A batch of decoding sequences; ``rows[i]`` is the sequence in row i of every array and
+    cache."""
 
     def __init__(self, model: Any, width: int) -> None:
         self._model = model
@@ -102,13 +107,15 @@ class DecodeBatch:
         self._fresh = 0  # rows at the end whose input is a prompt's last token, not a sampled one
         self._sampler = Sampler([], width)
         self.failed: dict[int, str] = {}
-        """Error text by id of a sequence whose grammar failed; the caller removes them."""
+        """Error texts, by sequence id, of sequences whose grammar failed; the caller removes these
+        sequences."""
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def join(self, rows: Sequence[SequenceState], cache: Cache) -> None:
-        """Adds sequences with their batched cache, which holds all but the last of their tokens."""
+        """Adds sequences to the batch; ``cache`` is their batched KV cache, which holds all tokens
+        of each sequence but the last."""
         last = mx.array([r.tokens[-1] for r in rows], dtype=mx.uint32)
         self._cache = caches.extend(self._cache, cache)
         self._inputs = last if self._inputs is None else mx.concatenate([self._inputs, last])
@@ -118,7 +125,7 @@ class DecodeBatch:
         self._rebuild(counts + [self._replayed(r) for r in rows])
 
     def remove(self, rows: Sequence[int]) -> None:
-        """Removes sequences by row index."""
+        """Removes sequences from the batch by row index."""
         stay = [i for i in range(len(self.rows)) if i not in set(rows)]
         known = len(self.rows) - self._fresh
         stay_known = [i for i in stay if i < known]
@@ -132,18 +139,20 @@ class DecodeBatch:
         self._rebuild(counts)
 
     def take(self, row: int) -> tuple[list[int], Cache]:
-        """Returns the tokens that a row's cache holds, and a copy of the cache (lazy arrays)."""
+        """Returns the tokens that a row's KV cache holds, and a copy of that cache (lazy
+        arrays)."""
         held = self._held(row)
         return self.rows[row].tokens[:held], caches.take(self._cache, row, held)
 
     def _held(self, row: int) -> int:
-        """Number of a row's tokens in its cache: all, except for the last one of a fresh row."""
+        """Number of a row's tokens that are in its KV cache: all of them, or all but the last if
+        the row has joined the batch since the last step."""
         return len(self.rows[row].tokens) - (row >= len(self.rows) - self._fresh)
 
     def step(self) -> list[SampledToken]:
-        """Launches the next step and returns the tokens of the step before.
+        """Launches the next decode step and returns the tokens of the step before.
 
-        Sequences that have just joined return nothing yet.
+        A sequence that has just joined the batch has no token to return yet.
 
         Raises:
             NonFiniteLogits: the tokens to return were sampled from invalid logits.
@@ -207,7 +216,8 @@ class DecodeBatch:
         return "length" if row.generated >= row.max_tokens else None
 
     def _masks(self) -> mx.array:
-        """Boolean mask of the ids that each row may sample, shape [rows, width]."""
+        """Boolean mask of the token ids that each row's grammar allows next, shape [rows,
+        width]."""
         words = np.full((len(self.rows), (self._width + 31) // 32), -1, dtype=np.int32)
         for i, row in enumerate(self.rows):
             if row.matcher is not None and row.generated < row.max_tokens:
@@ -218,7 +228,8 @@ class DecodeBatch:
 
     @contextmanager
     def _failing_alone(self, row: SequenceState) -> Iterator[None]:
-        """Records an error of a sequence's grammar as the failure of that sequence alone."""
+        """Context in which an error of a sequence's grammar is recorded in ``failed`` and fails
+        that sequence alone."""
         try:
             yield
         except GrammarFailed as error:
@@ -228,7 +239,8 @@ class DecodeBatch:
         self._sampler = Sampler([r.sampling for r in self.rows], self._width, counts)
 
     def _replayed(self, row: SequenceState) -> mx.array | None:
-        """Counts the tokens that a continued sequence has emitted, for its penalties."""
+        """Counts how often a sequence that continues from another worker has emitted each token,
+        shape [width], for its penalties; None if it needs no counts."""
         if not row.sampling.penalised or not row.generated:
             return None
         counts = np.bincount(row.tokens[-row.generated :], minlength=self._width)

@@ -13,14 +13,16 @@ IDLE = Breadcrumb("idle", 0)
 
 @dataclass(slots=True, kw_only=True)
 class EngineCounters(WorkerCounters):
-    """The worker's counters as its engines write them, one engine after the other. Fields about
-    requests stay at 0 here: the main thread adds them to a beat."""
+    """Counters of a worker as its engine writes them; an engine that replaces a failed one goes on
+    with the same object. Fields about requests stay at 0: the main thread sets them in each
+    heartbeat."""
 
     phase: WorkPhase = "idle"
     progress: int = 0
     steps: int = 0
-    """Decode steps."""
+    """Decode steps since the worker started."""
     chunk_lengths: set[int] = field(default_factory=set)
-    """The different lengths of chunks, of which ``prefill_lengths`` is the number."""
+    """The different lengths, in tokens a row, that prefill chunks have had; ``prefill_lengths`` is
+    their number."""
     forward: Breadcrumb = IDLE
-    """The forward pass that is running, or ran last."""
+    """Phase and requests of the forward pass that is running, or ran last."""

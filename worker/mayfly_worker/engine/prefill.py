@@ -1,7 +1,7 @@
 """Prefill: feeding prompts to the model in groups, chunk by chunk.
 
-In a chunk, prompts that are shorter than others are padded on the right; mlx-lm's caches turn that
-into left padding afterwards. The last token of a prompt is not fed here: it is the first input of
+In a chunk, shorter prompts are padded on the right; mlx-lm's caches turn this padding into left
+padding afterwards. The last token of a prompt is not fed in prefill: it is the first input of
 decoding.
 """
 
@@ -20,17 +20,17 @@ from mayfly_worker.engine.chunks import SMALLEST, bucket
 from mayfly_worker.engine.sequence import SequenceState, Start
 
 PADDING_LIMIT = 2.0
-"""Largest ratio of the longest to the shortest prompt of a group."""
+"""Largest ratio of the longest to the shortest prompt that are prefilled as one group."""
 
 
 @dataclass(slots=True)
 class Prompt:
-    """A prompt in prefill: ``fed`` of ``target`` tokens are in the KV cache, the first ``cached``
-    of them from the prefix cache.
+    """A prompt in prefill: ``fed`` of ``target`` tokens are in the KV cache, of which the first
+    ``cached`` came from the prefix cache.
 
-    ``copies`` are further sequences that start from the same cache (``n`` choices of one prompt).
-    ``stops`` are lengths, in ascending order, at which a chunk has to end because the state there
-    is kept in the prefix cache.
+    ``copies`` are further sequences that start from the same KV state (``n`` choices of one
+    prompt). ``stops`` are prompt lengths, in ascending order, at which a chunk has to end because
+    the KV state at that length is stored in the prefix cache.
     """
 
     key: str
@@ -42,7 +42,7 @@ class Prompt:
 
     @classmethod
     def of(cls, start: Start, cached: int) -> Prompt:
-        """Makes the state of a request of which the prefix cache holds ``cached`` tokens."""
+        """Makes the Prompt of a request whose first ``cached`` tokens are in the prefix cache."""
         leader, *copies = start.rows
         stops = sorted(b for b in set(start.boundaries) if cached < b < len(leader.tokens) - 1)
         return cls(start.key, leader, cached, copies, stops, cached)
@@ -56,14 +56,15 @@ class Prompt:
         return self.target - self.fed
 
     def next_length(self, at_most: int) -> int:
-        """Returns the number of tokens of this prompt in the next chunk."""
+        """Returns the number of tokens of this prompt that the next chunk takes, ``at_most`` so
+        many."""
         ahead = [s for s in self.stops if s > self.fed]
         end = min(self.fed + at_most, ahead[0] if ahead else self.target, self.target)
         return end - self.fed
 
 
 def fit_together(prompts: list[Prompt], room: int) -> bool:
-    """True if the prompts fit into one chunk of ``room`` tokens without much padding."""
+    """True if the prompts fit into one prefill chunk of ``room`` tokens without much padding."""
     lengths = [max(p.left, SMALLEST) for p in prompts]
     longest = max(lengths)
     return longest <= PADDING_LIMIT * min(lengths) and longest * len(lengths) <= room
@@ -72,10 +73,11 @@ def fit_together(prompts: list[Prompt], room: int) -> bool:
 class PrefillGroup:
     """Prompts that are prefilled together.
 
-    ``shape`` is that of the last chunk: rows, tokens a row, and columns of the cache after it, all
-    with padding. ``bucketed`` pads chunk and cache to a few lengths (:func:`~.chunks.bucket`),
-    because CUDA plans attention anew for each new shape: 100 ms were measured where the pass itself
-    takes 10. It has no use elsewhere.
+    ``shape`` is the shape of the last chunk: rows, tokens of each row, and columns of the KV cache
+    after the chunk, all with padding. ``bucketed`` pads chunk and cache to a few lengths
+    (:func:`~.chunks.bucket`), because CUDA plans attention anew for each new shape: planning was
+    measured at 100 ms where the forward pass itself takes 10 ms. Other devices gain nothing from
+    it.
     """
 
     def __init__(
@@ -101,12 +103,12 @@ class PrefillGroup:
 
     @property
     def left(self) -> int:
-        """Largest number of tokens that any prompt still needs."""
+        """Largest number of tokens that any prompt of the group still has to be fed."""
         return max((p.left for p in self.prompts), default=0)
 
     def feed(self, chunk: int) -> int:
-        """Feeds up to ``chunk`` tokens of every prompt, waits, and returns the tokens fed in
-        all."""
+        """Feeds up to ``chunk`` tokens of every prompt to the model, waits for the device, and
+        returns the number of tokens fed, over all prompts."""
         lengths = [p.next_length(chunk) for p in self.prompts]
         longest = max(lengths)
         if longest == 0:
@@ -132,7 +134,7 @@ class PrefillGroup:
         return sum(lengths)
 
     def take(self, index: int) -> Cache:
-        """Copies one prompt's cache out of the batch (lazy arrays)."""
+        """Copies the KV cache of one prompt out of the group's batch (lazy arrays)."""
         if self._solo:
             return copy.deepcopy(self._cache)
         return caches.take(self._cache, index, self.prompts[index].fed)
@@ -141,7 +143,7 @@ class PrefillGroup:
         return caches.keep(cache, indices, [self.prompts[i].fed for i in indices])
 
     def split(self, indices: Sequence[int]) -> Cache:
-        """Removes prompts from the group and returns their batched cache."""
+        """Removes prompts from the group, and returns their KV caches as one batch."""
         if self._solo:
             out = caches.merge([self._cache])
         elif len(indices) == len(self.prompts):
@@ -153,7 +155,7 @@ class PrefillGroup:
         return out
 
     def remove(self, indices: Sequence[int]) -> None:
-        """Removes prompts; the others go on as if they had been alone."""
+        """Removes prompts from the group; the other prompts go on as if they had been alone."""
         gone = set(indices)
         if not gone:
             return

@@ -47,28 +47,31 @@ def _finalize(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def stream_of(seed: int, choice: int) -> int:
-    """Returns the 64-bit state from which the keys of one choice are derived."""
+    """Returns the 64-bit random state of one choice of a request, from which the random keys of all
+    its tokens are derived."""
     start = (seed + choice * _STEP) & _MASK
     return int(_finalize(np.array([start], dtype=np.uint64))[0])
 
 
 def keys_at(streams: NDArray[np.uint64], positions: Sequence[int]) -> NDArray[np.uint32]:
-    """Returns an MLX random key for each row, shape [rows, 2]: output ``position`` of its
-    stream."""
+    """Returns an MLX random key for each row, shape [rows, 2]: the key of the token at the row's
+    position in its answer, from the row's random state in ``streams`` (see :func:`stream_of`)."""
     counters = np.asarray(positions, dtype=np.uint64) + np.uint64(1)
     return _finalize(streams + counters * _GOLDEN).view(np.uint32).reshape(-1, 2)
 
 
 _NEVER = -math.inf
 _LEAST = 1e-30
-"""Smallest probability that top-p may ask for; above zero in float32."""
+"""Smallest probability mass that the top-p filter is set to; above zero in float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceSampling:
     """Sampling parameters of one sequence.
 
-    ``banned`` ids cannot be sampled before position ``banned_until`` (``min_tokens``).
+    ``choice`` is the sequence's index among the choices of its request, and gives each choice
+    random numbers of its own. ``banned`` are the ids of end tokens: they cannot be sampled before
+    position ``banned_until`` of the answer, which is the request's ``min_tokens``.
     """
 
     sampling: Sampling
@@ -94,10 +97,12 @@ class SequenceSampling:
 
 
 class Sampler:
-    """Samples one token for each row. Built anew whenever the batch's composition changes.
+    """Samples one token for each row of a batch. A new sampler is built whenever rows join or leave
+    the batch.
 
-    ``counts`` holds how often each penalised row has emitted each token, shape [penalised, width],
-    and is carried from one sampler to the next by :meth:`counts_of`.
+    A sampler counts how often each row with penalties has emitted each token. The next sampler is
+    given these ``counts``, an array of shape [width] for each row (see :meth:`counts_of`);
+    ``width`` is the length of a row of logits.
     """
 
     def __init__(
@@ -138,7 +143,8 @@ class Sampler:
         self._counts = mx.stack([none if (c := counts[i]) is None else c for i in self._penalised])
 
     def _build_filters(self) -> None:
-        """Prepares the filters that any row uses, with neutral values for the other rows."""
+        """Prepares the filters (top-k, top-p, min-p) that any row uses, with neutral values for
+        rows that do not use them."""
         chosen = [self._rows[i].sampling for i in self._filtered]
         all_rows = len(chosen) == len(self._rows)
         self._filtered_index = None if all_rows else mx.array(self._filtered)
@@ -147,7 +153,8 @@ class Sampler:
             kept = (min(s.top_k, self._width) or self._width for s in chosen)
             self._kth = mx.array([[self._width - k] for k in kept])
         if any(s.top_p < 1.0 for s in chosen):
-            # A sum that rounding brings to 1 must not decide, and the likeliest token always stays.
+            # Without top-p infinity, as rounding may bring the sum of probabilities to 1; with
+            # top-p more than 0, so that the likeliest token always stays.
             share = (max(s.top_p, _LEAST) if s.top_p < 1.0 else math.inf for s in chosen)
             self._top_p = mx.array([[p] for p in share])
         if any(s.min_p for s in chosen):
@@ -162,7 +169,8 @@ class Sampler:
         )
 
     def counts_of(self, row: int) -> mx.array | None:
-        """Returns a row's token counts, shape [width]; None if it has no penalties."""
+        """Returns how often a row has emitted each token, shape [width]; None if the row has no
+        penalties."""
         return self._counts[self._penalised.index(row)] if row in self._penalised else None
 
     def __call__(
@@ -170,11 +178,13 @@ class Sampler:
     ) -> mx.array:
         """Samples token ids, shape [rows], from logits of shape [rows, width].
 
-        ``positions`` are the tokens' places in their answers; ``allowed`` is a boolean mask
-        [rows, width] of the ids that grammars permit.
+        ``positions`` are the tokens' places in their answers, from 0; ``allowed`` is a boolean
+        mask, shape [rows, width], of the ids that grammars permit.
         """
         if self._plain_argmax and allowed is None:
-            return mx.argmax(logits, axis=-1)  # in the model's type: float32 has the same order
+            return mx.argmax(
+                logits, axis=-1
+            )  # in the model's own type, whose order float32 would keep
         logits = logits.astype(mx.float32)
         if self._penalised:
             logits = self._penalise(logits)
@@ -230,9 +240,10 @@ class Sampler:
         return scaled
 
     def _keep(self, x: mx.array) -> mx.array:
-        """Sets the logits that a row's filters exclude to -inf.
+        """Sets the logits that a row's filters (top-k, top-p, min-p) exclude to -inf.
 
-        Few operations matter here: on a GPU each costs the host more than the device.
+        The filters are written with few operations: on a GPU each costs more time on the host than
+        on the device.
         """
         ascending = mx.sort(x, axis=-1)
         least: list[mx.array] = []
@@ -251,11 +262,12 @@ class Sampler:
 
 
 def _gumbel(keys: mx.array, width: int) -> mx.array:
-    """Returns Gumbel noise, shape [rows, width], each row from its own key alone."""
+    """Returns Gumbel noise, shape [rows, width]; the noise of a row depends on the row's key
+    alone."""
     return mx.vmap(lambda key: mx.random.gumbel((width,), key=key))(keys)
 
 
 def healthy(logits: mx.array) -> mx.array:
-    """Returns a boolean for each row, shape [rows]: False if its logits contain NaN or are all
-    equal, as a kernel that silently did nothing leaves them."""
+    """Returns a boolean for each row, shape [rows]: False if the row's logits contain NaN or are
+    all equal, as they are after a kernel that silently did nothing."""
     return mx.max(logits, axis=-1) > mx.min(logits, axis=-1)  # NaN is greater than nothing

@@ -1,6 +1,6 @@
 """The engine: continuous batching of sequences on one loaded model.
 
-One turn of its loop::
+One turn of the engine's loop::
 
     commands -> decode step -> events out -> waiting requests start
              -> one prefill chunk of one group -> finished prompts join the decode batch
@@ -8,8 +8,8 @@ One turn of its loop::
 Tokens are sent before the next prefill chunk runs, and a chunk is sized by time, so that a long
 prompt delays other requests by a bounded amount. Several groups of prompts take turns.
 
-The engine runs on the one thread that touches MLX. It knows nothing of sockets, text or clients:
-commands arrive through a queue, events leave through one callable, a list a turn.
+The engine runs on the one thread that uses MLX. It knows nothing of sockets, text or clients:
+commands arrive through a queue, lists of events leave through one callable.
 """
 
 from __future__ import annotations
@@ -50,28 +50,27 @@ from mayfly_worker.engine.sub_batches import SubBatches
 from mayfly_worker.prefix_cache import PrefixCache
 
 PREFILL_ROWS = 32
-"""Most prompts of one group. Each group costs the host the launch of a forward pass."""
+"""Most prompts of one prefill group. Each group costs the host the launch of a forward pass."""
 PREFILL_GROUPS = 3
 PROMPT_KEEP = 256
-"""Fewest new tokens for which the state at a prompt's end is kept in the prefix cache.
-
-With fewer it is cheaper to wait for the end of the answer, whose state includes them. Caches that
-cannot be trimmed do not allow that and are kept at every boundary."""
+"""Fewest new prompt tokens for which the KV state at a prompt's end is stored in the prefix cache.
+With fewer it is cheaper to wait for the end of the answer, whose state includes the prompt's.
+Caches that cannot be trimmed back to the prompt are stored at every boundary instead."""
 CLEAR_CACHE_STEPS = 512
-"""Decode steps between two returns of MLX's unused buffers."""
+"""Number of decode steps after which MLX's unused buffers are returned to the system again."""
 MEMORY_TURNS = 32
-"""Turns between two readings of MLX's memory counters."""
+"""Turns of the engine's loop between two readings of MLX's memory counters."""
 
 
 class Engine:
-    """Runs requests on a loaded model.
+    """Runs requests on a loaded model by continuous batching.
 
     Args:
         width: length of a row of logits.
         padding_safe: prompts of different lengths may be prefilled together (some state-space
             models ignore the padding mask). A model whose sequences cannot decode together at all
             needs a budget of one sequence.
-        bucketed: prefill is padded to a few lengths, see :class:`~.prefill.PrefillGroup`.
+        bucketed: chunks are padded to a few lengths, see :class:`~.prefill.PrefillGroup`.
         pass_cost_tokens: cost of a forward pass, see :func:`~.sub_batches.pass_cost_tokens`.
         when_idle: called on the engine thread after every ``idle_s`` seconds without work.
     """
@@ -117,16 +116,16 @@ class Engine:
         self._events: list[Event] = []
 
     def run(self) -> NoReturn:
-        """Serves until the process ends.
+        """Serves requests until the process ends.
 
         Raises:
-            Exception: any error of a forward pass. This engine is not to be used after it.
+            Exception: any error of a forward pass. The engine must not be used after it.
         """
         while True:
             self.turn()
 
     def turn(self) -> None:
-        """Runs one turn of the loop. Waits while there is no work."""
+        """Runs one turn of the engine's loop. Waits while there is no work."""
         self._process_commands()
         self._decode_step()
         self._emit_events()
@@ -136,10 +135,10 @@ class Engine:
         self._update_counters()
 
     def suspects_of(self, error: Exception) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Names the requests that may have caused an error of :meth:`run`, and the other requests
-        of the forward pass in which it surfaced.
+        """Returns the ids of the requests that may have caused an error of :meth:`run`, and the ids
+        of the other requests in the forward pass that raised it.
 
-        Bad logits are blamed on their own sequences, any other error on requests that were new.
+        Invalid logits are blamed on their own sequences, any other error on requests that were new.
         """
         if isinstance(error, NonFiniteLogits):
             return tuple(dict.fromkeys(self._owners[row].rid for row in error.rows)), ()
@@ -159,7 +158,7 @@ class Engine:
     # Commands
 
     def _process_commands(self) -> None:
-        """Carries out all commands in the queue, and waits for one while there is no work."""
+        """Carries out all commands in the queue. Waits for a command while there is no work."""
         block = not (len(self._decode) or self._groups or self._waiting)
         if block:
             self._become_idle()
@@ -186,8 +185,8 @@ class Engine:
         self._owners.pop(row, None)
 
     def _withdraw(self, gone: Callable[[str, SequenceState], bool]) -> None:
-        """Removes the requests for which ``gone(key, first sequence)`` holds from queue and
-        prefill."""
+        """Removes the requests for which ``gone(key, first sequence)`` is true from the engine's
+        queue and from prefill."""
         self._waiting = deque(s for s in self._waiting if not gone(s.key, s.rows[0]))
         for group in self._groups:
             group.remove([i for i, p in enumerate(group.prompts) if gone(p.key, p.row)])
@@ -202,7 +201,7 @@ class Engine:
     # Decoding
 
     def _decode_step(self) -> None:
-        """Samples the next token of every decoding sequence, and removes those that ended."""
+        """Samples the next token of every decoding sequence, and removes ended sequences."""
         if not len(self._decode):
             return
         begin = time.monotonic()
@@ -228,10 +227,9 @@ class Engine:
             mx.clear_cache()
 
     def _make_room(self) -> None:
-        """Sends the newest sequences back to the queue while running ones exceed the budget.
-
-        They start again from the prefix cache, or from their tokens.
-        """
+        """Sends the newest decoding sequences back to the queue while all of them exceed the memory
+        budget. A sequence that was sent back starts again from the prefix cache, or from its
+        tokens."""
         while len(self._decode) > 1 and not self._budget.holds(self._batches()):
             newest, row = max(enumerate(self._decode.rows), key=lambda each: each[1].id)
             owner = self._owners[row.id]
@@ -307,11 +305,11 @@ class Engine:
         self._events.append(Started(start.key, prompt.cached, prompt.target))
 
     def _prefill_chunk(self) -> None:
-        """Feeds one chunk to the next group; prompts that are complete join the decode batch."""
+        """Runs one prefill chunk of the next group; completed prompts join the decode batch."""
         if not self._groups:
             return
         group = self._groups.popleft()
-        # Prompts that the prefix cache holds whole leave first: some caches accept no empty input.
+        # Prompts that the prefix cache holds whole join first: some caches accept no empty input.
         self._promote(group)
         if group.left:
             self._begin_pass("prefill", [p.row for p in group.prompts])
@@ -333,7 +331,8 @@ class Engine:
             self._groups.append(group)
 
     def _keep_boundaries(self, group: PrefillGroup) -> None:
-        """Stores prompts that have reached a boundary or their end in the prefix cache."""
+        """Stores the KV state of prompts that reached a boundary or their end in the prefix
+        cache."""
         for i, prompt in enumerate(group.prompts):
             at_end = prompt.left == 0
             worth = prompt.fed - prompt.cached >= PROMPT_KEEP or not self._trimmable
@@ -342,12 +341,13 @@ class Engine:
                 self._prefixes.insert(fed, group.take(i), kind="prompt" if at_end else "system")
 
     def _promote(self, group: PrefillGroup) -> None:
-        """Moves the group's complete prompts, and the copies of each, to the decode batch."""
+        """Moves the group's complete prompts, with the other choices of each, to the decode
+        batch."""
         ready = [i for i, p in enumerate(group.prompts) if p.left == 0]
         if not ready:
             return
         copies = [
-            # Some kinds of cache cannot give out an empty row.
+            # Some classes of cache cannot copy an empty row.
             (group.take(i) if prompt.fed else self._new_cache(), prompt.copies)
             for i, prompt in enumerate(group.prompts)
             if prompt.left == 0 and prompt.copies
@@ -360,7 +360,7 @@ class Engine:
     # Reporting
 
     def _begin_pass(self, phase: WorkPhase, rows: Sequence[SequenceState]) -> None:
-        """Records phase and requests of the next forward pass, in the breadcrumb file too."""
+        """Records the next forward pass's phase and requests, also in a file for crash reports."""
         self.counters.phase = phase
         named = [(self._owners[row.id].rid, row.young) for row in rows]
         requests = dict.fromkeys(rid for rid, _ in named)

@@ -8,11 +8,11 @@
     long   ##########################      long   ##########################
            padding is read at each step           the weights are read twice
 
-A batch keeps every row at the length of its longest, and each step reads all of it. A second batch
-costs a second forward pass a step. Both costs can be counted in tokens of one row's cache, so rows
-join the sub-batch where the sum is least.
+A batch pads every row to the length of its longest row, and each step reads the padding, too. A
+second batch costs a second forward pass at each step. Both costs can be counted in tokens of one
+row's KV cache, so new rows join the sub-batch to which they add the least cost.
 
-From outside, the sub-batches are one batch: row i is the same whichever sub-batch it is in.
+From outside, the sub-batches look like one batch, whose rows are numbered through all of them.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ MOST = 2
 
 METAL_LAUNCH_BYTES = 1 << 30
 CUDA_LAUNCH_BYTES = 2 << 30
-"""Bytes that attention over padding reads in the time that the host takes to launch a forward pass:
-measured on an H200 (``bench/ragged.py``), where it is a tenth of what the memory delivers;
-estimated for Metal. On a CPU the launch costs nothing beside the pass."""
+"""Bytes of padding that attention reads in the time that the host takes to launch a forward pass:
+measured on an H200 (``bench/ragged.py``), where they are a tenth of what the memory could deliver
+in that time; estimated for Metal. On a CPU the launch costs nothing beside the forward pass."""
 
 
 def pass_cost_tokens(weight_bytes: int, bytes_per_token: int) -> float:
-    """Returns the cost of a forward pass, in tokens of one row's cache that are read in the same
-    time.
+    """Returns the cost of a forward pass, as the number of tokens of one row's KV cache that can be
+    read in the same time.
 
-    Infinite where a cache does not grow with its tokens, or only up to a window.
+    The cost is infinite for a cache that does not grow with its tokens, or only up to a window.
     """
     if bytes_per_token <= 0:
         return float("inf")
@@ -53,30 +53,30 @@ def pass_cost_tokens(weight_bytes: int, bytes_per_token: int) -> float:
 def cheapest_batch(
     batches: Sequence[Sequence[int]], joining: Sequence[int], pass_cost: float
 ) -> int:
-    """Returns the index of the batch that rows should join; ``len(batches)`` means a new one.
+    """Returns the index of the batch that new rows should join; ``len(batches)`` means a new batch.
 
     Args:
-        batches: lengths of the rows of each batch.
-        joining: lengths of the rows that join. They stay together.
+        batches: lengths, in tokens, of the rows of each batch.
+        joining: lengths, in tokens, of the new rows, which all join the same batch.
         pass_cost: cost of a forward pass, see :func:`pass_cost_tokens`.
     """
     if not batches:
         return 0
 
     def added(batch: Sequence[int]) -> int:
-        """Tokens that the batch reads more at each step than before."""
+        """Tokens of KV cache that each step reads more once the new rows have joined ``batch``."""
         rows = [*batch, *joining]
         return len(rows) * max(rows) - len(batch) * max(batch)
 
-    # Of equals the larger one: the smaller one will run empty, which saves a forward pass.
+    # Of equal batches the larger: the smaller runs empty, which saves a forward pass.
     best = min(range(len(batches)), key=lambda i: (added(batches[i]), -len(batches[i])))
     alone = len(joining) * max(joining) + pass_cost
     return len(batches) if len(batches) < MOST and alone < added(batches[best]) else best
 
 
 class SubBatches:
-    """One or two decode batches with the interface of one, except that the caller steps each of
-    ``batches`` itself."""
+    """One or two decode batches with the interface of a single batch, except that the caller steps
+    each of ``batches`` itself."""
 
     def __init__(self, model: Any, width: int, pass_cost: float) -> None:
         self._model = model
@@ -92,7 +92,8 @@ class SubBatches:
         return list(chain.from_iterable(batch.rows for batch in self.batches))
 
     def join(self, rows: Sequence[SequenceState], cache: Cache) -> None:
-        """Adds sequences with their batched cache, which holds all but the last of their tokens."""
+        """Adds sequences to the decode batch; ``cache`` is their batched KV cache, which holds all
+        tokens of each sequence but the last."""
         lengths = [[len(row.tokens) for row in batch.rows] for batch in self.batches]
         index = cheapest_batch(lengths, [len(row.tokens) for row in rows], self._pass_cost)
         if index == len(self.batches):
@@ -100,7 +101,7 @@ class SubBatches:
         self.batches[index].join(rows, cache)
 
     def remove(self, rows: Sequence[int]) -> None:
-        """Removes sequences by row index."""
+        """Removes sequences by their row indices, which count through all sub-batches."""
         gone = set(rows)
         start = 0
         for batch in self.batches:
@@ -111,7 +112,8 @@ class SubBatches:
         self.batches = [batch for batch in self.batches if len(batch)]
 
     def take(self, row: int) -> tuple[list[int], Cache]:
-        """Returns the tokens that a row's cache holds, and a copy of the cache (lazy arrays)."""
+        """Returns the tokens that a row's KV cache holds, and a copy of that cache (lazy
+        arrays)."""
         for batch in self.batches:
             if row < len(batch):
                 return batch.take(row)

@@ -1,4 +1,4 @@
-"""Turns a model's name into a folder on this machine, in a process of its own.
+"""Finds or downloads the model that a name means, in a process of its own.
 
 ::
 
@@ -8,7 +8,7 @@
            an existing folder -> folder: checked, and taken as it is
            anything else -----> hub:    a Hugging Face repository, in that library's own cache
 
-It runs before any worker does: the command line, which imports neither MLX nor the Hub's client,
-can show progress, and workers find everything in place. :mod:`mayfly_worker.fetch.reporting`
-describes the JSON lines that it writes to stdout.
+The process runs before any worker starts: the command line, which imports neither MLX nor the Hub's
+client, can show progress, and workers find the model in place. :mod:`mayfly_worker.fetch.reporting`
+describes the JSON lines that the process writes to stdout.
 """

@@ -1,4 +1,5 @@
-"""Command line of a fetch, ``python -m mayfly_worker.fetch``: see the package."""
+"""Command line ``python -m mayfly_worker.fetch``: finds a model or downloads it, and writes
+progress and outcome to stdout as JSON lines."""
 
 from __future__ import annotations
 
@@ -40,9 +41,9 @@ def main() -> int:
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:
-    """Exits by an exception, so that everything on the stack cleans up: pip's process, the scratch
-    folder. Children are killed here, since one that is just being started is not on the stack yet.
-    """
+    """Handles SIGTERM: exits by an exception, so that everything on the stack cleans up (pip's
+    process, the scratch folder). Child processes are killed first, since a child that is just being
+    started is not on the stack yet."""
     for child in psutil.Process().children():
         child.kill()
     sys.exit(128 + signum)

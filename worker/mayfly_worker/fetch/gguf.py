@@ -4,9 +4,9 @@ MLX reads GGUF's tensors and keeps their quantization (groups of 32). The conver
 tensors as mlx-lm does, puts the rows of q and k back in order, and writes the file's metadata as a
 config and a tokenizer.
 
-The metadata has the tokens in order, the merges, and each token's type. The way in which text is
-cut before the merges is not in it but only named (``tokenizer.ggml.pre``), so only a known name,
-SmolLM's, is accepted.
+The metadata holds the tokens in order, the merges, and each token's type. It only names the way in
+which text is cut before the merges (``tokenizer.ggml.pre``), so only a known name, SmolLM's, is
+accepted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from mayfly_worker.fetch.reporting import FetchError
 
 GROUP = 32
-"""Weights that share a scale, in all of GGUF's formats that MLX keeps quantized."""
+"""Number of weights that share a scale, in all of GGUF's formats that MLX keeps quantized."""
 
 _NAMES = {
     "token_embd": "model.embed_tokens",
@@ -41,7 +41,8 @@ _NAMES = {
 
 _CONTROL = 3
 _USER_DEFINED = 4
-"""Token types that are matched whole, before text is cut; control tokens are special."""
+"""GGUF's types of tokens that are matched whole, before text is cut: control tokens, which are
+special tokens, and user-defined ones, which are not."""
 
 _ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
@@ -50,12 +51,13 @@ Tensors = dict[str, mx.array]
 
 
 def convert(source: Path, folder: Path, *, float32: bool) -> None:
-    """Writes config.json, model.safetensors and the tokenizer's files into ``folder``.
+    """Converts the GGUF file ``source``: writes config.json, model.safetensors and the tokenizer's
+    files into ``folder``.
 
     ``float32`` stores the weights dequantized.
 
     Raises:
-        FetchError: the file holds a model of another kind.
+        FetchError: the file is not GGUF, or holds another model than Llama with SmolLM's tokenizer.
     """
     # On the CPU: the work is too little to wake a GPU for.
     with mx.stream(mx.cpu):
@@ -84,7 +86,8 @@ def _convert(source: Path, folder: Path, *, float32: bool) -> None:
 
 
 def config_of(metadata: Metadata, *, tied: bool) -> dict[str, Any]:
-    """The configuration of mlx-lm's Llama. ``tied``: the output layer is the embedding."""
+    """Returns the configuration of mlx-lm's Llama from a GGUF file's metadata. ``tied`` says that
+    the output layer is the embedding."""
 
     def number(key: str) -> Any:
         if key not in metadata:
@@ -111,7 +114,8 @@ def config_of(metadata: Metadata, *, tied: bool) -> dict[str, Any]:
 
 
 def rename(name: str) -> str:
-    """A tensor's name in mlx-lm: ``blk.3.attn_q.weight`` is ``model.layers.3.self_attn...``."""
+    """Returns mlx-lm's name of a GGUF tensor: ``blk.3.attn_q.weight`` is
+    ``model.layers.3.self_attn...``."""
     match = re.fullmatch(r"(blk\.(\d+)\.)?(\w+)\.(weight|scales|biases)", name)
     if match is None or match[3] not in _NAMES:
         raise FetchError(f"The GGUF file has a tensor {name}, which no Llama has.")
@@ -120,11 +124,11 @@ def rename(name: str) -> str:
 
 
 def unpermute(rows: mx.array, heads: int) -> mx.array:
-    """Undoes llama.cpp's reordering of the rows of q and k; [heads * width, ...] in and out.
+    """Undoes llama.cpp's reordering of the rows of q and k; shape [heads * width, ...] in and out.
 
-    In a head, a rotary pair is (i, i + width / 2). llama.cpp's ``convert_hf_to_gguf.py`` (its
-    ``permute``) puts the two next to each other, at 2i and 2i + 1. A row's quantization does not
-    depend on where it stands, so packed weights, scales and biases are all treated alike.
+    In a head, rows i and i + width / 2 are a rotary pair. llama.cpp's ``convert_hf_to_gguf.py``
+    (its ``permute``) puts the two next to each other, at 2i and 2i + 1. A row's quantization does
+    not depend on its place, so packed weights, scales and biases are all treated alike.
     """
     width = rows.shape[0] // heads
     pairs = rows.reshape(heads, width // 2, 2, *rows.shape[1:])
@@ -145,7 +149,8 @@ def _weights(tensors: Tensors, config: dict[str, Any]) -> Tensors:
 
 
 def _quantized(weights: Tensors) -> list[tuple[str, int]]:
-    """The quantized layers, with their bits: 32 / bits weights share a uint32."""
+    """Returns the quantized layers, each with the bits of a weight: 32 / bits weights share a
+    uint32."""
     found = []
     for name, scales in weights.items():
         if name.endswith(".scales"):
@@ -156,8 +161,8 @@ def _quantized(weights: Tensors) -> list[tuple[str, int]]:
 
 
 def _quantization(weights: Tensors) -> dict[str, Any]:
-    """The entry ``quantization`` of mlx-lm's config: the usual bits, and by name the layers with
-    other bits. Empty where nothing is quantized."""
+    """Returns the entry ``quantization`` of mlx-lm's config: the bits of most layers, and by name
+    the layers with other bits. Empty if no layer is quantized."""
     layers = dict(_quantized(weights))
     if not layers:
         return {}
@@ -179,15 +184,16 @@ def _dequantized(weights: Tensors) -> Tensors:
 
 
 def _half(tensor: mx.array) -> mx.array:
-    """Casts float32 to float16, the scales' type: one wider tensor would widen all later ones."""
+    """Casts float32 to float16, the type of the scales: a single float32 tensor would turn all
+    results after it in the forward pass into float32."""
     return tensor.astype(mx.float16) if tensor.dtype == mx.float32 else tensor
 
 
 def write_tokenizer(metadata: Metadata, folder: Path) -> None:
-    """Writes tokenizer.json and tokenizer_config.json.
+    """Writes tokenizer.json and tokenizer_config.json into ``folder``, from a GGUF file's metadata.
 
     Raises:
-        FetchError: the file's tokenizer is of another kind.
+        FetchError: the file's tokenizer is not SmolLM's.
     """
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]
     roles = {
@@ -207,10 +213,10 @@ def write_tokenizer(metadata: Metadata, folder: Path) -> None:
 
 
 def build_tokenizer(metadata: Metadata) -> Any:
-    """Builds the ``tokenizers.Tokenizer``; its ids are the tokens' places in the file.
+    """Builds the ``tokenizers.Tokenizer`` of a GGUF file; a token's id is its place in the file.
 
     Raises:
-        FetchError: the file's tokenizer is of another kind.
+        FetchError: the file's tokenizer is not SmolLM's.
     """
     kind = (metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre"))
     if kind != ("gpt2", "smollm"):

@@ -1,9 +1,9 @@
 """Fetches a model from a Hugging Face repository, into the Hub client's shared cache.
 
 A cached model is used as it is, without asking the Hub: a server must start while the network is
-down, and all workers must load the same weights. (To get a newer revision, delete the old one:
-``hf cache rm``.) The library honours ``HF_HOME``, ``HF_HUB_OFFLINE``, ``HF_TOKEN`` and
-``HF_ENDPOINT``, and resumes a download that was cut short after the files that are whole.
+down, and all workers must load the same weights. (To get a newer revision, delete the old one: ``hf
+cache rm``.) The client library honours ``HF_HOME``, ``HF_HUB_OFFLINE``, ``HF_TOKEN`` and
+``HF_ENDPOINT``; a download that was cut short goes on after the files that are complete.
 """
 
 from __future__ import annotations
@@ -34,16 +34,17 @@ PATTERNS = [
     "*.jsonl",
     "*.jinja",
 ]
-"""Files that mlx-lm reads (its ``mlx_lm.utils.DEFAULT_ALLOW_PATTERNS``, not imported as that needs
-MLX)."""
+"""Files of a repository that mlx-lm reads (``mlx_lm.utils.DEFAULT_ALLOW_PATTERNS``, copied because
+importing it needs MLX)."""
 
 
 def fetch(repository: str, report: Report) -> Path:
-    """Returns the folder of a repository's default revision, downloaded if it is not there.
+    """Returns the folder of a repository's default revision, downloaded if it is not in the cache.
 
     Raises:
-        FetchError: there is no such repository, or not for this user; the Hub cannot be reached;
-            there is no room; or the repository holds no model that MLX can load.
+        FetchError: there is no such repository, or this user may not see it; the Hub cannot be
+            reached; there is no room on the disk; or the repository holds no model that MLX can
+            load.
     """
     try:
         path = _cached(repository) or _download(repository, report)
@@ -57,10 +58,10 @@ def fetch(repository: str, report: Report) -> Path:
 
 
 def find(repository: str) -> Path:
-    """Returns the folder of a repository in the cache; nothing is downloaded.
+    """Returns the folder of a repository in the Hub client's cache; nothing is downloaded.
 
     Raises:
-        FetchError: the model is not there, or not all of it.
+        FetchError: the model is not in the cache, or not all of it.
     """
     try:
         path = _snapshot(repository)
@@ -77,12 +78,12 @@ def find(repository: str) -> Path:
 
 
 def _snapshot(repository: str) -> Path:
-    """The folder of a repository in the cache, whole or not."""
+    """Returns the folder of a repository in the Hub client's cache, which may lack files."""
     return Path(hub.snapshot_download(repository, allow_patterns=PATTERNS, local_files_only=True))
 
 
 def _cached(repository: str) -> Path | None:
-    """The folder of a repository in the cache if it is whole, else None."""
+    """Returns the folder of a repository in the Hub client's cache; None if files are missing."""
     try:
         path = _snapshot(repository)
         model_folder.check(path)
@@ -112,7 +113,8 @@ def _download(repository: str, report: Report) -> Path:
 
 
 def _files(repository: str) -> dict[str, int]:
-    """The needed files of a repository, with their sizes in bytes."""
+    """Returns the names of the files of a repository that mlx-lm reads, with their sizes in
+    bytes."""
     info = hub.HfApi().model_info(repository, files_metadata=True)
     sizes = {file.rfilename: file.size or 0 for file in info.siblings}
     return {name: sizes[name] for name in filter_repo_objects(sizes, allow_patterns=PATTERNS)}
@@ -123,10 +125,10 @@ def _is_cached(repository: str, name: str) -> bool:
 
 
 def _bar_class(report: Callable[[int], None]) -> type[Any]:
-    """Makes a progress bar class that shows nothing and reports bytes.
+    """Makes a progress bar class for the Hub client that shows nothing and reports the bytes done.
 
-    The library may count the same bytes on two bars, as they come over the network and as they
-    reach the disk: the bar that is ahead is reported.
+    The client may count the same bytes on two bars, as they come over the network and as they reach
+    the disk: the bar that is ahead is reported.
     """
     byte_bars: list[Any] = []
     silence = Path(os.devnull).open("w")  # noqa: SIM115 (as long as the process)
@@ -148,7 +150,7 @@ def _bar_class(report: Callable[[int], None]) -> type[Any]:
 
 
 def explain(repository: str, error: Exception) -> str:
-    """Explains an error to the person who named the repository."""
+    """Explains an error of the Hub client to the person who named the repository."""
     match error:
         case errors.HFValidationError():
             return (

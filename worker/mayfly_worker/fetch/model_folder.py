@@ -1,7 +1,8 @@
-"""Checks of a model's folder: all files whole, room on the disk, one writer at a time.
+"""Checks a model's folder (all files are whole) and the room on the disk, and locks a folder
+against a second writer.
 
-The files are checked before anything is loaded, since they show half a download, or a folder of the
-wrong kind, far more clearly than MLX's errors do.
+A folder is checked before anything is loaded, since the checks show half a download, or a folder of
+the wrong type, far more clearly than MLX's errors do.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def require_room(folder: Path, size: int) -> None:
     """Checks that the disk under ``folder`` (which may not exist yet) has ``size`` bytes free.
 
     Raises:
-        FetchError: the disk has less.
+        FetchError: the disk has fewer bytes free.
     """
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(existing).free
@@ -38,24 +39,24 @@ def require_room(folder: Path, size: int) -> None:
 
 
 def in_units(size: int) -> str:
-    """Bytes for people: "1.2 GB"."""
+    """Writes a number of bytes for people: "1.2 GB"."""
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
 
 
 @contextmanager
 def exclusive(path: Path) -> Iterator[None]:
-    """Holds a lock file; waits while another process holds it. The lock ends with the process, so
-    a fetch that was killed blocks nobody."""
+    """Context in which this process holds the lock file ``path``; waits while another process holds
+    it. The lock ends with its process, so a process that was killed blocks nobody."""
     with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def check(folder: Path) -> None:
-    """Checks that ``folder`` has a configuration, all of its weights, whole, and a tokenizer.
+    """Checks that ``folder`` has a configuration, a tokenizer, and all of its weight files, whole.
 
     Raises:
-        FetchError: one of them is missing or cut short.
+        FetchError: one of these is missing or cut short.
     """
     config = _json_object(folder / "config.json")
     if not ({"model_type", "model_file"} & config.keys()):
@@ -95,9 +96,9 @@ def _json_object(path: Path) -> dict[str, Any]:
 
 
 def _check_safetensors(path: Path) -> None:
-    """Checks that a file ends where the last tensor ends, by its header.
+    """Checks, by a safetensors file's header, that the file ends where its last tensor ends.
 
-    Layout: a little-endian 64-bit length, so many bytes of JSON, the tensors' bytes.
+    Layout: a little-endian 64-bit length, that many bytes of JSON, the tensors' bytes.
     """
     try:
         size = path.stat().st_size

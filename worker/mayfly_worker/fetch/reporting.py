@@ -1,4 +1,4 @@
-"""Events of a running fetch: one JSON object a line, the last one its outcome.
+"""Events of the process that fetches a model: one JSON object a line, the last one its outcome.
 
 ::
 
@@ -6,8 +6,8 @@
     {"event": "done", "path": folder, "name": what to call the model}    then exit code 0
     {"event": "error", "message": sentences}                             then exit code 3
 
-Progress comes any number of times, before the others. A total of 0 means that it is not known. The
-text of a :class:`FetchError` is what an ``error`` event carries.
+Progress comes any number of times before the outcome. A total of 0 means that the total is not
+known. The message of an ``error`` event is the text of a :class:`FetchError`.
 """
 
 from __future__ import annotations
@@ -21,27 +21,30 @@ from typing import Literal, TextIO
 
 Stage = Literal["download", "convert"]
 Report = Callable[[Stage, int, int], None]
-"""A function that takes a stage, the bytes done and the bytes in all."""
+"""Callback for progress: stage, bytes done, bytes in all."""
 
 INTERVAL_S = 0.1
 
 
 class FetchError(Exception):
-    """The model cannot be had; the text says why and what to do, in sentences for its user."""
+    """A model can be neither found nor downloaded; the text tells the user why and what to do, in
+    sentences."""
 
 
 def claim_stdout() -> TextIO:
-    """Returns stdout for this program's own lines: whatever a library or a model's code prints goes
-    to stderr from now on."""
+    """Returns stdout for this program's own lines; anything that a library or a model's code prints
+    goes to stderr from now on."""
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return out
 
 
 class EventWriter:
-    """Writes events to ``out``, progress at most every :data:`INTERVAL_S`.
+    """Writes the events of fetching a model to ``out`` as JSON lines, progress at most every
+    :data:`INTERVAL_S` seconds.
 
-    The first and the last progress of each stage are never left out, and none comes twice.
+    The first and the last progress of each stage are never left out, and no progress is written
+    twice.
     """
 
     def __init__(self, out: TextIO, clock: Callable[[], float] = time.monotonic) -> None:

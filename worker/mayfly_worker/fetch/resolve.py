@@ -1,7 +1,8 @@
 """Finds the model that a name means, and fetches it if it is not on this machine.
 
-Nothing here imports MLX or the Hub's client before it has to: a model that is there is found in a
-blink."""
+This module imports neither MLX nor the Hub's client before it needs them: a model that is on this
+machine is found in a blink.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +18,18 @@ _DEMO = ("", "demo")
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """A model on this machine. ``name`` is what clients call it."""
+    """A model on this machine: its folder, and the ``name`` by which clients call the model."""
 
     path: Path
     name: str
 
 
 def resolve(model: str, cache: Path, *, float32: bool, report: Report) -> LocalModel:
-    """Finds or fetches a model. ``float32`` is for the demo model, and is implied on a CPU.
+    """Finds a model on this machine or downloads it. ``float32`` stores the demo model's weights as
+    float32, which is implied on a CPU.
 
     Raises:
-        FetchError: the model cannot be had.
+        FetchError: the model can be neither found nor downloaded.
     """
     _require_mlx()
     if model in _DEMO:
@@ -41,10 +43,10 @@ def resolve(model: str, cache: Path, *, float32: bool, report: Report) -> LocalM
 
 
 def find(model: str, cache: Path) -> LocalModel:
-    """Finds a model that is on this machine already. As :func:`resolve`, but nothing is fetched.
+    """Finds a model that is on this machine already; nothing is downloaded.
 
     Raises:
-        FetchError: the model is not here, or not all of it.
+        FetchError: the model is not on this machine, or not all of it.
     """
     _require_mlx()
     if model in _DEMO:
@@ -71,7 +73,8 @@ def _require_mlx() -> None:
 
 
 def _in_folder(model: str) -> LocalModel | None:
-    """Finds a model by its folder; None if its name may be a repository's."""
+    """Finds a model by its folder; None if ``model`` may be the name of a Hugging Face
+    repository."""
     path = Path(model).expanduser()
     if path.is_dir():
         model_folder.check(path)

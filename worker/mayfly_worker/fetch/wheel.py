@@ -1,7 +1,7 @@
 """Downloads a wheel with pip.
 
-pip knows this machine's package index, proxies, certificates and credentials. From version 24.1 it
-writes its progress in plain lines.
+pip knows this machine's package index, proxies, certificates and credentials. From version 24.1 on,
+pip can write its progress in plain lines.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ _PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 
 
 def download(requirement: str, folder: Path, report: Callable[[int, int], None]) -> Path:
-    """Downloads the wheel of a ``name==version`` into ``folder`` (an empty one), without its
-    dependencies. ``report`` takes the bytes done, and in all.
+    """Downloads the wheel of a requirement ``name==version`` into an empty ``folder``, without its
+    dependencies, and returns the wheel's path. ``report`` takes the bytes done, and the bytes in
+    all.
 
     Raises:
-        FetchError: pip is not there, or could not download the wheel.
+        FetchError: pip is not installed, or could not download the wheel.
     """
     command = [
         *(sys.executable, "-P", "-m", "pip", "download", requirement),
@@ -53,7 +54,7 @@ def download(requirement: str, folder: Path, report: Callable[[int, int], None])
 
 
 def verify(path: Path, sha256: str) -> None:
-    """Checks that a file has this digest (hexadecimal).
+    """Checks that a file has this SHA-256 digest (hexadecimal).
 
     Raises:
         FetchError: the file has another digest.
@@ -68,7 +69,7 @@ def verify(path: Path, sha256: str) -> None:
 
 
 def complaint(output: Iterable[str]) -> str:
-    """Explains a failed download, from the lines that pip wrote."""
+    """Explains to the user why a download failed, from the lines that pip wrote."""
     lines = [line.strip() for line in output]
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
     reason = f"pip said: {errors[-1]}" if errors else "pip gave no reason."
@@ -90,7 +91,7 @@ def _progress_bar() -> str:
 
 
 def _follow(lines: Iterable[str], report: Callable[[int, int], None]) -> list[str]:
-    """Reports progress lines, and returns the other lines."""
+    """Passes pip's lines of progress to ``report``, and returns its other lines."""
     others = []
     for line in lines:
         if match := _PROGRESS.match(line):

@@ -6,6 +6,6 @@
                                    |
                                    +--- schema_errors ---> the faulty place of a JSON schema
 
-llguidance does the work: it computes which tokens may come next, and a sampler draws from those
+The library llguidance computes which tokens may come next, and the sampler draws from these tokens
 alone.
 """

@@ -1,4 +1,4 @@
-"""Compiles grammars, and follows each sequence's output in its own."""
+"""Compiles grammars for constrained output, and follows each sequence's output in its grammar."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ MAX_KEPT = 64
 """Number of compiled grammars that are kept for later requests."""
 
 MAX_REASON_CHARACTERS = 500
-"""Longest error text, in characters: some errors quote their whole expression."""
+"""Longest error text about a grammar, in characters: some errors quote their whole expression."""
 
 TRIAL_TOKENS = 4
-"""Tokens for which a grammar is followed before it is accepted: a grammar that repeats repetitions
-shows only then that it needs more states than llguidance makes."""
+"""Number of tokens for which a grammar is followed, as a trial, before it is accepted: only then
+does a grammar that nests repetitions show that it needs more states than llguidance makes."""
 
 # llguidance's own bound, four times as high, lets an expression such as (a{1000}){1000} take
 # seconds, and no text of MAX_CHARACTERS needs more than this.
@@ -53,15 +53,17 @@ _EXPLANATIONS = {
 
 
 class GrammarCompiler:
-    """Compiles grammars for one model, and keeps the ones used last. Safe to use from several
-    threads.
+    """Compiles grammars for one model's tokenizer, and keeps the grammars that were used last. Safe
+    to use from several threads.
 
-    With ``in_reasoning`` the prompt has left a thought open: the model may end it as it likes, and
-    the grammar holds from there on. Without it the model cannot open a thought.
+    With ``in_reasoning`` the prompt ends inside reasoning: the model may end the reasoning as it
+    likes, and the grammar holds for the text after it. Without ``in_reasoning`` the model cannot
+    begin to reason.
     """
 
     def __init__(self, tokenizer: Any, width: int) -> None:
-        """``tokenizer`` is mlx-lm's ``TokenizerWrapper``, ``width`` that of the logits."""
+        """``tokenizer`` is mlx-lm's ``TokenizerWrapper``, ``width`` the length of a row of
+        logits."""
         self._tokenizer = tokenizer
         self._width = width
         self._vocabulary: LLTokenizer | None = None
@@ -69,19 +71,21 @@ class GrammarCompiler:
         self._lock = Lock()
 
     def compile(self, constraint: Constraint, *, in_reasoning: bool = False) -> CompiledGrammar:
-        """Compiles the grammar of a constraint.
+        """Compiles the grammar of a constraint on a request's output.
 
         Raises:
             InvalidInput: the constraint is malformed, impossible, or not supported by llguidance;
-                the message says where.
+                the message names the place in the constraint.
         """
         return self._compiled(constraint_grammar(constraint), in_reasoning)
 
     def tools(self, prompt: ChatPrompt, *, in_reasoning: bool = False) -> CompiledGrammar:
-        """Compiles the grammar of an answer that has to call tools, as ``ChoiceText`` parses them.
+        """Compiles the grammar of an answer that has to call tools, in the form that ``ChoiceText``
+        parses.
 
         Raises:
-            InvalidInput: as :meth:`compile`, for the parameters of a tool.
+            InvalidInput: the parameters of a tool are malformed, impossible, or not supported by
+                llguidance.
         """
         return self._compiled(tool_call_grammar(prompt), in_reasoning)
 
@@ -115,7 +119,8 @@ class GrammarCompiler:
         return CompiledGrammar(matcher, self._width, vocabulary.vocab_size)
 
     def _start(self, grammar: str) -> LLMatcher:
-        """Makes a matcher and its first mask; ``is_error`` if the grammar cannot be followed."""
+        """Makes a matcher at the beginning of a grammar, and computes its first mask. ``is_error``
+        of the matcher is true if the grammar cannot be followed."""
         matcher = LLMatcher(self._llguidance(), grammar, log_level=0, limits=_LIMITS)
         if not matcher.is_error():
             matcher.compute_bitmask()
@@ -138,7 +143,8 @@ class GrammarCompiler:
         return _trial_error(self._start(json.dumps({"grammars": [part]})))
 
     def _llguidance(self) -> LLTokenizer:
-        """The tokenizer for llguidance, converted once, on demand: it takes a third of a second."""
+        """Returns the tokenizer in llguidance's form. It is converted on the first call, which
+        takes a third of a second."""
         with self._lock:
             if self._vocabulary is None:
                 self._vocabulary = self._convert()
@@ -163,7 +169,8 @@ class GrammarCompiler:
 
 
 class CompiledGrammar:
-    """A grammar at its beginning. Each sequence that follows it has its own :meth:`matcher`."""
+    """A compiled grammar. Each sequence whose output follows the grammar has its own
+    :meth:`matcher`."""
 
     def __init__(self, matcher: LLMatcher, width: int, vocabulary: int) -> None:
         self._matcher = matcher
@@ -171,12 +178,13 @@ class CompiledGrammar:
         self._vocabulary = vocabulary
 
     def matcher(self) -> GrammarMatcher:
-        """Copies the matcher in about a microsecond; copies share the states computed so far."""
+        """Returns a matcher for one sequence, copied in about a microsecond; copies share the
+        states that are computed so far."""
         return GrammarMatcher(self._matcher.deep_copy(), self._width, self._vocabulary)
 
 
 class GrammarMatcher:
-    """A grammar's position in one sequence's output."""
+    """Position of one sequence's output in the grammar that the output follows."""
 
     __slots__ = ("_matcher", "_spare")
 
@@ -186,12 +194,13 @@ class GrammarMatcher:
         self._spare = np.zeros(size, dtype=np.int32) if size != _word_count(width) else None
 
     def fill(self, mask: NDArray[np.int32]) -> None:
-        """Writes the ids that may come next into ``mask``, contiguous of shape [ceil(width / 32)]:
-        bit ``id % 32`` of word ``id // 32``. At least one id is allowed: end tokens among others
-        where the output is complete, and end tokens alone where nothing can be added to it.
+        """Writes the token ids that may come next into ``mask``, which is contiguous, of shape
+        [ceil(width / 32)]: bit ``id % 32`` of word ``id // 32``. At least one id is allowed: end
+        tokens among others if the output is complete, and end tokens alone if nothing can be added
+        to it.
 
         Raises:
-            GrammarFailed: llguidance has met its limits in this grammar.
+            GrammarFailed: llguidance has reached its limits in this grammar.
         """
         words = mask if self._spare is None else self._spare
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
@@ -201,19 +210,19 @@ class GrammarMatcher:
             mask[:] = self._spare[: len(mask)]
 
     def consume(self, token: int) -> None:
-        """Advances by a token.
+        """Advances the position by one token.
 
         Raises:
-            GrammarFailed: the grammar does not allow it.
+            GrammarFailed: the grammar does not allow the token.
         """
         if not self._matcher.consume_token(token):
             raise GrammarFailed(_reason(self._matcher))
 
     def replay(self, tokens: Sequence[int]) -> None:
-        """Advances by many tokens, generated by another worker.
+        """Advances the position by tokens that another worker generated.
 
         Raises:
-            GrammarFailed: the grammar does not allow them.
+            GrammarFailed: the grammar does not allow these tokens.
         """
         if not self._matcher.consume_tokens(list(tokens)):
             raise GrammarFailed(_reason(self._matcher))
@@ -229,8 +238,8 @@ def _word_count(bits: int) -> int:
 
 
 def _trial_error(initial: LLMatcher) -> str:
-    """Follows a grammar from its beginning for ``TRIAL_TOKENS`` tokens; returns the reason why that
-    fails, or an empty string."""
+    """Follows a grammar from its beginning for ``TRIAL_TOKENS`` tokens, as a trial; returns the
+    error if the trial fails, else an empty string."""
     matcher = initial.deep_copy()
     for _ in range(TRIAL_TOKENS):
         if not matcher.is_error() and not matcher.is_stopped():
@@ -239,14 +248,14 @@ def _trial_error(initial: LLMatcher) -> str:
 
 
 def _first(mask: bytes) -> int:
-    """The lowest id that a mask, a bit for each, allows."""
+    """Returns the lowest token id that a mask with one bit for each id allows."""
     bits = int.from_bytes(mask, "little")
     return (bits & -bits).bit_length() - 1
 
 
 def _reason(matcher: LLMatcher) -> str:
-    """llguidance's error without the dump of its state; in our words where its own name things that
-    a client cannot know."""
+    """Returns the error of an llguidance matcher without the dump of its state; in words of our own
+    if llguidance's words name things that a client cannot know."""
     reason = matcher.get_error().split("\n<state>")[0].strip()[:MAX_REASON_CHARACTERS]
     return next(
         (ours for theirs, ours in _EXPLANATIONS.items() if reason.startswith(theirs)), reason

@@ -1,4 +1,4 @@
-"""Finds the place of an error in a JSON schema, which llguidance does not name."""
+"""Finds the place of an error in a JSON schema, which the errors of llguidance do not name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 SEARCH_S = 1.0
-"""Longest time to compile parts of a schema in search of the one that fails."""
+"""Most seconds spent on compiling parts of a JSON schema, in search of the part that fails."""
 
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -15,16 +15,17 @@ _SINGLES = ("items", "additionalProperties", "additionalItems")
 _UNSATISFIABLE = "Unsatisfiable"
 
 CompileError = Callable[[Any], str]
-"""A function that compiles a schema and returns its error, or an empty string."""
+"""A function that compiles a JSON schema and returns its error, or an empty string if there is
+none."""
 
 
 def locate_error(
     schema: dict[str, Any], reason: str, compile_error: CompileError
 ) -> tuple[str, str]:
-    """Finds the innermost part of a schema that fails as the whole does, for ``reason``; or the
-    innermost that was found within ``SEARCH_S``.
+    """Finds the innermost part of a JSON schema that fails for the same ``reason`` as the whole
+    schema. After SEARCH_S seconds the innermost part found so far counts.
 
-    Returns its place, a JSON pointer (``#/properties/age``), and its error.
+    Returns the part's place, a JSON pointer (``#/properties/age``), and its error.
     """
     place, node = "#", schema
     seen = {place}
@@ -43,10 +44,11 @@ def locate_error(
 
 
 def endless_definition(schema: dict[str, Any]) -> str | None:
-    """The place of a definition that requires itself, so that no document could ever end; or None.
+    """Returns the place of a definition that requires itself, so that no document could ever end;
+    None if there is none.
 
-    A definition can end if all that it requires can. The set of definitions that can end is grown
-    from the empty one until nothing changes.
+    A definition can end if all definitions that it requires can end. The set of definitions that
+    can end is grown from the empty set until nothing changes.
     """
     places = {
         f"#/{key}/{_escaped(name)}": node for key in _MAPS[2:] for name, node in _map(schema, key)
@@ -76,8 +78,8 @@ def _ends(node: Any, ending: set[str], places: dict[str, Any]) -> bool:
 
 
 def _required(node: dict[str, Any]) -> Iterator[Any]:
-    """Yields the subschemas that every document of this schema has a value of. (A schema that also
-    allows other types than an object or an array is taken to end.)"""
+    """Yields the subschemas of which every document of a JSON schema has a value. (A schema that
+    also allows other types than an object or an array is taken to end.)"""
     if isinstance(node.get("allOf"), list):
         yield from node["allOf"]
     if node.get("type") == "object":
@@ -97,7 +99,8 @@ def _required(node: dict[str, Any]) -> Iterator[Any]:
 def _children(
     place: str, node: Any, schema: dict[str, Any], reason: str
 ) -> Iterator[tuple[str, Any]]:
-    """Yields the subschemas of a schema, with their pointers."""
+    """Yields the subschemas of the JSON schema ``node``, each with its JSON pointer; ``place`` is
+    that of ``node`` itself."""
     if not isinstance(node, dict):
         return
     required = node.get("required")
@@ -122,14 +125,15 @@ def _children(
 
 
 def _same(found: str, reason: str) -> bool:
-    """True if a part's error is the whole schema's: the text does not depend on the place, except
-    that an unsatisfiable part has a reason of its own."""
+    """True if the error of a part of a JSON schema is the error of the whole: the text does not
+    depend on the place, except that each unsatisfiable part has a text of its own."""
     both = found.startswith(_UNSATISFIABLE) and reason.startswith(_UNSATISFIABLE)
     return bool(found) and (found == reason or both)
 
 
 def _rooted(node: Any, schema: dict[str, Any]) -> Any:
-    """A part as a schema of its own, with the definitions that it may refer to."""
+    """Returns a part of a JSON schema as a schema of its own, with the definitions of the whole
+    schema, to which the part may refer."""
     if not isinstance(node, dict):
         return node
     return {**{key: schema[key] for key in _MAPS[2:] if key in schema}, **node}

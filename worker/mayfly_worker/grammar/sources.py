@@ -1,8 +1,8 @@
 """Writes the constraints on a request's output as llguidance grammars.
 
-A grammar is a list of parts; it begins with the first, and ``@name`` in a part refers to another.
-JSON is compact, without whitespace between its tokens: a weak model that may write whitespace can
-go on writing it for ever.
+A grammar is a list of parts, of which the first is the start; ``@name`` in a part refers to another
+part. JSON is compact, without whitespace between its tokens: a weak model that may write whitespace
+can go on writing whitespace for ever.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from mayfly_worker.request_errors import InvalidInput
 
 MAX_CHARACTERS = 250_000
 MAX_PROPERTIES = 2_000
-"""Properties of one object: llguidance's time grows with their square (0.6 s for so many)."""
+"""Most properties of one object in a JSON schema: llguidance's time grows with the square of their
+number (0.6 s for 2,000)."""
 MAX_CALLS = 16
-"""Most calls in one answer that is forced to call tools."""
+"""Most tool calls in one answer if the request forces tool calls."""
 
 _OPENING = {"additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref"}
 
@@ -31,8 +32,9 @@ Schema = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class GrammarSource:
-    """A grammar's parts. ``schemas`` are the JSON schemas among them, with a description of their
-    place in the request, to search for errors. ``param`` is the request's field."""
+    """The parts of a grammar, before it is compiled. ``schemas`` are the JSON schemas among the
+    parts, each after a description of its place in the request; errors are searched for in them.
+    ``param`` is the request's field that an error names."""
 
     parts: tuple[dict[str, Any], ...]
     param: str
@@ -42,14 +44,16 @@ class GrammarSource:
         return json.dumps({"grammars": self.parts})
 
     def after(self, thought: str) -> GrammarSource:
-        """This grammar after a text that ``thought`` (Lark, with a rule of that name) describes."""
+        """Returns a grammar in which this one follows a text (the model's reasoning), which the
+        Lark rule ``thought`` describes."""
         first = {"name": "answered", "lark_grammar": f"start: thought @answer\n{thought}"}
         renamed = {**self.parts[0], "name": "answer"}
         return GrammarSource((first, renamed, *self.parts[1:]), self.param, self.schemas)
 
 
 def constraint_grammar(constraint: Constraint) -> GrammarSource:
-    """The grammar of a constraint. Raises InvalidInput for a value that is not of its kind."""
+    """Returns the grammar of a constraint on a request's output. Raises InvalidInput if the
+    constraint's value is too long or not of its kind."""
     if len(constraint.value) > MAX_CHARACTERS:
         raise InvalidInput(
             f"the {constraint.kind} has {len(constraint.value)} characters, "
@@ -60,8 +64,9 @@ def constraint_grammar(constraint: Constraint) -> GrammarSource:
 
 
 def tool_call_grammar(prompt: ChatPrompt) -> GrammarSource:
-    """The grammar of ``[{"name":…,"arguments":{…}},…]`` with tools of the prompt: one call or, in
-    parallel, up to ``MAX_CALLS``; if one tool is forced, one call of that tool.
+    """Returns the grammar of ``[{"name":…,"arguments":{…}},…]`` with tools of the prompt: one call
+    or, if the request allows parallel calls, up to ``MAX_CALLS``; if the request forces one tool,
+    one call of that tool.
 
     Raises:
         InvalidInput: there is no tool to call, or a tool's parameters are no schema of an object.
@@ -88,10 +93,11 @@ def tool_call_grammar(prompt: ChatPrompt) -> GrammarSource:
 
 
 def thought_rule(end: str, end_ids: Sequence[int], special: bool) -> str:
-    """The Lark rule ``thought``: the rest of an open thought up to its end marker, ``end``.
+    """Returns the Lark rule ``thought``: the rest of reasoning that has begun, up to its end marker
+    ``end``.
 
-    The marker may come as its own ids, or spelled with other tokens. llguidance lets no text match
-    ``special`` tokens, so that they are named by id.
+    The model may write the end marker as the tokens ``end_ids``, or spell it with other tokens.
+    llguidance lets no text match ``special`` tokens, so special tokens are named by id.
     """
     marker = regex_to_lark(_quoted(end), "")
     by_ids = "".join(f" <[{id}]>" for id in end_ids)
@@ -103,12 +109,12 @@ def thought_rule(end: str, end_ids: Sequence[int], special: bool) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A regular expression for this text alone."""
+    """Returns a regular expression that matches this text alone."""
     return "".join(c if c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text)
 
 
 def compact(schema: Schema) -> Schema:
-    """Restricts a schema to documents without whitespace between their tokens."""
+    """Restricts a JSON schema to documents without whitespace between their tokens."""
     return {**schema, "x-guidance": {"whitespace_flexible": False}}
 
 
@@ -151,9 +157,10 @@ def _check_size(schema: Schema, param: str) -> None:
 
 
 def _parameters(tool: dict[str, Any]) -> Schema:
-    """A tool's parameters as a schema of an object, one without properties where they are left out.
+    """Returns a tool's parameters as a JSON schema of an object, without properties if the tool
+    declares no parameters.
 
-    Undeclared parameters are ruled out unless the schema mentions them: no tool expects them, and a
+    Undeclared parameters are forbidden unless the schema mentions them: no tool expects them, and a
     weak model would invent them for ever.
     """
     schema = tool.get("parameters") or {"properties": {}}

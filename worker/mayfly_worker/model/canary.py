@@ -1,12 +1,13 @@
-"""Canary: fixed prompts run through the real engine and compared with stored tokens.
+"""Canary: fixed test prompts that are run through the real engine, to find a GPU that computes
+wrongly.
 
 Some faults of a GPU raise nothing: a kernel that did not run leaves zeros, and the answer is fluent
-nonsense with status 200. So before a worker is READY, and from time to time while it is idle, three
-short sequences go through the code that serves requests: greedy and sampled, of different lengths
-and budgets, one of them later than the others, so that padding, batching, joins, removals, stored
-prefixes and both samplers take part. Their tokens have to equal the tokens that were stored when
-this model first ran on this kind of device, and no row's logits may be constant or not finite (the
-engine raises then).
+nonsense with status 200. So before a worker counts as ready, and from time to time while it is
+idle, three short sequences go through the code that serves requests: greedy and sampled ones, of
+different lengths and budgets, one of them started later than the others, so that padding, batching,
+joins, removals, stored prefixes and both samplers take part. Their tokens have to equal the tokens
+that were stored when this model first ran on this type of device, and no row's logits may be
+constant or not finite (the engine raises if any are).
 
 The canary also compiles most kernels that the first request would have to wait for.
 """
@@ -28,32 +29,37 @@ from mayfly_worker.prefix_cache import PrefixCache
 
 TEXT = "The mayfly lives for a day."
 TOKENS = 8
-"""Tokens of the longest sequence. Without a fast BLAS a CPU takes a second for four tokens of a
-small model."""
+"""Tokens that the longest sequence of the canary (a test run of fixed prompts) generates. Without a
+fast BLAS a CPU takes a second for four tokens of a small model."""
 
 
 class CanaryMismatch(RuntimeError):
-    """The canary's tokens differ from the stored ones: the device computes something else now."""
+    """The tokens generated for fixed test prompts differ from the stored ones: the device does not
+    compute what it computed before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """The canary of one loaded model; ``references`` hold the expected tokens."""
+    """Self-test of a worker: runs fixed prompts through the engine, and compares the tokens with
+    those that the first worker of this model generated, which are stored in ``references``. This
+    finds faults of a GPU that raise no error."""
 
     loaded: LoadedModel
     references: ReferenceStore
 
     @classmethod
     def of(cls, loaded: LoadedModel, folder: str) -> Canary:
-        """Makes a canary with references in ``folder``; without a folder, every run is compared
-        with the first one of this process."""
+        """Makes the canary of a loaded model, whose expected tokens are stored in ``folder``. If
+        ``folder`` is empty, every run of the canary is compared with its first run in this
+        process."""
         return cls(loaded, ReferenceStore.of(folder, loaded.card.digest))
 
     def check(self, counters: EngineCounters | None = None) -> None:
-        """Runs the canary's prompts and compares their tokens.
+        """Runs the fixed prompts and compares the generated tokens with the stored tokens; stores
+        the tokens if none are stored yet.
 
         Raises:
-            CanaryMismatch: the tokens differ from the stored ones.
+            CanaryMismatch: the tokens differ from the stored tokens.
             Exception: any error of the engine, unchanged.
         """
         tokens = self._run(counters)

@@ -1,12 +1,13 @@
-"""Loading of a model folder into memory, with progress.
+"""Loads a model folder into memory, and reports progress.
 
 ::
 
     weight files -> page cache -> lazy model -> layer by layer into memory -> model card
 
-The weight files are in the page cache before MLX opens them
+The weight files are read into the page cache before MLX opens them
 (:mod:`mayfly_worker.model.page_cache`). Then parameters are evaluated layer by layer, so that no
-single command is large and progress is known in bytes. All of it runs on the engine thread.
+single command is large and progress is known in bytes. Everything but the reading of the files runs
+on the engine thread.
 """
 
 from __future__ import annotations
@@ -33,18 +34,19 @@ from mayfly_worker.model.probe import Probe, probe
 from mayfly_worker.model.reference_store import ReferenceStore
 
 ReportProgress = Callable[[LoadPhase, int, int], None]
-"""Callback for progress: phase, bytes done, bytes in all."""
+"""Callback for the progress of loading: phase, bytes done, bytes in all."""
 
 _SAMPLE = 1 << 20
 
 
 class ModelLoadError(Exception):
-    """A model folder that cannot be served as it is configured; no retry helps."""
+    """The model folder cannot be served as it is configured; loading it again would fail again."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model in memory with its tokenizer, card and probe results."""
+    """A model in memory, with its tokenizer, its card (properties that front ends need), its probe
+    (properties found by running a few tokens), and a function that makes its empty KV caches."""
 
     model: Any
     tokenizer: Any
@@ -54,18 +56,19 @@ class LoadedModel:
 
     @property
     def bucketed(self) -> bool:
-        """True if prefill is padded to a few lengths, which is of use where MLX runs on CUDA."""
+        """True if prompts are padded to a few lengths in prefill, which is of use where MLX runs on
+        CUDA."""
         return bool(mx.cuda.is_available())
 
 
 def load(
     settings: WorkerSettings, report: ReportProgress, reader: WeightReader | None = None
 ) -> LoadedModel:
-    """Loads the settings' model; ``reader`` may have begun to read its weight files.
+    """Loads the model that the settings name; ``reader`` may have begun to read its weight files.
 
     Raises:
-        ModelLoadError: the folder is incomplete, wants to run code of its own without permission,
-            or an option does not fit the model.
+        ModelLoadError: the folder is incomplete, needs to run Python code of its own without
+            permission, or an option does not fit the model.
     """
     folder = Path(settings.model_path)
     _check(folder, settings)
@@ -94,10 +97,11 @@ def load(
 
 
 def assemble(settings: WorkerSettings) -> tuple[Any, Any, dict[str, Any]]:
-    """Returns a model whose weights are still on the disk, its tokenizer and its configuration.
+    """Returns a model whose weights are still on the disk, its tokenizer, and its configuration.
 
     Raises:
-        ModelLoadError: as :func:`load`.
+        ModelLoadError: the folder is incomplete, needs to run Python code of its own without
+            permission, or cannot be read by mlx-lm.
     """
     folder = Path(settings.model_path)
     _check(folder, settings)
@@ -157,10 +161,11 @@ def _check(folder: Path, settings: WorkerSettings) -> None:
 
 
 def cache_factory(model: Any, config: dict[str, Any], settings: WorkerSettings) -> caches.Factory:
-    """Returns a factory of empty caches for this model.
+    """Returns a function that makes empty KV caches for this model.
 
     Raises:
-        ModelLoadError: an option of the settings has no effect on this model's caches.
+        ModelLoadError: ``max_kv_size`` or ``kv_bits`` is set and has no effect on this model's
+            caches.
     """
     kind = config.get("model_type")
     if settings.max_kv_size is not None and not caches.can_be_bounded(model):
@@ -191,7 +196,8 @@ def _probed(
 
 
 def materialize(model: Any, report: ReportProgress) -> int:
-    """Evaluates a lazy model's parameters layer by layer and returns their bytes."""
+    """Reads a lazy model's parameters into memory, layer by layer, and returns their size in
+    bytes."""
     parameters: list[tuple[str, mx.array]] = list(tree_flatten(model.parameters()))  # type: ignore[arg-type]
     total = sum(p.nbytes for _, p in parameters)
     done = 0
@@ -204,7 +210,7 @@ def materialize(model: Any, report: ReportProgress) -> int:
 
 
 def _layers(parameters: list[tuple[str, mx.array]]) -> Iterator[list[mx.array]]:
-    """Yields the parameters of each layer together, by the layers in their names."""
+    """Yields the parameters of each layer together; a parameter's name tells its layer."""
     groups: dict[str, list[mx.array]] = {}
     for name, parameter in parameters:
         match = re.match(r"(.*?\blayers\.\d+)\.", name)
@@ -213,8 +219,8 @@ def _layers(parameters: list[tuple[str, mx.array]]) -> Iterator[list[mx.array]]:
 
 
 def context_length(config: dict[str, Any], tokenizer: Any) -> int:
-    """Returns the context length in tokens from the model's configuration, else the tokenizer's
-    limit if it has one, else 0 (unlimited)."""
+    """Returns a model's context length in tokens: from its configuration, else the tokenizer's
+    limit if there is one, else 0 (unlimited)."""
     for holder in (config, config.get("text_config") or {}):
         for name in ("max_position_embeddings", "n_positions", "max_seq_len", "model_max_length"):
             if isinstance(value := holder.get(name), int) and value > 0:
@@ -224,11 +230,12 @@ def context_length(config: dict[str, Any], tokenizer: Any) -> int:
 
 
 def digest(folder: Path, settings: WorkerSettings) -> str:
-    """Hashes everything that decides the model's output; returns hexadecimal digits.
+    """Returns a hash, in hexadecimal digits, of everything that decides the model's output.
 
-    Small files are hashed whole, a weight file by its size, its header (names, shapes, types and
-    places of all tensors) and samples of its content: hashing hundreds of gigabytes at every start
-    would take longer than loading them, and two models with the same header differ everywhere.
+    Small files are hashed whole; of a weight file, its size, its header (names, shapes, types and
+    places of all tensors) and samples of its content are hashed. To hash hundreds of gigabytes at
+    every start would take longer than to load them, and two different models with the same header
+    differ everywhere.
     """
     sha = hashlib.sha256()
     folders = [folder, *([Path(settings.adapter)] if settings.adapter else [])]

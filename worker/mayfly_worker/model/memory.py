@@ -1,4 +1,4 @@
-"""Memory plan of one worker.
+"""Memory plan of one worker: the bytes that its weights and its KV caches may take.
 
 ::
 
@@ -26,8 +26,9 @@ _LEAST = 64 << 20
 
 
 def device_bytes() -> int:
-    """Returns the bytes that all workers of this machine may use together: Metal's recommendation,
-    nine tenths of a CUDA device, three quarters of the memory of a machine without either."""
+    """Returns the bytes that all workers of this machine may use together: what Metal recommends,
+    nine tenths of a CUDA device's memory, or three quarters of the main memory if there is
+    neither."""
     info = mx.device_info()
     recommended = info.get("max_recommended_working_set_size")
     if isinstance(recommended, int) and recommended > 0:
@@ -39,7 +40,8 @@ def device_bytes() -> int:
 
 
 def free_bytes() -> int:
-    """Returns the free bytes; on Metal, where they are not known, the recommended ones."""
+    """Returns the free bytes of the CUDA device, or of the main memory on a CPU; on Metal, which
+    does not report them, the bytes that Metal recommends to use."""
     free = admission.free_memory()
     if free is not None:
         return free
@@ -47,12 +49,14 @@ def free_bytes() -> int:
 
 
 def limit_bytes(settings: WorkerSettings, *, held: int = 0) -> int:
-    """Returns the bytes that a worker may use in all; it has ``held`` of them already."""
+    """Returns the bytes that a worker may use in all, including ``held`` bytes that it uses
+    already."""
     return settings.memory_limit or min(_share(settings), free_bytes() + held)
 
 
 def kv_bytes(settings: WorkerSettings, limit: int, weight_bytes: int) -> int:
-    """Returns the bytes for caches of running sequences; 0 or less if the weights do not fit."""
+    """Returns the bytes for the KV caches of running sequences if the worker may use ``limit``
+    bytes in all; 0 or less if the weights do not fit."""
     return settings.kv_budget or int((limit - weight_bytes) * (1 - _HEADROOM) / 1.25)
 
 
@@ -61,13 +65,14 @@ def _share(settings: WorkerSettings) -> int:
 
 
 def plan(settings: WorkerSettings, loaded: LoadedModel) -> Budget:
-    """Returns the admission budget of a loaded model, and sets MLX's own limits to match it."""
+    """Returns the memory budget by which a loaded model's requests are admitted, and sets MLX's own
+    memory limits to match."""
     weights = loaded.card.weight_bytes
     limit = limit_bytes(settings, held=weights)
     if settings.memory_limit:
         mx.set_memory_limit(settings.memory_limit)
     if mx.metal.is_available():
-        # Several workers must not each wire all that is recommended.
+        # Several workers must not each wire all the memory that Metal recommends.
         mx.set_wired_limit(min(limit, _share(settings)))
     mx.set_cache_limit(max(_LEAST, limit // 10))
     return Budget(
@@ -79,10 +84,11 @@ def plan(settings: WorkerSettings, loaded: LoadedModel) -> Budget:
 
 
 def within(card: ModelCard, budget: Budget) -> ModelCard:
-    """Returns the card with its context reduced to the length that memory can hold for one
+    """Returns the model card with its context reduced to the length that memory can hold for one
     sequence.
 
-    An answer that ends there has filled the context that clients see.
+    Clients are shown this context, so an answer that fills the memory ends as one that fills the
+    context does.
     """
     if budget.bytes_per_token <= 0:
         return card

@@ -1,8 +1,9 @@
-"""Reading of weight files into the system's page cache, on a thread of its own.
+"""Reads weight files into the system's page cache, on a thread of its own.
 
-A GPU command that waits for a weight file to be read from disk can exceed the GPU watchdog's limit,
-so the files are read once before MLX opens them. Reading needs the disk, a worker's imports need a
-core for a second or more: both happen at the same time. So this module does not import MLX.
+A GPU command that waits for a weight file to be read from disk can exceed the GPU watchdog's time
+limit, so the files are read once before MLX opens them. Reading needs the disk, and a worker's
+imports need a CPU core for a second or more: both happen at the same time. For that, this module
+must not import MLX.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 class WeightReader:
-    """Reads files from beginning to end on a thread that starts at once."""
+    """Reads files from beginning to end, which puts them into the page cache, on a thread that
+    starts at once."""
 
     def __init__(self, files: list[Path]) -> None:
         self._files = files
@@ -34,7 +36,8 @@ class WeightReader:
         threading.Thread(target=self._read, name="weight-reader", daemon=True).start()
 
     def follow(self, watcher: Watcher) -> None:
-        """Calls ``watcher`` with the progress until all files are read.
+        """Calls ``watcher`` with the bytes read so far and the bytes in all, until all files are
+        read.
 
         Raises:
             OSError: a file cannot be read.
@@ -50,7 +53,8 @@ class WeightReader:
             raise self._error
 
     def _wait_beyond(self, done: int) -> tuple[int, bool]:
-        """Waits until more than ``done`` bytes are read; returns the bytes, and True at the end."""
+        """Waits until more than ``done`` bytes are read, or reading has ended; returns the bytes
+        read, and True if reading has ended."""
         with self._changed:
             self._changed.wait_for(lambda: self._over or self._done > done)
             return self._done, self._over

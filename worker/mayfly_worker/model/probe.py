@@ -1,6 +1,7 @@
-"""Probe of a model before it serves: logits width, KV cost, batching and padding.
+"""Probe of a model before it serves: length of a row of logits, KV cost, batching and padding.
 
-A few tokens are run through the model, because its code does not say these things.
+A few tokens are run through the model to learn these properties, because its code does not state
+them.
 """
 
 from __future__ import annotations
@@ -21,14 +22,16 @@ from mayfly_worker.prefix_cache.layers import leaves
 _LONG = [7, 3, 11, 5, 2, 13, 4]
 _SHORT = [9, 6, 8]
 _TOLERANCE = 0.2
-"""In standard deviations of the logits. Right padding was seen to move them by 1e-5 in float32
-where a model honours the mask, and by several standard deviations where it does not."""
+"""Largest difference, in standard deviations of the logits, that padding of a prompt may make to
+its logits. Right padding was seen to move logits by 1e-5 in float32 where a model honours the mask,
+and by several standard deviations where a model ignores it."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVCost:
-    """Bytes of a sequence's cache: per token in layers that grow, and per row in layers that do not
-    (state-space layers) or only up to a window, which is counted whole."""
+    """Bytes of a sequence's KV cache: ``per_token`` for each token (layers that grow), and
+    ``per_row`` whatever the length (state-space layers, and layers with a window, which is counted
+    whole)."""
 
     per_token: int
     per_row: int
@@ -36,7 +39,7 @@ class KVCost:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Results of a probe.
+    """Properties of a model that were found by running a few tokens through it.
 
     ``width`` is the length of a row of logits, which may exceed the tokenizer's vocabulary.
     ``batchable``: sequences may decode together. ``padding_safe``: prompts of different lengths may
@@ -50,7 +53,8 @@ class Probe:
 
 
 def probe(model: Any, new_cache: caches.Factory, references: ReferenceStore) -> Probe:
-    """Runs a few tokens through the model, except where the references have the result."""
+    """Finds a model's properties by running a few tokens through it. The test of padding is left
+    out if ``references`` (stored results of earlier workers) have its result."""
     cache = new_cache()
     logits = model(mx.array([_SHORT]), cache=cache)
     batchable = can_batch(cache)
@@ -63,14 +67,15 @@ def probe(model: Any, new_cache: caches.Factory, references: ReferenceStore) -> 
 
 
 def can_batch(cache: caches.Cache) -> bool:
-    """True if sequences with such caches may decode together."""
+    """True if sequences with KV caches of this type may decode together."""
     return all(hasattr(layer, "merge") for layer in cache)
 
 
 def kv_cost(model: Any, new_cache: caches.Factory) -> KVCost:
-    """Returns the KV cost of a model whose weights are not loaded.
+    """Returns the bytes of KV cache per token and per sequence, of a model whose weights are not
+    loaded.
 
-    The forward pass is built but not computed, which is enough to know each array's shape and type.
+    A forward pass is built but not computed, which is enough to know each array's shape and type.
     """
     cache = new_cache()
     model(mx.array([_SHORT]), cache=cache)
@@ -103,7 +108,8 @@ def _flat(state: Any) -> Iterator[mx.array]:
 def _padding_safe(model: Any, new_cache: caches.Factory, references: ReferenceStore) -> bool:
     """True if prompts of different lengths may be prefilled together.
 
-    Only a positive result is stored: a negative one may come from a faulty device.
+    Only a positive result is stored for later workers: a negative result may come from a faulty
+    device.
     """
     question = ("padding", _LONG, _SHORT, _TOLERANCE)
     if references.known(question):
@@ -115,8 +121,8 @@ def _padding_safe(model: Any, new_cache: caches.Factory, references: ReferenceSt
 
 
 def _ends_as_alone(model: Any, new_cache: caches.Factory) -> bool:
-    """True if two prompts of different lengths, prefilled together, give the logits of each
-    alone."""
+    """True if two prompts of different lengths have the same logits prefilled together as each has
+    alone, up to a tolerance."""
     together = _next_logits(model, new_cache, [_LONG, _SHORT])
     alone = mx.concatenate([_next_logits(model, new_cache, [p]) for p in (_LONG, _SHORT)])
     worst = mx.max(mx.abs(together - alone))
@@ -124,7 +130,8 @@ def _ends_as_alone(model: Any, new_cache: caches.Factory) -> bool:
 
 
 def _next_logits(model: Any, new_cache: caches.Factory, prompts: list[list[int]]) -> mx.array:
-    """Returns the logits after each prompt, shape [prompts, width]."""
+    """Prefills the prompts together and returns the logits after each prompt, shape [prompts,
+    width]."""
     rows = [
         SequenceState(i, tokens, SequenceSampling.greedy(), 1) for i, tokens in enumerate(prompts)
     ]

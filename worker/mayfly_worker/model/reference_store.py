@@ -1,8 +1,9 @@
-"""Store of reference results of a model on a kind of device, shared by all workers of a node.
+"""Store of reference results of a model on a type of device, shared by all workers of a node.
 
-One small file for each question, in the node's state directory. Its name is a hash of everything
-that decides the answer, so that nothing has to be removed when a model, a version or a device
-changes.
+A reference result is computed by the first worker of a model, for later workers to compare with or
+to reuse: the tokens of test prompts, for instance. Each is one small file in the node's state
+directory. The file's name is a hash of everything that decides the result, so that nothing has to
+be removed when a model, a version or a device changes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ DISTRIBUTIONS = ("mlx-mayfly", "mlx", "mlx-lm")
 
 
 def versions() -> dict[str, str]:
-    """Returns versions by distribution; without a distribution that runs from a source tree."""
+    """Returns the versions of Mayfly, MLX and mlx-lm by distribution name; a distribution that is
+    not installed (run from a source tree) is left out."""
     found = {}
     for name in DISTRIBUTIONS:
         with suppress(PackageNotFoundError):
@@ -36,9 +38,10 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class ReferenceStore:
-    """Reference results of the model with this digest.
+    """Results that the first worker of a model computed, stored for later workers to compare with
+    or to reuse: the tokens of test prompts, for instance. ``digest`` identifies the model.
 
-    Without a ``folder`` they last as long as the process.
+    Without a ``folder`` the results last as long as the process.
     """
 
     folder: Path | None
@@ -50,20 +53,20 @@ class ReferenceStore:
         return cls(Path(folder) if folder else None, digest, {})
 
     def known(self, question: object) -> Any | None:
-        """Returns the stored answer to a question; None if there is none."""
+        """Returns the stored result that ``question`` names; None if none is stored."""
         key = self._key(question)
         if key in self.in_memory or self.folder is None:
             return self.in_memory.get(key)
         try:
             return json.loads((self.folder / f"{key}.json").read_text("utf-8"))
         except (OSError, ValueError):
-            return None  # never stored, or cut short by a full disk: it is stored anew
+            return None  # never stored, or cut short by a full disk: stored anew
 
     def store(self, question: object, answer: Any) -> None:
-        """Stores a JSON-compatible answer to a question.
+        """Stores ``answer``, a JSON-compatible result, under the name of ``question``.
 
-        An answer that cannot be written lasts as long as the process: a full disk does not keep a
-        worker from serving.
+        A result that cannot be written to the disk is kept in memory for this process alone: a full
+        disk does not keep a worker from serving.
         """
         key = self._key(question)
         self.in_memory[key] = answer
@@ -77,11 +80,16 @@ class ReferenceStore:
             scratch.replace(path)
         except OSError as error:
             with suppress(OSError):
-                scratch.unlink(missing_ok=True)  # each process would leave another one
-            log.warning("reference file cannot be written", file=str(path), reason=str(error))
+                scratch.unlink(missing_ok=True)  # each process would leave another file
+            log.warning(
+                "reference result cannot be stored: later workers compute it anew",
+                file=str(path),
+                reason=str(error),
+            )
 
     def _key(self, question: object) -> str:
-        """Hashes the question, the model, the versions that compute the answer, and the device."""
+        """Hashes the question, the model, the versions of the software that computes the answer,
+        and the device."""
         info: dict[str, Any] = dict(mx.device_info())
         device = str(info.get("device_name") or info.get("architecture") or mx.default_device())
         blas = os.environ.get("LD_PRELOAD", "")

@@ -30,18 +30,19 @@ from mlx_lm.models.cache import (
 )
 
 LayerCache: TypeAlias = Any
-"""One layer's cache of one sequence: an mlx-lm cache object (untyped there) or None."""
+"""KV cache of one layer for one sequence: an mlx-lm cache object (mlx-lm has no type for all of
+them), or None."""
 
 _POSITIONAL = (KVCache, ConcatenateKVCache, QuantizedKVCache, ChunkedKVCache, RotatingKVCache)
 
 
 def trimmable(caches: Sequence[LayerCache]) -> bool:
-    """True if ``copied`` can return a shorter prefix than the caches hold."""
+    """True if :func:`copied` can return a shorter prefix than these caches hold."""
     return all(_can_be_trimmed(layer) for layer in leaves(caches))
 
 
 def arrays(caches: Sequence[LayerCache]) -> list[mx.array]:
-    """Returns every array that the caches hold."""
+    """Returns every array that these caches hold."""
     return [
         leaf
         for layer in leaves(caches)
@@ -51,9 +52,10 @@ def arrays(caches: Sequence[LayerCache]) -> list[mx.array]:
 
 
 def detached(caches: Sequence[LayerCache]) -> list[LayerCache]:
-    """Copies caches so that they share no buffer with their batch and hold content only.
+    """Copies caches so that the copies share no buffer with the batch that the caches came from,
+    and hold no room to grow.
 
-    The copy is lazy: until its ``arrays`` are evaluated it keeps the originals alive.
+    The copies are lazy: until their :func:`arrays` are evaluated they keep the originals alive.
     """
     own = copy.deepcopy(list(caches))
     for layer in leaves(own):
@@ -64,10 +66,10 @@ def detached(caches: Sequence[LayerCache]) -> list[LayerCache]:
 
 
 def copied(caches: Sequence[LayerCache], length: int) -> list[LayerCache]:
-    """Copies caches for one request, trimmed to the first ``length`` tokens.
+    """Copies stored caches for one request, trimmed to the first ``length`` tokens.
 
-    MLX copies the buffers when one of the two writes. If ``length`` is less than the caches hold,
-    they must be ``trimmable``.
+    MLX copies a buffer only when the original or the copy writes to it. If ``length`` is less than
+    the number of tokens that the caches hold, they must be :func:`trimmable`.
     """
     own = copy.deepcopy(list(caches))
     for layer in leaves(own):
@@ -78,7 +80,8 @@ def copied(caches: Sequence[LayerCache], length: int) -> list[LayerCache]:
 
 
 def check_length(caches: Sequence[LayerCache], length: int) -> None:
-    """Raises ValueError if a layer that knows its length holds another number of tokens."""
+    """Raises ValueError if a layer that knows its length holds a number of tokens other than
+    ``length``."""
     for index, cache in enumerate(caches):
         for layer in leaves([cache]):
             if isinstance(layer, _POSITIONAL) and not layer.empty() and layer.offset != length:
@@ -89,7 +92,8 @@ def check_length(caches: Sequence[LayerCache], length: int) -> None:
 
 
 def leaves(caches: Iterable[LayerCache]) -> Iterator[LayerCache]:
-    """Yields the caches that hold arrays; the parts of a CacheList one by one."""
+    """Yields the caches that hold arrays: each cache that is not None, and the parts of a CacheList
+    one by one."""
     for layer in caches:
         if isinstance(layer, CacheList):
             yield from leaves(layer.caches)
@@ -104,7 +108,8 @@ def _can_be_trimmed(layer: LayerCache) -> bool:
 
 
 def _drop_slack(layer: LayerCache) -> None:
-    """Cuts off the part of a cache beyond its content: room to grow, and trimmed tokens."""
+    """Cuts off the part of a cache beyond its content: room to grow, and tokens that were
+    trimmed."""
     if not isinstance(layer, _POSITIONAL) or layer.empty():
         return
     if isinstance(layer, RotatingKVCache):

@@ -31,15 +31,16 @@ Tokens: TypeAlias = NDArray[np.int32]
 
 
 def as_tokens(ids: Sequence[int] | Tokens) -> Tokens:
-    """Converts token ids to an int32 array, without a copy if they are one already."""
+    """Converts token ids to an int32 array, without a copy if ``ids`` is such an array already."""
     return np.asarray(ids, dtype=np.int32)
 
 
 class Node(Generic[V]):
-    """A point in the tree; the handle of a stored sequence while ``value`` is not None.
+    """A point in the radix tree; the handle of a stored sequence while ``value`` is not None.
 
-    ``length`` is the number of tokens from the root to here. A handle stays valid, and
-    stays the same object, until its sequence is removed.
+    ``edge`` holds the tokens between the parent and this node, ``length`` is the number of tokens
+    from the root to this node. A handle stays valid, and stays the same object, until its sequence
+    is removed.
     """
 
     __slots__ = ("children", "edge", "length", "parent", "value")
@@ -54,11 +55,11 @@ class Node(Generic[V]):
 
 @dataclass(frozen=True, slots=True)
 class Match(Generic[V]):
-    """Result of matching a query against the stored sequences.
+    """Result of matching a query, a token sequence, against the sequences stored in a radix tree.
 
-    ``common`` is the greatest number of leading tokens that the query shares with any
-    stored sequence, ``nearest`` one that shares as many (None if none shares any), and
-    ``prefixes`` all stored sequences that are prefixes of the query, shortest first.
+    ``common`` is the greatest number of leading tokens that the query shares with any stored
+    sequence, ``nearest`` a stored sequence that shares ``common`` tokens (None if ``common`` is 0),
+    and ``prefixes`` all stored sequences that are prefixes of the query, shortest first.
     """
 
     common: int
@@ -67,7 +68,8 @@ class Match(Generic[V]):
 
 
 class RadixTree(Generic[V]):
-    """Map from token sequences to values. No sequence is empty and no value is None."""
+    """Map from token sequences to values that finds shared prefixes. No sequence is empty and no
+    value is None."""
 
     def __init__(self) -> None:
         self._root: Node[V] = Node(as_tokens([]), None, 0)
@@ -90,7 +92,8 @@ class RadixTree(Generic[V]):
         return Match(common, nearest, prefixes)
 
     def insert(self, tokens: Tokens, value: V) -> Node[V]:
-        """Stores ``value`` under ``tokens``, replacing a value that is already there.
+        """Stores ``value`` under ``tokens``, replacing the value that is stored under the same
+        tokens, and returns the handle of the stored sequence.
 
         Raises:
             ValueError: ``tokens`` is empty.
@@ -115,7 +118,7 @@ class RadixTree(Generic[V]):
         """Removes the stored sequence whose handle is ``node``.
 
         Raises:
-            KeyError: no sequence is stored there any more.
+            KeyError: no sequence is stored at ``node`` any more.
         """
         if node.value is None:
             raise KeyError("this sequence is not stored")
@@ -128,7 +131,8 @@ class RadixTree(Generic[V]):
             self._fuse(node)
 
     def _path(self, tokens: Tokens) -> list[tuple[Node[V], int]]:
-        """Returns the nodes along ``tokens``, each with the number of tokens shared with its edge.
+        """Returns the nodes along ``tokens``, from the root, each with the number of tokens of its
+        edge that ``tokens`` shares.
 
         All nodes except the last share their whole edge.
         """
@@ -146,7 +150,8 @@ class RadixTree(Generic[V]):
         return path
 
     def _split(self, lower: Node[V], at: int) -> Node[V]:
-        """Inserts a node ``at`` tokens into the edge of ``lower``, which remains a valid handle."""
+        """Inserts a node ``at`` tokens into the edge of ``lower``, and returns the new node.
+        ``lower`` remains a valid handle."""
         above = lower.parent
         assert above is not None
         upper: Node[V] = Node(lower.edge[:at].copy(), above, above.length + at)
@@ -157,7 +162,7 @@ class RadixTree(Generic[V]):
         return upper
 
     def _fuse(self, node: Node[V]) -> None:
-        """Replaces a node without a value by its only child."""
+        """Replaces a node that has no value by its only child."""
         above = node.parent
         if above is None:
             return

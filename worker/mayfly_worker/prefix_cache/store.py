@@ -8,11 +8,11 @@ Two kinds of entry differ in the lengths at which they hit:
     fixed       its own length alone (a sliding window that has wrapped, or a recurrent
                 state, cannot go back), so each boundary that is stored is kept.
 
-Hence a repeated prompt is found again only if its entry is trimmable or ends before its
-last token, which must be left to prefill: of a model with fixed entries, store prompt[:-1].
+Hence a repeated prompt is found again only if its entry is trimmable or ends before its last token,
+which must be left to prefill: for a model with fixed entries, store prompt[:-1].
 
-The least recently used entry goes first, whatever its kind. Not thread-safe; an MLX
-cache belongs to the thread that made it anyway.
+The least recently used entry is dropped first, whatever its kind. Not thread-safe; an MLX cache
+belongs to the thread that made it anyway.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from mayfly_worker.prefix_cache.layers import LayerCache
 from mayfly_worker.prefix_cache.radix import Node, RadixTree, Tokens, as_tokens
 
 EntryKind: TypeAlias = Literal["system", "prompt", "answer"]
-"""Boundary at which an entry was stored: the end of the system prompt, of the prompt or of the
-answer."""
+"""Boundary at which an entry of the prefix cache was stored: the end of the system prompt, of the
+prompt or of the answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
-    """KV state after the first ``length`` tokens of a query.
+    """KV state, from the prefix cache, after the first ``length`` tokens of a query.
 
-    ``caches`` has one cache for each layer, for one sequence, and the caller may change them.
-    ``kind`` is the boundary at which the entry was stored.
+    ``caches`` has one cache for each layer, for one sequence; the caller may change them. ``kind``
+    is the boundary at which the entry was stored.
     """
 
     length: int
@@ -48,7 +48,8 @@ class PrefixHit:
 
 @dataclass(slots=True)
 class PrefixCacheStats:
-    """Counts of a prefix cache since its start. ``refused`` entries exceeded its whole size."""
+    """Counts of a prefix cache since it was made. ``refused`` entries were larger than the whole
+    prefix cache."""
 
     hits: int = 0
     misses: int = 0
@@ -66,7 +67,8 @@ class _Entry:
 
 
 class PrefixCache:
-    """Prefix cache of at most ``max_bytes`` that ignores prefixes under ``min_length`` tokens.
+    """Stores KV states of token sequences in at most ``max_bytes``, and finds the longest stored
+    prefix of a new prompt. Prefixes under ``min_length`` tokens are ignored.
 
     ``nbytes`` is the sum of the stored arrays' sizes.
     """
@@ -88,7 +90,8 @@ class PrefixCache:
         return len(self._by_use)
 
     def lookup(self, tokens: Sequence[int] | Tokens, at_most: int) -> PrefixHit | None:
-        """Finds the longest stored prefix of the first ``at_most`` of ``tokens``.
+        """Finds the longest stored prefix of the first ``at_most`` of ``tokens``; None if there is
+        none.
 
         ``at_most`` is usually len(tokens) - 1, because one token must be left to prefill.
         """
@@ -113,14 +116,15 @@ class PrefixCache:
         caches: Sequence[LayerCache],
         kind: EntryKind = "prompt",
     ) -> None:
-        """Stores the state that ``caches``, one for each layer, hold after exactly ``tokens``.
+        """Stores the KV state that ``caches``, one for each layer, hold after exactly ``tokens``.
 
-        They are copied, and the copies are evaluated asynchronously, so that neither their batch
-        nor its graph is kept alive. A state that is stored already, too short, or larger than the
-        whole prefix cache is not stored.
+        The caches are copied, and the copies are evaluated asynchronously, so that neither the
+        batch that the caches came from nor its graph is kept alive. A state that is stored already,
+        too short, or larger than the whole prefix cache is not stored.
 
         Raises:
-            ValueError: a layer holds another number of tokens, or no layer holds any.
+            ValueError: a layer holds a number of tokens other than that of ``tokens``, or no layer
+                holds any.
         """
         sequence = as_tokens(tokens)
         if len(sequence) < self.min_length:
@@ -152,7 +156,7 @@ class PrefixCache:
         self.nbytes += nbytes
 
     def evict_to(self, nbytes: int) -> None:
-        """Drops the least recently used entries until at most ``nbytes`` are held."""
+        """Drops the least recently used entries until the entries take at most ``nbytes``."""
         while self._by_use and self.nbytes > nbytes:
             self._forget(next(iter(self._by_use)))
             self.stats.evictions += 1

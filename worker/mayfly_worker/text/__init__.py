@@ -8,6 +8,6 @@
                                                                 reasoning, tool calls
                 '------------------- choice.ChoiceText -------------------'
 
-Nothing here knows of batches, threads or sockets. Everything is a function of the request and of
-the ids so far, so that a choice can be replayed on another worker and go on as if nothing happened.
+This package knows nothing of batches, threads or sockets. Its results are functions of the request
+and of the ids generated so far, so that another worker can replay a choice and continue it.
 """

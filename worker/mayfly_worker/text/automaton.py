@@ -1,7 +1,7 @@
 """Aho-Corasick automaton: finds any of several strings in a text that comes in pieces.
 
-After A. V. Aho and M. J. Corasick, "Efficient string matching" (1975): a trie of the strings, and
-for each node a link to the node of its longest proper suffix that is a node, too.
+After A. V. Aho and M. J. Corasick, "Efficient string matching" (1975): a trie of the strings, in
+which each node has a link to the node of its own longest proper suffix.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ NONE = -1
 
 
 class Automaton:
-    """Several strings, ready for matching. A node stands for the end of a text read so far; a text
-    begins at ``ROOT``.
+    """Finds any of several strings in a text (the Aho-Corasick automaton). A node, an integer, is
+    the state after the text read so far; a text begins at ``ROOT``.
 
-    Building takes time and memory proportional to the strings' length, matching to the text's.
+    Building takes time and memory proportional to the strings' length, matching takes time
+    proportional to the text's.
     """
 
     def __init__(self, strings: Sequence[str]) -> None:
         """Builds the automaton. Empty strings match nothing."""
         self.strings = tuple(strings)
         self.depth = [0]
-        """By node, the number of last characters that could still become a match."""
+        """By node, the number of characters at the end of the text read that could still become a
+        match."""
         self._goto: list[dict[str, int]] = [{}]
         self._fail = [ROOT]
         self._match = [NONE]
@@ -64,15 +66,16 @@ class Automaton:
         return self._goto[node].get(character, ROOT)
 
     def no_match_begins_in(self, text: str) -> bool:
-        """True if no string begins in a text, which then need not be walked from ``ROOT``."""
+        """True if none of the strings can begin in ``text``: walking it from ``ROOT`` would end at
+        ``ROOT``."""
         return self._firsts.isdisjoint(text)
 
     def walk(self, node: int, text: str, start: int = 0) -> tuple[int, int, int]:
-        """Reads ``text[start:]`` from ``node`` up to the end of the first match.
+        """Reads ``text[start:]`` from the state ``node`` up to the end of the first match.
 
         Returns the node that was reached, the position after the last character that was read, and
-        the index of the string that ends there (the longest, if several do), or ``NONE`` at the
-        text's end.
+        the index of the string that ends at this position (the longest, if several do), or ``NONE``
+        if the text has ended without a match.
         """
         goto, fail, match = self._goto, self._fail, self._match
         for at in range(start, len(text)):

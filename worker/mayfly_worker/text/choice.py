@@ -1,11 +1,11 @@
-"""The text of one choice, from its token ids to what a client is sent.
+"""Text of one choice, from its token ids to what a client is sent.
 
 ::
 
     id --> Detokenizer --> StopMatcher --> OutputParser --> TextPiece
 
-Stop strings are looked for in the whole text as the model writes it, reasoning, markers and tool
-calls included, and are found however the tokens cut them.
+Stop strings are searched for in the whole text as the model writes it, including reasoning, markers
+and tool calls, and are found however they are cut into tokens.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from mayfly_worker.text.tool_calls import ToolCallParser, call_id
 
 
 class StopMatcher:
-    """Searches one text for stop strings, as it comes. The stop that is completed first ends the
-    text; of several that are completed by the same character, the longest. Only text that could
-    still become a stop is held back.
+    """Searches one text for stop strings while the text is generated. The stop string that is
+    completed first ends the text; of several that are completed by the same character, the longest
+    counts. Only text that could still become a stop string is held back.
 
-    ``matched`` is the stop that has ended the text, None before.
+    ``matched`` is the stop string that has ended the text, None before.
     """
 
     __slots__ = ("_automaton", "_held", "_include", "_node", "matched")
 
     def __init__(self, strings: Sequence[str], *, include_stop: bool = False) -> None:
-        """Empty strings are ignored: they would stop everything before it begins."""
+        """Empty stop strings are ignored: they would end every text before it begins."""
         self._automaton = Automaton(strings)
         self._include = include_stop
         self._node = ROOT
@@ -42,11 +42,13 @@ class StopMatcher:
         self.matched: str | None = None
 
     def feed(self, text: str, *, armed: bool = True) -> tuple[str, bool]:
-        """Returns the text that is certain now, and whether a stop has ended it.
+        """Takes the next text. Returns the text that is certain not to belong to a stop string, and
+        True if a stop string has ended the text.
 
-        At a stop, the certain text ends before it (or with it, if it is to be included); the text
-        after the stop is dropped, and the matcher is not to be fed again. Stops that are completed
-        while the matcher is not ``armed`` are passed over.
+        At a stop string, the certain text ends before the string (or after it, with
+        ``include_stop``); text after the string is dropped, and the matcher is not to be fed again.
+        Stop strings that are completed while the matcher is not ``armed`` (before ``min_tokens``)
+        are ignored.
         """
         if not self._held and self._automaton.no_match_begins_in(text):
             return text, False
@@ -66,13 +68,14 @@ class StopMatcher:
         return buffer[:certain], False
 
     def flush(self) -> str:
-        """Returns the text that was held back, once the text has ended without a stop."""
+        """Returns the text that was held back, once the text has ended without a stop string."""
         held, self._held, self._node = self._held, "", ROOT
         return held
 
 
 class TextPiece(NamedTuple):
-    """Text, reasoning and tool calls that a choice gained. A ``finish`` ends the choice."""
+    """Text, reasoning and tool calls that a choice gained by one or more tokens. ``finish`` is the
+    finish reason if the choice has ended with this piece."""
 
     text: str = ""
     reasoning: str = ""
@@ -80,7 +83,7 @@ class TextPiece(NamedTuple):
     finish: FinishReason | None = None
 
     def joined(self, later: TextPiece) -> TextPiece:
-        """Joins this piece and a ``later`` one."""
+        """Returns this piece and a ``later`` piece as one."""
         return TextPiece(
             self.text + later.text,
             self.reasoning + later.reasoning,
@@ -93,11 +96,11 @@ NOTHING = TextPiece()
 
 
 class ChoiceText:
-    """Turns the ids that one choice generates, fed in order until a piece has a ``finish``, into
-    pieces of text.
+    """Turns the token ids that one choice generates into pieces of text for the client. Ids are fed
+    in order, until a piece has a ``finish``.
 
-    The pieces are a function of the request and the ids: the same ids give the same pieces, and
-    after :meth:`replay` the next pieces are as if the ids had been fed.
+    The pieces are a function of the request and the ids: the same ids give the same pieces. After
+    :meth:`replay` of ids from another worker, the next pieces are as if these ids had been fed.
     """
 
     def __init__(
@@ -109,7 +112,8 @@ class ChoiceText:
         rid: str,
         choice: int,
     ) -> None:
-        """``tokenizer`` is mlx-lm's ``TokenizerWrapper``, ``rendered`` the choice's prompt."""
+        """``tokenizer`` is mlx-lm's ``TokenizerWrapper``, ``rendered`` the choice's prompt; ``rid``
+        (the request's id) and ``choice`` (its index) decide the ids of tool calls."""
         ending = generation.ending
         self._rid, self._choice = rid, choice
         self._min_tokens = ending.min_tokens
@@ -124,18 +128,19 @@ class ChoiceText:
         self._call_count = 0
         self._ended = False
         self.tokens = 0
-        """Ids fed, replayed ones and an end token included."""
+        """Number of ids fed, including replayed ids and an end token."""
         self.reasoning_tokens = 0
-        """Ids of the reasoning, its end marker included."""
+        """Number of ids that belong to the reasoning, including its end marker."""
 
     @property
     def stop(self) -> str | None:
-        """The stop string that has ended the choice, if one has."""
+        """The stop string that has ended the choice; None if none has."""
         return self._stops.matched if self._stops is not None else None
 
     def feed(self, id: int, *, eos: bool = False) -> TextPiece:
-        """Takes the next id. ``eos`` says that the id ends the choice (an end token, or one of the
-        request's own stop ids): it has no text then, unless stops are to be included."""
+        """Takes the next token id and returns the text that it adds. ``eos`` says that the id ends
+        the choice (an end token, or one of the request's own stop ids): such an id has no text,
+        unless the request wants stop strings included."""
         assert not self._ended, "a choice was fed after its end"
         self.tokens += 1
         in_call = False
@@ -149,13 +154,13 @@ class ChoiceText:
         return self._take(text) if text else NOTHING
 
     def end(self, reason: FinishReason) -> TextPiece:
-        """Ends the choice without another id, at its budget (``length``) or otherwise; the piece
-        has all that was held back."""
+        """Ends the choice without another id, because its token budget is used up (``length``) or
+        for another reason; the piece has all text that was held back."""
         return self._finish("", reason, by_model=reason == "stop")
 
     def replay(self, ids: Sequence[int]) -> FinishReason | None:
-        """Takes ids whose pieces were sent before. Returns why the choice ended with them, or None
-        if it did not."""
+        """Takes ids that another worker generated, whose pieces the client has. Returns the finish
+        reason if the choice ended with these ids, else None."""
         for id in ids:
             piece = self.feed(id)
             if piece.finish is not None:
@@ -204,7 +209,8 @@ class ChoiceText:
         return TextPiece(content, reasoning, calls, reason)
 
     def _take_calls(self) -> tuple[ToolCallDelta, ...]:
-        """Takes the parsed calls as deltas: one a call, since only whole calls are parsed."""
+        """Removes the parsed tool calls from the parser and returns them as deltas: one for each
+        call, since a call is only parsed when it is complete."""
         assert self._parser is not None
         deltas = tuple(
             ToolCallDelta(index, call.arguments, call_id(self._rid, self._choice, index), call.name)

@@ -1,13 +1,13 @@
 """Decodes token ids to text, one id at a time and never half a character.
 
-The text is that of decoding the output's ids alone, whatever the prompt was: characters that a
-tokenizer drops at the beginning of a text (the first space, with SentencePiece) are dropped here,
-too.
+The text equals that of decoding the output's ids alone, whatever the prompt was: characters that a
+tokenizer drops at the beginning of a text (the first space, with SentencePiece) are dropped from
+the output, too.
 
 Special tokens are hidden, as ``skip_special_tokens`` does, except those of reasoning and tool call
-markers: the output parser has to find the markers in the text. Inside a tool call all special
-tokens are shown but those that end an answer, since formats use special tokens of their own there
-(``[ARGS]``, ``<|"|>``) that the call's parser reads.
+markers: the output parser has to find these markers in the text. Inside a tool call all special
+tokens are shown except those that end an answer, since some formats use special tokens of their own
+in a call (``[ARGS]``, ``<|"|>``) that the call's parser reads.
 """
 
 from __future__ import annotations
@@ -28,14 +28,13 @@ REPLACEMENT = "�"
 
 
 def hugging_face(tokenizer: Any) -> Any:
-    """The Hugging Face tokenizer inside mlx-lm's ``TokenizerWrapper``."""
+    """Returns the Hugging Face tokenizer inside mlx-lm's ``TokenizerWrapper``."""
     return tokenizer._tokenizer
 
 
 def rust_tokenizer(tokenizer: Any) -> Any | None:
-    """The ``tokenizers.Tokenizer`` that does the decoding; None if the decoding is done in Python,
-    which a subclass may do although it has one.
-    """
+    """Returns the ``tokenizers.Tokenizer``, written in Rust, that decodes for this tokenizer. None
+    if decoding is done in Python, as a subclass may do even if it has a Rust tokenizer."""
     inner = hugging_face(tokenizer)
     rust = getattr(inner, "_tokenizer", None)
     plain = (
@@ -48,8 +47,8 @@ def rust_tokenizer(tokenizer: Any) -> Any | None:
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """Special tokens: those whose text is ``hidden``, and the hidden ones that are shown
-    ``in_calls``."""
+    """Ids of special tokens: the text of ``hidden`` ones is left out of an output, but the text of
+    ``in_calls``, which are some of the hidden ones, is shown inside tool calls."""
 
     hidden: frozenset[int]
     in_calls: frozenset[int]
@@ -68,9 +67,9 @@ def special_tokens(tokenizer: Any) -> SpecialTokens:
 
 
 class Detokenizer:
-    """Decodes one output. The texts that :meth:`add` and :meth:`finish` return are together the
-    text that decoding all ids at once gives, hidden ones left out (see :class:`_RustStream` for the
-    one exception)."""
+    """Decodes the ids of one output, one at a time. The texts that :meth:`add` and :meth:`finish`
+    return are together the text that decoding all ids at once gives, with hidden special tokens
+    left out (:class:`_RustStream` describes the one exception)."""
 
     __slots__ = ("_hidden", "_in_calls", "_stream")
 
@@ -83,9 +82,10 @@ class Detokenizer:
         )
 
     def add(self, id: int, *, in_call: bool = False) -> str:
-        """Returns the text that became certain with this id; empty while a character is incomplete.
+        """Returns the text that became certain with this token id; empty while a character is
+        incomplete.
 
-        An id beyond the vocabulary (padded logits) has no text. ``in_call`` says that the id
+        An id beyond the vocabulary (from padded logits) has no text. ``in_call`` says that the id
         belongs to a tool call.
         """
         if id in self._hidden and not (in_call and id in self._in_calls):
@@ -93,7 +93,8 @@ class Detokenizer:
         return self._stream.add(id)
 
     def finish(self) -> str:
-        """Returns the text of an incomplete character, if any. Nothing can be added afterwards."""
+        """Returns the text of an incomplete last character, if any. No id can be added
+        afterwards."""
         return self._stream.finish()
 
 
@@ -104,13 +105,13 @@ class _Stream(Protocol):
 
 
 class _RustStream:
-    """Decodes with the tokenizer's own decoder.
+    """Decodes with the tokenizer's own decoder, which is written in Rust.
 
-    ``DecodeStream`` waits while the text ends in U+FFFD and reads no more than the ids since the
-    last text. It raises where a later id changes text that it has returned, which only malformed
-    output does: a byte-fallback decoder turns *all* bytes of a run into U+FFFD once one of them is
-    wrong, even those that had made a whole character. Text that was returned stays as it is; the
-    rest follows from the same position of the decoded whole.
+    ``DecodeStream`` returns nothing while the text ends in U+FFFD, and decodes no more than the ids
+    since the last returned text. It raises if a later id changes text that it has returned, which
+    only malformed output does: a byte-fallback decoder turns *all* bytes of a run into U+FFFD once
+    one of them is wrong, even bytes that had made a whole character. Text that was returned stays
+    as it is; further text is taken from the same position of the text that all ids decode to.
     """
 
     __slots__ = ("_ids", "_length", "_rust", "_stream", "_waiting")
@@ -167,9 +168,9 @@ class _PythonStream:
 
 
 class TokenTexts:
-    """The text and the bytes of single tokens, for logprobs: ``texts(id) -> (text, bytes)``.
+    """Text and bytes of single tokens, for log-probabilities: ``texts(id) -> (text, bytes)``.
 
-    The bytes of an output's tokens, one after the other, are the output's (but for characters that
+    The bytes of an output's tokens, joined, are the bytes of the output (but for characters that
     the decoder drops at its beginning); a token that is no whole character has U+FFFD in its text.
     """
 
@@ -182,7 +183,8 @@ class TokenTexts:
         self._known: dict[int, tuple[str, bytes]] = {}
 
     def __call__(self, id: int) -> tuple[str, bytes]:
-        """Both are empty for an id that the tokenizer does not have."""
+        """Returns the text and the bytes of a token; both are empty for an id that the tokenizer
+        does not have."""
         known = self._known.get(id)
         if known is None:
             raw = self._bytes(id)
@@ -205,7 +207,8 @@ class TokenTexts:
 
 
 def _decoder_kinds(rust: Any | None) -> frozenset[str]:
-    """The types of the decoders that a tokenizer runs in turn."""
+    """Type names of the decoders (``ByteLevel``, ``ByteFallback``) that a tokenizer applies in
+    turn."""
     if rust is None or rust.decoder is None:
         return frozenset()
     decoder = json.loads(rust.decoder.__getstate__())
@@ -218,8 +221,9 @@ def _is_byte(token: str) -> bool:
 
 @lru_cache(maxsize=1)
 def _byte_alphabet() -> dict[str, int]:
-    """Maps GPT-2's printable stand-ins to bytes: a byte that is printable in Latin-1 stands for
-    itself, the others have the characters from U+0100 on, in order."""
+    """Maps the characters in which GPT-2's byte-level tokens write bytes to these bytes: a byte
+    that is printable in Latin-1 is written as itself, the others as the characters from U+0100 on,
+    in order."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     alphabet = {chr(byte): byte for byte in printable}

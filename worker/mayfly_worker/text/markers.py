@@ -1,7 +1,7 @@
-"""The markers of reasoning and tool calls in the text that a model writes.
+"""Markers of reasoning and tool calls in the text that a model writes.
 
-The markers are mlx-lm's (``TokenizerWrapper`` infers them from vocabulary and template). They move
-a text between states::
+The markers are those that mlx-lm's ``TokenizerWrapper`` infers from vocabulary and template. Each
+marker moves a text from one state to another::
 
               think_start                tool_call_start
     normal --------------> reasoning ---------------------+
@@ -12,10 +12,10 @@ a text between states::
                   tool_call_start
 
 Some formats have further states, such as the header of a message, whose text is protocol and is
-dropped. The states are those of ``mlx_lm.generate.make_text_state_machine``. They are built anew
-because tool calls can be turned off, because the marker that was matched is needed to give back a
-call that does not parse, and because mlx-lm's machine holds back more text than could still become
-a marker.
+dropped. The states are those of ``mlx_lm.generate.make_text_state_machine``. This module builds
+them anew because tool calls can be turned off, because the marker that was matched is needed to
+give back a call that does not parse, and because mlx-lm's machine holds back more text than could
+still become a marker.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ TOOL = "tool"
 
 @dataclass(frozen=True)
 class Transitions:
-    """The transitions out of a state: marker ``i`` of the automaton leads to ``targets[i]``."""
+    """Transitions out of one state of a model's output (normal text, reasoning, tool call): the
+    ``automaton`` finds marker strings in the text, and its string ``i`` leads to state
+    ``targets[i]``."""
 
     automaton: Automaton
     targets: tuple[str, ...]
@@ -41,9 +43,9 @@ class Transitions:
 
 @dataclass(frozen=True)
 class Markers:
-    """A format's states and the transitions out of them. ``initial`` is the first state of an
-    answer if the prompt leaves no open thought; ``endless_calls`` says that a tool call has no end
-    marker."""
+    """A model's output format: the states of its text (normal, reasoning, tool call) and the
+    markers that lead from one state to another. ``initial`` is the first state of an answer, unless
+    the prompt ends inside reasoning; ``endless_calls`` says that a tool call has no end marker."""
 
     states: dict[str, Transitions]
     initial: str
@@ -56,12 +58,13 @@ class Markers:
 _NO_TRANSITIONS = Transitions(Automaton(()), ())
 
 _Edges = dict[str, list[tuple[str, str]]]
-"""By state, its markers and the states that they lead to."""
+"""By state of the output, the markers that end the state, each with the state to which it leads."""
 
 
 @lru_cache(maxsize=8)
 def markers_of(tokenizer: Any, tools: bool) -> Markers:
-    """The markers of an mlx-lm ``TokenizerWrapper``; those of tool calls only with ``tools``."""
+    """Returns the markers of a model's output, as its mlx-lm ``TokenizerWrapper`` knows them;
+    markers of tool calls are included only with ``tools``."""
     return Markers(
         _transitions(_edges(tokenizer, tools and tokenizer.has_tool_calling)),
         initial=tokenizer.response_initial_state or NORMAL,
@@ -71,8 +74,8 @@ def markers_of(tokenizer: Any, tools: bool) -> Markers:
 
 @lru_cache(maxsize=8)
 def guided_markers(tokenizer: Any) -> Markers:
-    """The markers of output that a grammar guides: only the end of a thought that the prompt had
-    opened. All that follows is the answer, whatever is in it."""
+    """Returns the markers of output that a grammar guides: only the end of reasoning that the
+    prompt has begun. All text after this marker is the answer, whatever it contains."""
     edges = {REASONING: [(tokenizer.think_end, NORMAL)]} if tokenizer.has_thinking else {}
     return Markers(_transitions(edges), initial=NORMAL, endless_calls=False)
 
@@ -92,7 +95,7 @@ def _edges(tokenizer: Any, tools: bool) -> _Edges:
         edges[REASONING] = [(tokenizer.think_end, NORMAL)]
     if tools:
         opening = (tokenizer.tool_call_start, TOOL)
-        # A format that says itself where calls begin has them nowhere else.
+        # If the format's own transitions say where tool calls begin, they begin nowhere else.
         if all(target != TOOL for out in own.values() for _, target in out):
             edges[NORMAL].append(opening)
         if tokenizer.has_thinking:
@@ -108,6 +111,6 @@ def _edges(tokenizer: Any, tools: bool) -> _Edges:
 
 @lru_cache(maxsize=8)
 def marker_strings(tokenizer: Any) -> tuple[str, ...]:
-    """Every marker of a tokenizer's format."""
+    """Returns every marker string of a model's output format."""
     edges = _edges(tokenizer, tokenizer.has_tool_calling)
     return tuple({marker: None for out in edges.values() for marker, _ in out if marker})

@@ -1,4 +1,4 @@
-"""Splits an answer's text into content, reasoning and tool calls, while it comes."""
+"""Splits an answer's text into content, reasoning and tool calls while the text is generated."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from mayfly_worker.text.tool_calls import ParsedCall, ToolCallParser
 
 
 class OutputParser:
-    """Splits one answer. Nothing but the markers is taken out of the text; only text that could
-    still become a marker is held back, and tool calls until they are whole.
+    """Splits the text of one answer into content, reasoning and tool calls. Only the markers
+    between them are removed. Text is held back only while it could still become a marker; a tool
+    call is held back until it is complete.
 
     ``content``, ``reasoning`` and ``calls`` gather the results until the caller empties them.
-    ``full`` says that the answer has all the calls it may have: the rest of the text is dropped.
-    ``cut`` says that the answer ended within a call, which then does not count as one.
+    ``full`` says that the answer has all the calls that it may have, so that the rest of the text
+    is dropped. ``cut`` says that the answer ended inside a call, which therefore does not count as
+    a call.
     """
 
     def __init__(
@@ -25,8 +27,9 @@ class OutputParser:
         forced: bool = False,
         parallel: bool = True,
     ) -> None:
-        """``state`` is the answer's first state (None: the format's own). With ``forced`` all text
-        but reasoning is one text of tool calls; without ``parallel`` only the first call counts."""
+        """``state`` is the state in which the answer begins (None: the format's own). With
+        ``forced`` all text except for reasoning is parsed as tool calls; without ``parallel`` only
+        the first call counts."""
         self._markers = markers
         self._tools = tools
         self._forced = forced
@@ -77,9 +80,9 @@ class OutputParser:
             begin = read
 
     def end(self, *, complete: bool) -> None:
-        """Ends the text. ``complete`` says that the model itself ended it: then a call without its
-        end marker counts as whole if it parses. A call that was cut off never counts: it might lack
-        arguments."""
+        """Ends the answer's text. ``complete`` says that the model itself ended it: a call without
+        its end marker then counts if it parses. A call that was cut off never counts, since it
+        might lack arguments."""
         if self.full:
             return
         self._put(self._held)
@@ -102,7 +105,7 @@ class OutputParser:
             self.content += text
 
     def _follow(self, marker: str, target: str) -> None:
-        """Follows a marker into another state."""
+        """Moves the answer to the state ``target``, to which a ``marker`` in its text leads."""
         if self.in_call:
             self._close(marker, whole=True)
         elif target == TOOL:
@@ -110,7 +113,8 @@ class OutputParser:
         self._enter(target)
 
     def _close(self, ending: str, *, whole: bool) -> None:
-        """Takes the collected text as calls, or else as content, with its markers as they were."""
+        """Ends the text of a tool call: adds its calls to ``calls`` or, if the text is not
+        ``whole`` or does not parse, adds the text with its markers to ``content``."""
         text = "".join(self._call)
         calls = self._tools.parse(text) if self._tools is not None and whole else []
         if calls and not self._parallel:

@@ -1,11 +1,11 @@
 """Renders a request's prompt as token ids.
 
-Text that is not the template's own cannot forge the template's control tokens: where a message, a
-tool or a template variable holds the text of one (``<|im_start|>``), it is encoded as several
-ordinary tokens. Assistant messages are the exception, since the model itself may have written the
-markers in them. In raw prompts (completions) control tokens mean what they say.
+Text from a request cannot forge the template's control tokens: where a message, a tool or a
+template variable contains the text of a control token (``<|im_start|>``), the text is encoded as
+several ordinary tokens. Assistant messages are the exception, since the model itself may have
+written the markers in them. In raw prompts (completions) control tokens mean what they say.
 
-A prompt has to render identically on every worker and at every attempt. Templates ask for the date
+A prompt has to render identically on every worker that runs its request. Templates ask for the date
 with ``strftime_now(format)``, which transformers answers from the clock and does not let a caller
 replace; a macro of that name in front of the template answers with the request's own date.
 """
@@ -36,7 +36,7 @@ _MACRO = (
     "{%- endfor -%}"
     "{{- text.value -}}"
     "{%- endmacro -%}"
-    # So that the template's own first whitespace is not the block's to trim.
+    # Keeps the macro's end tag from trimming whitespace at the template's beginning.
     "{{ '' }}"
 )
 
@@ -48,17 +48,19 @@ _DIRECTIVES = (
 
 
 def with_strftime_macro(template: str) -> str:
-    """Puts a ``strftime_now`` that reads :data:`DATE_VARIABLE` in front of a template."""
+    """Puts a macro ``strftime_now``, which reads the date from the template variable
+    :data:`DATE_VARIABLE`, in front of a chat template."""
     return _MACRO + template
 
 
 def date_directives(day: date) -> dict[str, str]:
-    """The text of each directive of a date format on a day (the time is midnight)."""
+    """Returns the text of each directive of a date format (such as ``%Y``) for a day, at
+    midnight."""
     return {directive: day.strftime(directive) for directive in _DIRECTIVES}
 
 
 BREAK = "\U000f0000"
-"""A private-use character. The encoding of a prompt never reaches across one."""
+"""Private-use character that splits a prompt: no token of the encoded prompt reaches across it."""
 
 SYSTEM_ROLES = ("system", "developer")
 
@@ -83,15 +85,15 @@ RESERVED_KWARGS = frozenset(
         "truncation",
     }
 )
-"""Template variables that a request cannot set: the server sets them, or they are arguments of
-transformers and no variables."""
+"""Names that a request cannot use for template variables of its own: the server sets these
+variables, or the names are arguments of transformers."""
 
 
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
-    """A prompt as token ids. ``system_tokens`` of them, at the beginning, belong to the system
-    prompt and the tools and are the same in other conversations (0 if there is neither).
-    ``in_reasoning`` says that the prompt leaves a thought open for the model to go on with."""
+    """A prompt as token ids. The first ``system_tokens`` ids belong to the system prompt and the
+    tools, and are the same in other conversations with these (0 if there is neither).
+    ``in_reasoning`` says that the prompt ends inside reasoning, which the model goes on with."""
 
     ids: list[int]
     system_tokens: int = 0
@@ -99,12 +101,13 @@ class RenderedPrompt:
 
 
 def render(prompt: Prompt, tokenizer: Any, width: int) -> RenderedPrompt:
-    """Renders a prompt; ``tokenizer`` is mlx-lm's ``TokenizerWrapper``, ``width`` the number
-    of ids that the model knows. Safe to call from several threads.
+    """Renders a prompt as token ids; ``tokenizer`` is mlx-lm's ``TokenizerWrapper``, ``width`` the
+    number of ids that the model knows. Safe to call from several threads.
 
     Raises:
-        InvalidInput: an empty prompt, an id that does not exist, or a conversation that the
-            template refuses (with the template's own words) or for which there is no template.
+        InvalidInput: an empty prompt, an id that does not exist, a conversation that the chat
+            template refuses (with the template's own words), or a conversation without a chat
+            template.
     """
     param = param_of(prompt)
     if isinstance(prompt, ChatPrompt):
@@ -120,13 +123,13 @@ def render(prompt: Prompt, tokenizer: Any, width: int) -> RenderedPrompt:
 
 
 def param_of(prompt: Prompt) -> str:
-    """The name of the request's field that held a prompt."""
+    """Returns the name of the request's field that holds the prompt."""
     return "messages" if isinstance(prompt, ChatPrompt) else "prompt"
 
 
 def check_ids(ids: Collection[int], width: int, param: str) -> None:
-    """Raises InvalidInput, naming ``param``, for a token id outside ``[0, width)``: on a CPU
-    such an id would end the process."""
+    """Raises InvalidInput, naming the request's field ``param``, if a token id is outside ``[0,
+    width)``: on a CPU such an id would end the process."""
     if ids and (min(ids) < 0 or max(ids) >= width):
         wrong = next(id for id in ids if not 0 <= id < width)
         raise InvalidInput(
@@ -137,14 +140,15 @@ def check_ids(ids: Collection[int], width: int, param: str) -> None:
 def token_budget(
     prompt_tokens: int, max_tokens: int | None, context: int, param: str = "prompt"
 ) -> int:
-    """The number of tokens that may be generated.
+    """Returns the number of tokens that may be generated.
 
-    It is the room that the context leaves after the prompt, or ``max_tokens`` if that is less: a
-    larger ``max_tokens`` is not an error, the answer then ends at the context's end (``length``).
+    The number is the room that the context leaves after the prompt, or ``max_tokens`` if that is
+    less. A larger ``max_tokens`` is no error: the answer then ends where the context ends, with the
+    finish reason ``length``.
 
     Raises:
-        InvalidInput: the prompt, in the field ``param``, leaves room for no token at all (or,
-            if none is asked for, does not fit itself).
+        InvalidInput: the prompt, in the request's field ``param``, leaves room for no token at all
+            (or, with a ``max_tokens`` of 0, does not fit itself).
     """
     room = context - prompt_tokens
     if room < (0 if max_tokens == 0 else 1):
@@ -189,7 +193,7 @@ def _render_chat(prompt: ChatPrompt, tokenizer: Any) -> RenderedPrompt:
 
 
 class _Template:
-    """A model's chat template, with all variables that one request sets but the messages."""
+    """A model's chat template, with all variables that one request sets except for the messages."""
 
     def __init__(self, prompt: ChatPrompt, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -208,8 +212,9 @@ class _Template:
             }
 
     def message(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """A message as the template expects it: with an empty content where it has none, and with
-        the role ``system`` for a ``developer`` that the template does not know."""
+        """Returns a message as the chat template expects it: with an empty content if it has none,
+        and with the role ``system`` in place of ``developer`` if the template does not know that
+        role."""
         known = {**message, "content": message.get("content") or ""}
         if known.get("role") == "developer" and not self._knows_developer:
             known["role"] = "system"
@@ -219,7 +224,8 @@ class _Template:
         return known
 
     def text(self, messages: Sequence[dict[str, Any]], *, whole: bool = True) -> str:
-        """Renders the conversation; only a ``whole`` one asks for an answer at its end."""
+        """Renders the conversation as text. Only with ``whole`` does the text end as the request
+        wants it: by asking for an answer, or by leaving the last message open."""
         return self._tokenizer.apply_chat_template(  # type: ignore[no-any-return]
             [
                 message
@@ -242,7 +248,8 @@ def _with_json_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _source(tokenizer: Any, tools: bool) -> str | None:
-    """The template's text, or None for a model whose chats a function renders."""
+    """Returns the text of the chat template; None if a function renders the model's chats
+    instead."""
     inner = hugging_face(tokenizer)
     if tokenizer._chat_template is not None or inner.chat_template is None:
         return None
@@ -252,7 +259,8 @@ def _source(tokenizer: Any, tools: bool) -> str | None:
 def _system_tokens(
     ids: Sequence[int], messages: Sequence[dict[str, Any]], template: _Template, tokenizer: Any
 ) -> int:
-    """The number of ids that agree with those of the system prompt and an empty question."""
+    """Returns the number of leading ids that equal those of the system prompt and the tools
+    followed by an empty question."""
     leading = next(
         (n for n, m in enumerate(messages) if m.get("role") not in SYSTEM_ROLES), len(messages)
     )
@@ -268,7 +276,8 @@ def _system_tokens(
 
 
 def _leaves_thought_open(ids: Sequence[int], tokenizer: Any) -> bool:
-    """True if the start of a thought is followed by neither its end nor the end of a turn."""
+    """True if the last start marker of reasoning in a prompt is followed by neither the end marker
+    of reasoning nor the end of a turn."""
     if not tokenizer.has_thinking:
         return False
     start, end = list(tokenizer.think_start_tokens), list(tokenizer.think_end_tokens)
@@ -288,8 +297,9 @@ def _leaves_thought_open(ids: Sequence[int], tokenizer: Any) -> bool:
 
 @lru_cache(maxsize=8)
 def _control_tokens(tokenizer: Any) -> re.Pattern[str]:
-    """Matches the added tokens that structure a prompt: special ones, and those that occur in the
-    template or in a marker. Templates also use some as plain text (``\\n``), which are left out."""
+    """Returns a pattern of the tokens that structure a prompt: special tokens, and added tokens
+    that occur in the chat template or in a marker of reasoning or tool calls. Added tokens that
+    templates also use as plain text (``\\n``) are left out."""
     inner = hugging_face(tokenizer)
     template = inner.chat_template
     templates = template.values() if isinstance(template, dict) else [template or ""]
@@ -306,7 +316,8 @@ def _control_tokens(tokenizer: Any) -> re.Pattern[str]:
 
 
 def _break_control_tokens(value: Any, control: re.Pattern[str]) -> Any:
-    """Puts a :data:`BREAK` after the first character of each control token in a value's strings."""
+    """Puts a :data:`BREAK` after the first character of each control token in a value's strings, so
+    that no control token is encoded from them."""
     if isinstance(value, str):
         text, found = value.replace(BREAK, ""), 1
         while found:  # the rest of a broken token may hold another
@@ -320,7 +331,8 @@ def _break_control_tokens(value: Any, control: re.Pattern[str]) -> Any:
 
 
 def encode(text: str, tokenizer: Any) -> list[int]:
-    """Encodes a rendered chat, in which the template has written all special tokens it wants."""
+    """Encodes a rendered chat as token ids; no special tokens are added, since the template has
+    written all of them."""
     first, *others = text.split(BREAK)
     ids: list[int] = tokenizer.encode(first, add_special_tokens=False)
     for piece in others:
@@ -329,8 +341,8 @@ def encode(text: str, tokenizer: Any) -> list[int]:
 
 
 def _encode_inside(piece: str, tokenizer: Any) -> list[int]:
-    """Encodes a text that is not the first: after a newline, whose ids are then taken off, since
-    some tokenizers put a space at the beginning of a text."""
+    """Encodes a piece of text that follows other text. Some tokenizers put a space at the beginning
+    of a text, so the piece is encoded after a newline, whose ids are then taken off."""
     newline: list[int] = tokenizer.encode("\n", add_special_tokens=False)
     ids: list[int] = tokenizer.encode("\n" + piece, add_special_tokens=False)
     if ids[: len(newline)] == newline:

@@ -1,4 +1,4 @@
-"""Tool calls, read from the text that a model wrote."""
+"""Parses tool calls from the text that a model wrote."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ParsedCall:
-    """A tool call. ``arguments`` is a JSON object as text."""
+    """A tool call that a model wrote. ``arguments`` is a JSON object as text."""
 
     name: str
     arguments: str
 
 
 class ToolCallParser:
-    """Reads calls of one request's tools, in the format of the model.
+    """Parses calls of one request's tools, in the model's format.
 
-    ``parser`` is one of mlx-lm's ``parse_tool_call(text, tools)``, or None where calls come as
-    the JSON of :func:`parse_json_calls`.
+    ``parser`` is one of mlx-lm's functions ``parse_tool_call(text, tools)``, or None if calls come
+    as the JSON of :func:`parse_json_calls`.
     """
 
     def __init__(self, tools: Collection[dict[str, Any]], parser: Any | None) -> None:
@@ -30,8 +30,8 @@ class ToolCallParser:
         self._parser = parser or parse_json_calls
 
     def parse(self, text: str) -> list[ParsedCall]:
-        """Returns the calls in a text; an empty list unless every call has the name of one of the
-        tools and an object as its arguments."""
+        """Returns the tool calls in a text; an empty list unless every call has the name of one of
+        the tools and an object as its arguments."""
         try:
             parsed = self._parser(text, self._tools)
         except Exception:
@@ -52,13 +52,14 @@ class ToolCallParser:
 
 
 def parse_json_calls(text: str, tools: Any = None) -> Any:
-    """Reads ``[{"name": …, "arguments": {…}}, …]``, the form that the grammar of forced calls
-    prescribes."""
+    """Parses ``[{"name": …, "arguments": {…}}, …]``, the form that the grammar prescribes if a
+    request forces tool calls."""
     return json.loads(text)
 
 
 def _json(arguments: dict[str, Any]) -> str | None:
-    """JSON text, or None for values that JSON cannot express: parsers make sets, bytes, NaN."""
+    """Returns a call's arguments as JSON text; None if JSON cannot express them, such as the sets,
+    bytes and NaN that some parsers make."""
     try:
         text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
@@ -76,6 +77,6 @@ def _is_unicode(text: str) -> bool:
 
 
 def call_id(rid: str, choice: int, index: int) -> str:
-    """A call's id, equal on every worker and at every attempt."""
+    """Returns the id of a tool call, which is the same on every worker that runs the request."""
     digest = hashlib.sha256(f"{rid}/{choice}/{index}".encode()).hexdigest()
     return f"call_{digest[:24]}"
