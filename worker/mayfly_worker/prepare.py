@@ -274,7 +274,8 @@ class PreparationPool:
 
 
 def _resumed_ids(submit: Submit, choice: int) -> list[int]:
-    """The token ids of a choice that earlier workers generated."""
+    """Token ids that other workers had generated of a choice before the request came to this
+    worker."""
     return list(submit.resume[choice]) if choice < len(submit.resume) else []
 
 

@@ -67,8 +67,9 @@ _log = structlog.get_logger()
 
 
 class WorkerLoop:
-    """Main loop of one worker process: serves front ends, and obeys the reaper (the supervisor).
-    :meth:`run` does not return."""
+    """Main loop of one worker process: handles messages of front ends (HTTP server processes) and
+    of the reaper (the supervisor), and reports of this process's other threads. :meth:`run` does
+    not return."""
 
     def __init__(self, settings: WorkerSettings, weight_reader: WeightReader) -> None:
         self._settings = settings

@@ -61,8 +61,9 @@ class RequestState:
         ]
 
     def deltas_of_complete_choices(self) -> list[Delta]:
-        """Last deltas of continued choices of which an earlier worker sent every token, but not the
-        end: each delta has the finish reason and the text that was held back."""
+        """Last deltas of choices that are complete before this worker generates anything: the
+        request's last worker had sent all tokens of the choice, but not its end. Each delta has the
+        finish reason and the text that was held back."""
         assert self.prepared is not None
         return [
             Delta(
@@ -163,7 +164,8 @@ class RequestState:
         return delta, finish is not None and token.end is None
 
     def usage(self) -> Usage:
-        """Token counts of the whole request, including tokens that earlier workers generated."""
+        """Token counts of the whole request, including tokens that other workers generated before
+        the request came to this worker."""
         elsewhere = self.prepared.reasoning if self.prepared else 0
         return Usage(
             prompt_tokens=self.prepared.prompt_tokens if self.prepared else 0,
@@ -174,7 +176,8 @@ class RequestState:
 
 
 def _resumed_tokens(submit: Submit, choice: int) -> int:
-    """Number of a choice's tokens that earlier workers generated."""
+    """Number of tokens that other workers had generated of a choice before the request came to this
+    worker."""
     return len(submit.resume[choice]) if choice < len(submit.resume) else 0
 
 

@@ -57,9 +57,9 @@ MAX_INQUIRIES = 256
 
 
 class RequestTable:
-    """Table of a worker's requests: admits them, follows them through the engine, and ends them. At
-    most ``max_waiting`` requests may wait beside those that run. ``token_text`` returns a token
-    id's text and bytes."""
+    """Table of a worker's requests: admits the requests of front ends (HTTP server processes),
+    follows them through the engine, and ends them. At most ``max_waiting`` requests may wait beside
+    those that run. ``token_text`` returns a token id's text and bytes."""
 
     def __init__(
         self,

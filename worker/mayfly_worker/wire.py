@@ -115,8 +115,9 @@ class EndpointError(Exception):
 
 
 class Wire:
-    """The sockets of a worker process, made before the model is loaded. Front ends can connect only
-    after :meth:`listen`."""
+    """The sockets of a worker process: one to the reaper (the supervisor), one for front ends (HTTP
+    server processes). They are made before the model is loaded; front ends can connect only after
+    :meth:`listen`."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._context: zmq.Context[Any] = zmq.Context()
@@ -150,7 +151,7 @@ class Wire:
         return [self.reaper, self.router, *guards]
 
     def listen(self) -> str:
-        """Lets front ends connect; returns the endpoint that they are told: an ``ipc`` address, or
+        """Lets front ends connect; returns the endpoint to announce to them: an ``ipc`` address, or
         ``tcp://*:PORT``, in which a front end puts this machine's host name.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Counters and state that the engine's thread writes and other threads may read at any time."""
+"""Counters and state that the engine thread writes and other threads may read at any time."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ class Engine:
 
     @property
     def waiting(self) -> int:
-        """Number of requests in the queue."""
+        """Number of requests in the engine's queue."""
         return len(self._waiting)
 
     # Commands
@@ -331,8 +331,7 @@ class Engine:
             self._groups.append(group)
 
     def _keep_boundaries(self, group: PrefillGroup) -> None:
-        """Stores the KV state of prompts that reached a boundary or their end in the prefix
-        cache."""
+        """Puts the KV state at the end of a system prompt or of a prompt into the prefix cache."""
         for i, prompt in enumerate(group.prompts):
             at_end = prompt.left == 0
             worth = prompt.fed - prompt.cached >= PROMPT_KEEP or not self._trimmable

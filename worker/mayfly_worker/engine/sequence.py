@@ -60,7 +60,7 @@ class SequenceState:
     logprobs: int | None = None
     matcher: Matcher | None = None
     resumed: int = field(init=False)
-    """Number of generated tokens that came from earlier workers."""
+    """Number of tokens that other workers had generated before the request came to this worker."""
 
     def __post_init__(self) -> None:
         self.resumed = self.generated

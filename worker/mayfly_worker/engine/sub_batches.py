@@ -28,7 +28,7 @@ from mayfly_worker.engine.decode import DecodeBatch
 from mayfly_worker.engine.sequence import SequenceState
 
 MOST = 2
-"""Largest number of sub-batches."""
+"""Largest number of sub-batches of the decode batch."""
 
 METAL_LAUNCH_BYTES = 1 << 30
 CUDA_LAUNCH_BYTES = 2 << 30

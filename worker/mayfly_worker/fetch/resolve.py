@@ -1,7 +1,7 @@
 """Finds the model that a name means, and fetches it if it is not on this machine.
 
 This module imports neither MLX nor the Hub's client before it needs them: a model that is on this
-machine is found in a blink.
+machine is found at once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Output that follows a grammar: JSON schemas, regular expressions, choices, Lark, forced tools.
+"""Output that follows a grammar: JSON schemas, regular expressions, choices, Lark, forced tool
+calls.
 
 ::
 

@@ -32,7 +32,8 @@ MAX_KEPT = 64
 """Number of compiled grammars that are kept for later requests."""
 
 MAX_REASON_CHARACTERS = 500
-"""Longest error text about a grammar, in characters: some errors quote their whole expression."""
+"""Longest error text about a grammar, in characters: some errors of llguidance quote all of a
+regular expression."""
 
 TRIAL_TOKENS = 4
 """Number of tokens for which a grammar is followed, as a trial, before it is accepted: only then

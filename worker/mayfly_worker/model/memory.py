@@ -84,8 +84,8 @@ def plan(settings: WorkerSettings, loaded: LoadedModel) -> Budget:
 
 
 def within(card: ModelCard, budget: Budget) -> ModelCard:
-    """Returns the model card with its context reduced to the length that memory can hold for one
-    sequence.
+    """Returns the model card (what front ends know of the model) with its context reduced to the
+    length that memory can hold for one sequence.
 
     Clients are shown this context, so an answer that fills the memory ends as one that fills the
     context does.

@@ -1,7 +1,7 @@
-"""Store of reference results of a model on a type of device, shared by all workers of a node.
+"""Store of reference results of a model on a type of device, shared by all workers of a machine.
 
 A reference result is computed by the first worker of a model, for later workers to compare with or
-to reuse: the tokens of test prompts, for instance. Each is one small file in the node's state
+to reuse: the tokens of test prompts, for instance. Each is one small file in the machine's state
 directory. The file's name is a hash of everything that decides the result, so that nothing has to
 be removed when a model, a version or a device changes.
 """

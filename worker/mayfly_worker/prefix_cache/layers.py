@@ -37,7 +37,7 @@ _POSITIONAL = (KVCache, ConcatenateKVCache, QuantizedKVCache, ChunkedKVCache, Ro
 
 
 def trimmable(caches: Sequence[LayerCache]) -> bool:
-    """True if :func:`copied` can return a shorter prefix than these caches hold."""
+    """True if these caches can be cut back to a shorter prefix of the tokens that they hold."""
     return all(_can_be_trimmed(layer) for layer in leaves(caches))
 
 

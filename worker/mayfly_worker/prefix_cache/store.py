@@ -38,7 +38,8 @@ class PrefixHit:
     """KV state, from the prefix cache, after the first ``length`` tokens of a query.
 
     ``caches`` has one cache for each layer, for one sequence; the caller may change them. ``kind``
-    is the boundary at which the entry was stored.
+    is the boundary at which the state was stored: the end of a system prompt, of a prompt or of an
+    answer.
     """
 
     length: int

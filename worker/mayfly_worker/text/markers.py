@@ -111,6 +111,6 @@ def _edges(tokenizer: Any, tools: bool) -> _Edges:
 
 @lru_cache(maxsize=8)
 def marker_strings(tokenizer: Any) -> tuple[str, ...]:
-    """Returns every marker string of a model's output format."""
+    """Returns every string that marks reasoning, tool calls or other parts of a model's output."""
     edges = _edges(tokenizer, tokenizer.has_tool_calling)
     return tuple({marker: None for out in edges.values() for marker, _ in out if marker})
