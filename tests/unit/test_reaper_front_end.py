@@ -96,7 +96,9 @@ def test_one_that_closes_without_an_answer_is_not_up_and_is_tried_again_later() 
         it.tick_until(lambda: it.notes)
         now = time.monotonic()
         assert it.ready == []
-        assert it.notes[0].startswith("the front end ended: exit status 0 (bye); another one in ")
+        assert it.notes[0].startswith(
+            "the front end ended: exit status 0 (bye); a new one starts in "
+        )
         assert now < it.front_end.due <= now + BUDGETS.retry_s
         it.front_end.stop(now, hurry=False)
         assert it.front_end.gone

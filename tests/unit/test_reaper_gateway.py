@@ -37,7 +37,7 @@ def test_a_node_that_cannot_listen_again_says_so_until_it_can(
         # The machine has another address by now.
         monkeypatch.setattr(node, "_host", "192.0.2.1")
         write_trusted(trusted, {new_pair().public: "three"})
-        wait_until(lambda: said("is cut off"), "the revocation")
+        wait_until(lambda: said("are disconnected"), "the revocation")
         complaint = f"no front end reaches this node: cannot listen on 192.0.2.1 port {port}"
         wait_until(lambda: said(complaint), "a complaint")
         for _ in range(100):
@@ -49,6 +49,6 @@ def test_a_node_that_cannot_listen_again_says_so_until_it_can(
             monitor = client.get_monitor_socket(zmq.EVENT_CONNECTED)
             client.linger = 0
             client.connect(f"tcp://127.0.0.1:{port}")
-            wait_until(lambda: said("is cut off") and bool(monitor.poll(0)), "a listener")
+            wait_until(lambda: said("are disconnected") and bool(monitor.poll(0)), "a listener")
             client.disable_monitor()
             monitor.close(0)

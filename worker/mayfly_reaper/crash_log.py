@@ -1,24 +1,24 @@
-"""Crash log: the record of every lost worker (its autopsy), in a file for good and in rosters for
-as long as it is among the last ones.
+"""Crash log: one record (autopsy) of every lost worker, in a file that is kept, and published to
+front ends in the node's rosters while the record is one of the latest.
 
 The file ``autopsies.jsonl`` has one JSON object a line:
 
-``id``              the record's name: the reaper's epoch and the incarnation
-``time``            when it was written, UTC
-``slot``, ``model``, ``incarnation``, ``pid``
+``id``              the record's name: the reaper's epoch and the worker's process number
+``time``            time of writing the record, UTC
+``slot``, ``model``, ``incarnation`` (process number), ``pid``   of the worker
 ``kind``, ``scope`` the verdict (:mod:`mayfly_reaper.rules.exit_cause`)
 ``first_cause``     the exception that came first, with its traceback where there is one
-``later``           the exceptions that followed from it
-``survived``        faults that the worker had survived, and how long before the end
+``later``           the exceptions that followed from the first
+``survived``        faults that the worker had survived, and how long before its end
 ``exit_status``     a signal's number negated; null if the process never started
-``stderr``          the last lines of it
-``state``           the slot's before the verdict; ``phase`` the engine's, by its last beat
-``inferences``, ``running``, ``waiting``, ``memory``   by its last beat
-``breadcrumb``      the requests of its last forward pass; null where it left none
-``requests``        in flight, where the worker could still name them
+``stderr``          the last lines that the worker wrote to stderr
+``state``           the worker's state before its loss
+``phase``, ``inferences``, ``running``, ``waiting``, ``memory``   by the worker's last heartbeat
+``breadcrumb``      the requests of the worker's last forward pass; null where they are not known
+``requests``        requests in flight, where the worker could still name them
 ``suspects``, ``marked``   the requests that may have caused the loss
-``lived_s``         since it was spawned
-``done``            what the reaper did then
+``lived_s``         seconds since the worker was spawned
+``done``            the reaper's reaction
 
 A record is not meant to hold a prompt, but Python quotes the values that it complains of:
 quotations long enough to be somebody's text are cut out of exceptions and stderr.
@@ -49,11 +49,11 @@ from mayfly_reaper.rules.exit_cause import Verdict
 from mayfly_reaper.rules.incarnation import Incarnation
 
 MAX_FILE_BYTES = 4 << 20
-"""Size of a file at which it is put aside."""
+"""Bytes in the crash log's file at which the file is put aside and a new one begun."""
 KEPT_FILES = 3
-"""Number of files that were put aside and are kept."""
+"""Number of full files of the crash log that are kept beside the present file."""
 RECENT_AUTOPSIES = 8
-"""Number of a node's last autopsies that are in its rosters."""
+"""Number of a node's latest crash records (autopsies) in its rosters."""
 
 STDERR_LINES = 200
 MAX_LINE_CHARACTERS = 1000
@@ -65,17 +65,18 @@ _AUTOPSY = TypeAdapter(Autopsy)
 
 
 class LossPublisher(Protocol):
-    """Publishes autopsies to front ends; the roster publisher does."""
+    """Publishes the crash records (autopsies) of lost workers to front ends."""
 
     def add_autopsy(self, autopsy: Autopsy, now: float) -> None: ...
 
 
 class CrashLog:
-    """Writer of autopsies. A full disk costs the file its record and nobody else anything.
+    """Writer of the crash records (autopsies) of lost workers. If the disk is full, a record is
+    missing in the file, and nothing else fails.
 
     Args:
-        epoch: the reaper's.
-        publisher: gets each autopsy, at first the last ones of earlier reapers.
+        epoch: the id of this reaper's process.
+        publisher: gets each crash record, at first the latest ones of earlier reapers.
     """
 
     def __init__(
@@ -90,10 +91,11 @@ class CrashLog:
             for each in recent_autopsies(path, datetime.now(UTC)):
                 publisher.add_autopsy(each, time.monotonic())
         except OSError as error:
-            self._note_once(f"autopsies cannot be read: {error}")
+            self._note_once(f"autopsies cannot be read, earlier crashes are not shown: {error}")
 
     def add(self, slot: str, model: str, loss: RecordLoss) -> None:
-        """Notes, writes and publishes the loss of a worker."""
+        """Notes the loss of a worker for the operator, writes its crash record and publishes the
+        record."""
         worker = loss.worker
         text = f"worker {worker.number} (pid {worker.pid}) of slot {slot} was lost"
         self._observer.note(
@@ -110,7 +112,7 @@ class CrashLog:
         try:
             append_record(self._path, record)
         except OSError as error:
-            self._note_once(f"autopsies cannot be written: {error}")
+            self._note_once(f"autopsies cannot be written, no crash is recorded: {error}")
         self._publisher.add_autopsy(short_autopsy(record), time.monotonic())
 
 
@@ -120,7 +122,8 @@ class CrashLog:
 def loss_for_roster(
     slot: str, worker: Incarnation, verdict: Verdict, crumb: Breadcrumb | None
 ) -> Loss:
-    """Returns the announcement of a loss, before the process is gone."""
+    """Returns the announcement of a worker's loss to front ends, made before the worker's process
+    is gone. ``crumb`` is the record of the worker's last forward pass."""
     suspects, marked = suspects_of(worker, verdict, crumb)
     return Loss(
         slot=slot,
@@ -137,11 +140,12 @@ def loss_for_roster(
 def suspects_of(
     worker: Incarnation, verdict: Verdict, crumb: Breadcrumb | None
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns the requests that may have caused a loss: the suspects and the marked ones.
+    """Returns two groups of requests that may have caused the loss of a worker: the suspects, and
+    the marked requests, which were in its last forward pass, too, but had run for a while.
 
-    The breadcrumb of the last forward pass goes before the worker's last message. No request is
-    suspected of a fault that is surely not a request's: somebody's SIGKILL, another process's reset
-    of the GPU.
+    ``crumb``, the record of the last forward pass, goes before the worker's last message. Both
+    groups are empty if no request can have caused the fault: somebody's SIGKILL, another process's
+    reset of the GPU.
     """
     if not verdict.blames_requests:
         return (), ()
@@ -153,8 +157,8 @@ def suspects_of(
 def autopsy_record(
     loss: RecordLoss, *, slot: str, model: str, epoch: str, time: datetime, now: float
 ) -> dict[str, Any]:
-    """Returns the record of a loss as it is written. ``now`` is by the reaper's clock, ``time`` by
-    the wall clock, for people."""
+    """Returns the crash record of a lost worker, as it is written to the file. ``now`` is by the
+    reaper's monotonic clock, ``time`` by the wall clock, for people."""
     worker, verdict, exited = loss.worker, loss.verdict, loss.worker.exit
     beat = worker.beat or Beat(phase="loading", progress=0)
     crumb = exited.crumb if exited is not None else None
@@ -197,11 +201,12 @@ def autopsy_record(
 
 
 def short_autopsy(record: dict[str, Any], age_s: float = 0.0) -> Autopsy:
-    """Returns a record in short, for rosters: with an age, since the wire has no clock.
+    """Returns a crash record in short form for rosters, with an age instead of a time, since the
+    clocks of two machines may differ.
 
     Raises:
-        KeyError, TypeError, ValueError: the record is not whole, or not of the types that a roster
-            may have: front ends would refuse all of the roster.
+        KeyError, TypeError, ValueError: the record is incomplete, or has a type for which front
+            ends would refuse the whole roster.
     """
     text = str(record["first_cause"]["text"])
     cause = text.partition("\n")[0][:MAX_CAUSE_CHARACTERS]
@@ -209,8 +214,8 @@ def short_autopsy(record: dict[str, Any], age_s: float = 0.0) -> Autopsy:
 
 
 def redacted(text: str) -> str:
-    """Returns a text without quotations long enough to be somebody's text, and without the ends of
-    lines that are too long."""
+    """Returns a text without quotations long enough to be a user's text, and with each line cut to
+    ``MAX_LINE_CHARACTERS``."""
     lines = (line[:MAX_LINE_CHARACTERS] for line in text.split("\n"))
     return "\n".join(_QUOTATION.sub(_shortened, line) for line in lines)
 
@@ -236,8 +241,8 @@ def _lines(stderr: str) -> list[str]:
 
 
 def append_record(path: Path, record: dict[str, Any]) -> None:
-    """Adds one line, to a new file if the old one is full. Raises OSError (a full disk, say): the
-    caller goes on without it."""
+    """Adds one crash record to the file, or to a new file if the present one is full. Raises
+    OSError, as on a full disk; the caller goes on without the record."""
     text = json.dumps(record, ensure_ascii=False)
     line = text.encode(errors="backslashreplace") + b"\n"  # names of files may be no UTF-8
     size = path.stat().st_size if path.exists() else 0
@@ -253,7 +258,8 @@ def append_record(path: Path, record: dict[str, Any]) -> None:
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """Yields all records that are kept, the oldest first, without lines that were cut short."""
+    """Yields all crash records that are kept, the oldest first, without lines that were cut
+    short."""
     for number in range(KEPT_FILES, -1, -1):
         file = _rotated(path, number)
         if not file.exists():
@@ -268,8 +274,9 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def recent_autopsies(path: Path, now: datetime) -> Iterator[Autopsy]:
-    """Yields the last records of a file in short, the oldest first, without those that another
-    version wrote differently. Raises OSError where there is a file that cannot be read."""
+    """Yields the latest crash records of a file in short form, the oldest first, without records
+    that another version wrote in another form. Raises OSError if the file exists and cannot be
+    read."""
     for record in deque(read_records(path), maxlen=RECENT_AUTOPSIES):
         try:
             written = datetime.fromisoformat(record["time"])

@@ -1,4 +1,5 @@
-"""Managed slots: the slots of a node with their pools, their names, and their workers' memory."""
+"""Slots of a node (places for one worker process each) as the reaper manages them: with their
+pools, their names, and their workers' memory."""
 
 from __future__ import annotations
 
@@ -15,8 +16,9 @@ from mayfly_reaper.settings import Pool
 
 @dataclass
 class ManagedSlot:
-    """A slot in its latest state, with its pool. ``observed`` holds the fields that the observer
-    was last shown, by incarnation."""
+    """A slot (a place for one worker process at a time) in its latest state, with the pool that
+    holds its settings. ``observed`` holds, by the number of the worker process, the fields that the
+    observer was last shown."""
 
     slot: Slot
     pool: Pool
@@ -24,13 +26,13 @@ class ManagedSlot:
 
     @property
     def incarnations(self) -> set[int]:
-        """The numbers of the slot's workers."""
+        """The numbers of the slot's worker processes."""
         return {worker.number for _, worker in self.slot.workers}
 
 
 def slot_names(pools: Iterable[Pool]) -> Iterator[tuple[str, Pool]]:
-    """Yields the name and the pool of each slot. The names are the models': short, and fit for a
-    routing id and a file's name."""
+    """Yields a name for each slot (place for one worker) of the pools, with its pool. A name is a
+    model's short name and a number, fit for a ZeroMQ routing id and a file's name."""
     taken: Counter[str] = Counter()
     for pool in pools:
         short = re.sub(r"[^A-Za-z0-9._-]+", "-", pool.model_name.rstrip("/").rpartition("/")[2])
@@ -41,7 +43,7 @@ def slot_names(pools: Iterable[Pool]) -> Iterator[tuple[str, Pool]]:
 
 
 def memory_in_use(slots: Iterable[ManagedSlot]) -> int:
-    """Returns the memory of all workers that run, in bytes."""
+    """Returns the memory of all running workers by their last heartbeats, in bytes."""
     return sum(
         worker.beat.memory.footprint
         for managed in slots
@@ -51,7 +53,8 @@ def memory_in_use(slots: Iterable[ManagedSlot]) -> int:
 
 
 def memory_promised(slots: Iterable[ManagedSlot]) -> int:
-    """Returns the memory that loading workers will take beyond what they have, in bytes."""
+    """Returns the memory that workers that are still loading will take beyond what they have now,
+    in bytes."""
     return sum(
         max(0, managed.slot.memory_needed - worker.peak_footprint)
         for managed in slots
@@ -61,7 +64,8 @@ def memory_promised(slots: Iterable[ManagedSlot]) -> int:
 
 
 def footprint_and_limit(slots: Iterable[ManagedSlot], incarnation: int) -> tuple[int, int]:
-    """Returns the last known memory of a worker and its limit, in bytes."""
+    """Returns the last reported memory of a worker process and its memory limit, in bytes; both are
+    0 for an unknown process."""
     for managed in slots:
         for _, worker in managed.slot.workers:
             if worker.number == incarnation:

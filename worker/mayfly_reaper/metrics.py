@@ -1,12 +1,12 @@
 """Prometheus metrics of a node: its slots, their workers and the machine's memory.
 
-``docs/metrics.md`` lists all of them; those of a worker's counters are derived from the fields of
-:class:`mayfly_protocol.counters.WorkerCounters`. The reaper hands in every step of every slot's
-rules. A page shows the latest state, on whichever thread it is asked for: slots and counters are
-replaced, never changed.
+``docs/metrics.md`` lists all metrics; those of a worker's counters are derived from the fields of
+:class:`mayfly_protocol.counters.WorkerCounters`. The reaper passes every step of every slot's rules
+to :class:`NodeMetrics`. A page of metrics shows the latest state and can be made on any thread:
+slots and counters are replaced, never changed.
 
-Labels take few values each. No process or incarnation has a time series of its own: those of a slot
-go on from one worker to the next.
+Each label has few values. No process has a time series of its own: the time series of a slot go on
+from one worker to the next.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ STATES: tuple[str, ...] = get_args(SlotState)
 HOLD_CAUSES: tuple[str, ...] = get_args(DeferCause)
 _NO_BEAT = Beat(phase="idle", progress=0)
 _ALWAYS_SHOWN = {("wedged", "worker"): 0, ("silent", "worker"): 0}
-"""Faults that are shown from 0 on, so that alerts see the first one as an increase."""
+"""Kinds and scopes of faults that are shown as 0 before they occur, so that alerts see the first
+occurrence as an increase."""
 
 
 Measured = Callable[[SlotCounters], Distribution]
@@ -61,7 +62,7 @@ Measured = Callable[[SlotCounters], Distribution]
 
 @dataclass(frozen=True, slots=True)
 class SlotRecord:
-    """A slot, its settings and its counters."""
+    """A slot with its counters and with the settings of its pool."""
 
     pool: Pool
     slot: Slot
@@ -69,11 +70,11 @@ class SlotRecord:
 
 
 class NodeMetrics(Collector):
-    """The metrics of one node.
+    """The Prometheus metrics of one node: of its slots, their workers and its machine.
 
     Args:
-        measure: measures the machine's memory.
-        clock: the reaper's clock, in seconds.
+        measure: returns the machine's memory now.
+        clock: the reaper's monotonic clock, in seconds.
     """
 
     def __init__(
@@ -90,13 +91,14 @@ class NodeMetrics(Collector):
         self._registry.register(self)
 
     def add_slot(self, slot: Slot, pool: Pool) -> None:
-        """Adds a slot; all have to be added before the first page is asked for."""
+        """Adds a slot. All slots have to be added before the metrics are first asked for."""
         self._records[slot.name] = SlotRecord(pool, slot)
 
     def count_step(
         self, before: Slot, event: Event, after: Slot, actions: Iterable[Action], now: float
     ) -> None:
-        """Counts a step of a slot's rules, ``(before, event) -> (after, actions)``."""
+        """Counts a step of a slot's rules, in which ``event`` turned the slot ``before`` into
+        ``after`` and asked for ``actions``."""
         record = self._records[after.name]
         counted = count_step(record.counted, before, event, after, actions, now)
         self._records[after.name] = replace(record, slot=after, counted=counted)
@@ -127,20 +129,24 @@ def _counters(node: str, records: list[SlotRecord]) -> Iterator[Metric]:
         return lambda s: int(getattr(s.counted.total, name))
 
     numbers: tuple[tuple[str, str, Callable[[SlotRecord], int]], ...] = (
-        ("starts", "Workers started.", lambda s: s.counted.starts),
+        ("starts", "Worker processes started in the slot.", lambda s: s.counted.starts),
         *(
             (metric.name, metric.help, total(name))
             for name, metric in counters.metrics("counter").items()
         ),
         (
             "prefill_tokens",
-            "Prompt tokens that were not in the prefix cache and have to be computed.",
+            "Prompt tokens that were not found in the prefix cache and have to be computed.",
             lambda s: s.counted.total.prompt_tokens - s.counted.total.cached_tokens,
         ),
-        ("messages", "Messages from workers to the reaper.", lambda s: s.counted.messages),
+        (
+            "messages",
+            "Messages from workers to their supervisor (the reaper), such as heartbeats.",
+            lambda s: s.counted.messages,
+        ),
         (
             "late_messages",
-            "Messages from workers that had already ended; they are dropped.",
+            "Messages to the reaper from workers that had already ended; they are dropped.",
             lambda s: s.slot.late_messages,
         ),
     )
@@ -151,12 +157,12 @@ def _counters(node: str, records: list[SlotRecord]) -> Iterator[Metric]:
         yield family
     restarts = CounterMetricFamily(
         "mayfly_worker_restarts",
-        "Workers that ended while their node went on, by reason.",
+        "Workers that ended while their node kept running, by reason.",
         labels=[*SLOT_LABELS, "reason"],
     )
     faults = CounterMetricFamily(
         "mayfly_faults",
-        "Faults of workers, by kind and scope.",
+        "Faults of workers, by kind of fault and by scope (how much was lost with it).",
         labels=[*SLOT_LABELS, "kind", "scope"],
     )
     for record in records:
@@ -177,13 +183,13 @@ def _histograms(node: str, records: list[SlotRecord]) -> Iterator[Metric]:
     ] = (
         (
             "load_seconds",
-            "Duration from the start of a worker until it is ready.",
+            "Duration from the start of a worker until it is ready for requests.",
             LOAD_BOUNDS_S,
             lambda a: a.loads,
         ),
         (
             "recovery_seconds",
-            "Duration from the loss of a worker until its slot is ready again.",
+            "Duration from the loss of a worker until its slot has a ready worker again.",
             RECOVERY_BOUNDS_S,
             lambda a: a.recoveries,
         ),
@@ -209,12 +215,12 @@ def _buckets(found: Distribution, bounds: tuple[float, ...]) -> list[tuple[str, 
 def _states(node: str, records: list[SlotRecord]) -> Iterator[Metric]:
     states = GaugeMetricFamily(
         "mayfly_worker_state",
-        "Workers of the slot in each state; without a worker, 1 for the state of the slot.",
+        "Workers of the slot in each state; if it has no worker, 1 for the slot's own state.",
         labels=[*SLOT_LABELS, "state"],
     )
     held = GaugeMetricFamily(
         "mayfly_worker_held",
-        "1 for the reason why a slot without a worker is not given one.",
+        "1 for the reason why no worker is started in a slot that has none.",
         labels=[*SLOT_LABELS, "reason"],
     )
     for record in records:
@@ -229,7 +235,8 @@ def _states(node: str, records: list[SlotRecord]) -> Iterator[Metric]:
 
 
 def _gauges(node: str, records: list[SlotRecord], now: float) -> Iterator[Metric]:
-    """Yields the gauges of each slot's current worker; none for a slot without one."""
+    """Yields the gauges of each slot's current worker (a slot without a worker has none), and the
+    memory of all workers."""
 
     def value(name: str) -> Callable[[Incarnation, Beat, Pool], float]:
         return lambda w, b, p: float(getattr(b, name))
@@ -237,22 +244,22 @@ def _gauges(node: str, records: list[SlotRecord], now: float) -> Iterator[Metric
     numbers: tuple[tuple[str, str, Callable[[Incarnation, Beat, Pool], float]], ...] = (
         (
             "age_seconds",
-            "Time since the start of the worker.",
+            "Time since the start of the slot's current worker.",
             lambda w, b, p: now - w.spawned_at,
         ),
         (
             "heartbeat_age_seconds",
-            "Time since the worker's last message.",
+            "Time since the last message of the slot's current worker.",
             lambda w, b, p: now - w.last_message_at,
         ),
         (
             "progress_age_seconds",
-            "Time since the worker last made progress, or had nothing to do.",
+            "Time since the slot's current worker last made progress or had nothing to do.",
             lambda w, b, p: now - w.last_progress_at,
         ),
         (
             "inferences_budget",
-            "Choices after which the worker is replaced; 0: never.",
+            "Finished answers after which the worker is replaced by a new one; 0: never.",
             lambda w, b, p: inference_budget(w, p.lifetime),
         ),
         *(
@@ -269,7 +276,7 @@ def _gauges(node: str, records: list[SlotRecord], now: float) -> Iterator[Metric
         yield family
     memory = GaugeMetricFamily(
         "mayfly_worker_memory_bytes",
-        "Memory of the slot's workers: of their processes (footprint), and as MLX counts it.",
+        "Memory of the slot's workers: of their processes (footprint), and as MLX reports it.",
         labels=[*SLOT_LABELS, "kind"],
     )
     for record in records:
@@ -279,7 +286,8 @@ def _gauges(node: str, records: list[SlotRecord], now: float) -> Iterator[Metric
 
 
 def _memory(slot: Slot) -> Mapping[str, int]:
-    """Sums memory over the workers of a slot: it has two while one is being replaced."""
+    """Returns the memory of a slot's workers in bytes, by kind of memory; a slot has two workers
+    while one replaces the other."""
     all_of_them = [worker.beat.memory for _, worker in slot.workers if worker.beat is not None]
     return {
         kind: sum(getattr(memory, kind) for memory in all_of_them) for kind in counters.MEMORY_KINDS
@@ -300,8 +308,9 @@ def _machine(node: str, room: MachineMemory) -> Metric:
 
 @contextmanager
 def metrics_served(metrics: NodeMetrics, host: str, port: int) -> Iterator[None]:
-    """Serves the metrics over HTTP, on threads of its own: a slow or hostile client takes none of
-    the reaper's time. Raises StartError where the address cannot be listened on."""
+    """Serves the metrics over HTTP inside a ``with`` block, on threads of its own: a slow or
+    hostile client takes none of the reaper's time. Raises StartError if the address cannot be
+    listened on."""
     try:
         server, thread = start_http_server(port, host, metrics.registry)
     except OSError as error:
@@ -318,8 +327,8 @@ def metrics_served(metrics: NodeMetrics, host: str, port: int) -> Iterator[None]
 
 
 class RefusalTotals:
-    """Refused peers by reason, summed over the reaper's own sockets (``own``, a count that grows)
-    and its workers, those that have ended included."""
+    """Numbers of refused peers by reason, summed over the reaper's own sockets (``own``, a mapping
+    whose numbers grow) and the sockets of all workers, including workers that have ended."""
 
     def __init__(self, own: Mapping[str, int]) -> None:
         self._own = own
@@ -327,13 +336,14 @@ class RefusalTotals:
         self._ended: Counter[str] = Counter()
 
     def report(self, incarnation: int, counts: Mapping[str, int]) -> None:
-        """Takes in the counts of a running worker. A report that comes late lowers nothing."""
+        """Takes in the numbers of peers that a running worker has refused, by reason. A report that
+        comes late lowers nothing."""
         if counts:
             known = self._running.setdefault(incarnation, Counter())
             known |= Counter(counts)
 
     def end(self, incarnation: int) -> None:
-        """Keeps the last counts of a worker that has ended."""
+        """Keeps the last reported numbers of a worker that has ended."""
         self._ended += self._running.pop(incarnation, Counter())
 
     def total(self) -> dict[str, int]:

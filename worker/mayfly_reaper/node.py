@@ -1,8 +1,9 @@
 """Reaper of a node: one thread that supervises the workers of all slots and the front end.
 
-The loop wakes when a signal, a message or a timer is due, and once a second for the roster. Every
-event of a slot goes through the slot's rules (:mod:`mayfly_reaper.rules.slot`), and the loop does
-what they ask for. Messages are read before exits: what a worker sent before it died comes first.
+The loop wakes when a signal, a message or a timer is due, and once a second to publish the roster,
+the node's state. Every event of a slot (a place for one worker process) goes through the slot's
+rules (:mod:`mayfly_reaper.rules.slot`), and the loop does what the rules ask for. Messages are read
+before exits, so that the last messages of a worker are handled before its death.
 """
 
 from __future__ import annotations
@@ -82,21 +83,22 @@ _log = logging.getLogger(__name__)
 
 
 class Node:
-    """Workers for every pool, and a front end if the settings have one."""
+    """A node: a reaper (the supervisor), workers for every pool in the settings, and a front end if
+    the settings have one."""
 
     def __init__(self, settings: NodeSettings, observer: Observer) -> None:
         self._settings = settings
         self._observer = SafeObserver(observer)
 
     def run(self) -> int:
-        """Serves on the main thread until SIGTERM, SIGINT or SIGHUP, or a request to drain; a
+        """Serves on the main thread until SIGTERM, SIGINT or SIGHUP, or a command to drain; a
         second signal ends the workers at once.
 
         Returns:
             The process's exit status: 0 after everything has ended in good order.
 
         Raises:
-            StartError: nothing was started.
+            StartError: the node cannot start; no worker was started.
         """
         settings = self._settings
         runtime = runtime_of(settings.state_dir)
@@ -114,7 +116,7 @@ class Node:
 
 
 class Supervisor:
-    """The loop of a node, and everything that it runs on."""
+    """The reaper's event loop, and everything that the loop uses."""
 
     def __init__(
         self,
@@ -178,7 +180,7 @@ class Supervisor:
         self._children = Children(spawner, workers_file, OomWatch())
 
     def run(self) -> None:
-        """Returns once the node was asked to stop and all its processes have ended."""
+        """Runs the event loop until the node was asked to stop and all its processes have ended."""
         while True:
             self.handle_timers()
             self.publish()
@@ -190,7 +192,7 @@ class Supervisor:
             self.handle_exits()
 
     def kill_all(self) -> None:
-        """Leaves no process behind, however the loop ended."""
+        """Kills all workers and the front end, however the event loop ended."""
         self._children.kill_all()
         if self._front_end is not None:
             self._front_end.kill()
@@ -198,8 +200,8 @@ class Supervisor:
     # -- the loop's verbs ------------------------------------------------------------------
 
     def handle_timers(self) -> None:
-        """Ticks every slot, starts the workers that slots want, begins due recycles, and looks
-        after the front end."""
+        """Passes the time to every slot, starts the workers that slots are due to get, begins the
+        planned replacements of workers that are due, and looks after the front end."""
         for name, managed in self._slots.items():
             self._apply(name, Tick())
             now = time.monotonic()
@@ -213,7 +215,8 @@ class Supervisor:
         self._recycler.begin_due()
 
     def publish(self) -> None:
-        """Shows changed slots to the observer, and publishes the roster if it is due."""
+        """Shows changed slots to the observer, and publishes the roster (the node's state) if it is
+        due."""
         now = time.monotonic()
         for name, managed in self._slots.items():
             views = slot_views(managed.slot, managed.pool.model_name, now)
@@ -233,12 +236,13 @@ class Supervisor:
             self._children.housekeep()
 
     def stopped(self) -> bool:
-        """Returns True once a stop was requested and every process has ended."""
+        """Returns True once the node was asked to stop and every process has ended."""
         front_end_gone = self._front_end is None or self._front_end.gone
         return self._stopping and not self._has_workers() and front_end_gone
 
     def poll_timeout_ms(self) -> int:
-        """Returns the time until the next timer, rounded up: to wake early is to wake twice."""
+        """Returns the milliseconds until the next timer, rounded up: a loop that wakes too early
+        has to wait a second time."""
         due = min((self._rules.due(each.slot) for each in self._slots.values()), default=0.0)
         due = min(due, self._roster.due)
         if self._front_end is not None:
@@ -247,7 +251,7 @@ class Supervisor:
         return int(left * 1000) + 1 if left else 0
 
     def handle_signals(self) -> None:
-        """Stops the node at the first signal that asks for it, at once at the second."""
+        """Stops the node in good order at the first signal to stop, and at once at the second."""
         for number in self._inbox.read():
             if number not in STOP_SIGNALS:
                 continue
@@ -268,14 +272,14 @@ class Supervisor:
             try:
                 self._handle_local_message(identity, frames)
             except BadFrame as error:
-                _log.warning("dropped a message of %r: %s", identity[:64], error)
+                _log.warning("dropped a malformed message of peer %r: %s", identity[:64], error)
         for request in self._sockets.network_requests():
             request.answer(self._answer(request.message))
         if self._sockets.has_new_subscriber():
             self._roster.publish_soon(time.monotonic())
 
     def handle_exits(self) -> None:
-        """Notices the worker processes that have ended."""
+        """Handles the ends of worker processes."""
         ended = self._children.ended()
         for name, number in ended:
             self._apply(name, ProcessEnded(number))
@@ -300,7 +304,7 @@ class Supervisor:
         # A fault that its process does not survive is noted with the loss.
         if isinstance(message, Fault) and message.scope in ("request", "batch", "recycle"):
             fault = f"{message.scope} fault {message.kind}: {message.first.text}"
-            text = f"worker {number} of slot {name}: {fault}"
+            text = f"worker {number} of slot {name} survived the {fault}"
             self._observer.note(text, About(name, number, bad=True))
         self._apply(name, MessageReceived(number, message))
 
@@ -318,11 +322,11 @@ class Supervisor:
                 return self._recycler.request([name] if name else list(self._slots))
 
     def _drain(self, grace_s: float) -> Done:
-        """Stops the workers before the front end, through which running requests go on."""
+        """Stops the workers, and only later the front end, through which running requests go on."""
         if self._stopping:
             return Done(True, "this node is stopping already")
         self._stopping = True
-        self._observer.note(f"draining: requests may go on for {grace_s:g} s, then the node ends")
+        self._observer.note(f"the node drains: requests may go on for {grace_s:g} s, then it ends")
         for name in self._slots:
             self._apply(name, StopRequested(grace_s=grace_s))
         return Done(True, f"draining {', '.join(self._slots)}")
@@ -336,7 +340,8 @@ class Supervisor:
         return self._gate.memory(time.monotonic()).available
 
     def _deferral(self, managed: ManagedSlot, now: float) -> SpawnDeferred | None:
-        """Returns what keeps a slot from getting its next worker now; None if nothing does."""
+        """Returns the reason why a slot cannot get its next worker now, with the time of the next
+        check; None if it can."""
         orphans = self._orphans.poll(now)
         in_the_way = [each for each in orphans if each.slot not in self._slots]
         in_the_way += [each for each in orphans if each.slot == managed.slot.name]
@@ -350,7 +355,7 @@ class Supervisor:
         )
 
     def _apply(self, name: str, event: Event) -> None:
-        """Hands an event to the rules of a slot, and does what they ask for."""
+        """Passes an event to the rules of the slot ``name``, and does what the rules ask for."""
         managed, now = self._slots[name], time.monotonic()
         before, incarnations = managed.slot, managed.incarnations
         managed.slot, actions = self._rules.step(before, event, now)

@@ -1,4 +1,4 @@
-"""Events of a node for its operator, whose terminal may be gone."""
+"""Reports of a node's events to its operator, whose terminal may be gone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """The worker that a note is about, if it is about one; ``bad`` marks losses and faults."""
+    """The worker that a note to the operator is about; ``slot`` is empty if the note is about no
+    worker. ``bad`` marks losses and faults."""
 
     slot: str = ""
     incarnation: int = 0
@@ -25,22 +26,24 @@ NOBODY = About()
 
 
 class Observer(Protocol):
-    """Receives the events of a node, on the reaper's own thread; must not block."""
+    """Receives the events of a node for its operator. Its methods are called on the reaper's own
+    thread and must not block."""
 
     def slot_changed(self, view: SlotView) -> None:
-        """Receives a slot whose state, load progress or detail has changed."""
+        """Receives a slot whose state, load progress or detail text has changed."""
 
     def front_end_ready(self, host: str, port: int) -> None:
         """Receives the address of the supervised front end when it has answered for the first
         time."""
 
     def note(self, text: str, about: About = NOBODY) -> None:
-        """Receives a sentence for the operator, such as the reason of a loss."""
+        """Receives a sentence for the operator, such as the reason of a worker's loss."""
 
 
 class SafeObserver:
-    """Observer in front of another one, which gets no more events once it raises OSError: a closed
-    terminal, or a pipe that nobody reads, must not end the workers."""
+    """Passes a node's events on to another observer, until that observer raises OSError: a closed
+    terminal, or a pipe that nobody reads, must not end the workers. All later events are
+    dropped."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer: Observer | None = observer
@@ -61,4 +64,6 @@ class SafeObserver:
             method(self._observer)
         except OSError as error:
             self._observer = None
-            _log.warning("the operator's terminal cannot be written to any more: %s", error)
+            _log.warning(
+                "the operator's terminal cannot be written to, no more events are shown: %s", error
+            )

@@ -2,10 +2,10 @@
 
 ::
 
-    <state directory>/lock               held while a reaper serves from here; holds its pid
-                      incarnation        the last worker's number
+    <state directory>/lock               locked by the running reaper; holds the reaper's pid
+                      incarnation        number of the last worker process
                       workers.json       workers that run, for the successor of a killed reaper
-                      autopsies.jsonl    and older ones, .1 the youngest of them
+                      autopsies.jsonl    crash records; older files are .1 (the youngest) to .3
                       stderr/            each worker's stderr, until the worker is gone
                       ptx/<slot>/        compiled CUDA kernels
 
@@ -14,9 +14,10 @@
                               w<n>.ipc   the ROUTER of the worker with this number
                               w<n>.crumb the requests of the worker's current forward pass
 
-Sockets live apart because macOS allows their paths 104 bytes. The 8 hex digits are of the state
-directory's path, so that nodes with different ones run side by side. A second bind on an ipc path
-silently steals it: the lock keeps a second reaper away.
+Sockets are not in the state directory because macOS allows their paths 104 bytes. The 8 hex digits
+are a hash of the state directory's path, so that nodes with different state directories run side by
+side. A second bind on an ipc path silently takes the path from the first socket: the lock keeps a
+second reaper away.
 """
 
 from __future__ import annotations
@@ -37,19 +38,22 @@ _log = logging.getLogger(__name__)
 
 
 class StartError(Exception):
-    """An obstacle to starting a node; the text names it and what to do about it."""
+    """Error for an obstacle to starting a node; the text names the obstacle and what to do about
+    it."""
 
 
 class IncarnationNumbers:
-    """Numbers of incarnations: 1, 2, 3, and on over the reaper's restarts, in a file of the state
-    directory, which the caller has locked.
+    """Source of numbers for worker processes: 1, 2, 3, and so on. The last number is in a file of
+    the state directory, which the caller has locked, so that no number is given twice even when the
+    reaper restarts.
 
-    A worker that outlives a killed reaper comes back to its successor's socket under the routing id
-    that it had. If its number were given again, the successor would take its messages for those of
-    a worker of its own, and the socket would turn that one away.
+    A worker that outlives a killed reaper comes back to the next reaper's socket under its old
+    routing id, which contains its number. If the number were given again, the next reaper would
+    take this worker's messages for those of a worker of its own, and the socket would refuse that
+    other worker.
 
     Raises:
-        StartError: the file is there and cannot be read.
+        StartError: the file exists and cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,42 +64,50 @@ class IncarnationNumbers:
             raise StartError(f"cannot read a number from {path}: {error}; remove it") from error
 
     def take(self) -> int:
-        """Returns the next number; where it cannot be written, only this reaper knows it."""
+        """Returns the next number. If the number cannot be written to the file, only this reaper
+        knows it."""
         self._last += 1
         try:
             rewrite(self._path, f"{self._last}\n")
         except OSError as error:
-            _log.warning("cannot write the last incarnation's number to %s: %s", self._path, error)
+            _log.warning(
+                "cannot write the last worker's number to %s, a restart may give it again: %s",
+                self._path,
+                error,
+            )
         return self._last
 
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """Folder of a node's sockets, and their addresses."""
+    """Folder of a node's ipc sockets, and the addresses of these sockets."""
 
     folder: Path
 
     @property
     def control(self) -> str:
-        """Address for messages of workers, front ends and the command line."""
+        """ZeroMQ address at which the reaper takes messages of workers, front ends and the command
+        line."""
         return f"ipc://{self.folder}/node.ipc"
 
     @property
     def roster(self) -> str:
-        """Address at which the reaper publishes rosters."""
+        """ZeroMQ address at which the reaper publishes rosters (the node's state)."""
         return f"ipc://{self.folder}/roster.ipc"
 
     def worker(self, incarnation: int) -> Path:
-        """Returns the socket of one worker; no other binds it, as numbers are never given again."""
+        """Returns the path of one worker process's socket. No other process binds the path, as the
+        numbers of worker processes are never given again."""
         return self.folder / f"w{incarnation}.ipc"
 
     def breadcrumb(self, incarnation: int) -> Path:
-        """Returns the file in which a worker lists the requests of its forward pass."""
+        """Returns the path of the file in which a worker process notes the requests of each forward
+        pass."""
         return self.folder / f"w{incarnation}.crumb"
 
     def sweep(self) -> None:
-        """Removes the sockets and breadcrumb files that a killed reaper and its workers left in
-        this folder."""
+        """Removes the sockets and breadcrumb files (notes of forward passes) that a killed reaper
+        and its workers left in this folder."""
         for name in ("node.ipc", "roster.ipc"):
             (self.folder / name).unlink(missing_ok=True)
         for pattern in ("w*.ipc", "w*.crumb"):
@@ -104,17 +116,18 @@ class Runtime:
 
 
 def runtime_of(state_dir: Path) -> Runtime:
-    """Returns the folder for the sockets of a state directory's node, running or not."""
+    """Returns the folder for the sockets of the node with this state directory, whether it runs or
+    not."""
     name = hashlib.sha256(os.fsencode(state_dir.resolve())).hexdigest()[:8]
     return Runtime(SHARED_TEMPORARY / f"mayfly-{os.geteuid()}" / name)
 
 
 @contextmanager
 def locked(state_dir: Path) -> Iterator[None]:
-    """Locks the state directory while entered, and makes it if it is missing.
+    """Locks the state directory inside a ``with`` block, and makes the directory if it is missing.
 
     Raises:
-        StartError: another reaper holds it, or it cannot be written to.
+        StartError: another reaper holds the lock, or the directory cannot be written to.
     """
     path = state_dir / "lock"
     try:
@@ -144,7 +157,8 @@ def locked(state_dir: Path) -> Iterator[None]:
 
 @contextmanager
 def opened(runtime: Runtime) -> Iterator[None]:
-    """Makes an empty folder for sockets, and removes it at the end.
+    """Makes an empty folder for a node's sockets, and removes the folder at the end of a ``with``
+    block.
 
     Raises:
         StartError: the folder is not this user's alone.
@@ -161,8 +175,8 @@ def opened(runtime: Runtime) -> Iterator[None]:
 
 
 def _make_private(folder: Path) -> None:
-    """Makes a folder of mode 0700, or checks that it is one: anyone may write to /tmp, and the
-    owner of a socket's folder can put another socket in its place."""
+    """Makes a folder of mode 0700, or checks that an existing folder is private: anyone may write
+    to /tmp, and the owner of a socket's folder can put another socket in its place."""
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         found = folder.lstat()
@@ -180,7 +194,8 @@ def _make_private(folder: Path) -> None:
 
 
 def rewrite(path: Path, text: str) -> None:
-    """Replaces a file by a text: whole or, on a full disk, not at all. Raises OSError."""
+    """Replaces a file by a new one with this text: whole or, on a full disk, not at all. Raises
+    OSError."""
     new = path.with_suffix(".new")
     new.write_text(text)
     new.replace(path)

@@ -1,7 +1,7 @@
-"""Recycler: begins the replacement of healthy workers, when they are due or when somebody asks.
+"""Recycler: begins the replacement of healthy workers, when it is due or when an operator asks.
 
-The rules of :mod:`mayfly_reaper.rules.recycle` choose the worker; the recycler keeps the requests
-of the operator until their turn comes, since a pool replaces one worker at a time.
+The rules of :mod:`mayfly_reaper.rules.recycle` choose the worker. A pool (the workers of one model)
+replaces one worker at a time, so the recycler keeps the operator's requests until their turn comes.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from mayfly_reaper.rules.recycle import next_recycle
 
 
 class Recycler:
-    """Planned recycles of a node, one a pool at a time.
+    """Planned replacements (recycles) of a node's healthy workers, one at a time in each pool (the
+    workers of one model).
 
     Args:
         slots: all slots of the node, by name.
-        apply: hands an event to the rules of a slot.
-        available: measures the memory that is available, in bytes.
-        spacing_s: the least age of a worker that is replaced.
+        apply: passes an event to the rules of a slot.
+        available: returns the memory that is available, in bytes.
+        spacing_s: the least age of a worker that is replaced, in seconds.
     """
 
     def __init__(
@@ -41,11 +42,12 @@ class Recycler:
         self._spacing_s = spacing_s
         self._observer = observer
         self._requested: dict[str, int] = {}
-        """Slots that somebody wants recycled, with the incarnation that was meant."""
+        """Slots whose worker an operator wants replaced, each with the number of the worker process
+        meant."""
 
     def request(self, names: Sequence[str]) -> Done:
-        """Recycles slots on behalf of an operator: those that serve when their turn comes, those
-        without a worker at once."""
+        """Takes an operator's request to replace the workers of some slots: a worker that serves is
+        replaced when its turn comes, and a slot without a worker gets one at once."""
         unknown = [name for name in names if name not in self._slots]
         if unknown:
             known = ", ".join(self._slots)
@@ -64,7 +66,7 @@ class Recycler:
         return Done(True, f"recycling {', '.join(names)}")
 
     def begin_due(self) -> None:
-        """Begins the recycles that are due, one a pool."""
+        """Begins the replacements of workers (recycles) that are due, one in each pool."""
         now = time.monotonic()
         pools: dict[int, list[ManagedSlot]] = defaultdict(list)
         for managed in self._slots.values():

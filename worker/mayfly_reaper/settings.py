@@ -19,15 +19,15 @@ WORKER_PORTS = PortRange(7710, 7799)
 
 @dataclass(frozen=True, slots=True)
 class Budgets:
-    """Timeouts of a worker, in seconds: how long the reaper waits before it counts a worker as
-    lost, and how long each step of ending and replacing one may take. A *silent* worker sends no
-    message; a *still* one sends beats that report no progress."""
+    """Time limits for a worker, in seconds: how long the reaper (its supervisor) waits before it
+    counts a worker as lost, and how long each step of ending and replacing a worker may take. A
+    *silent* worker sends no message; a *still* worker sends heartbeats that report no progress."""
 
     hello_s: float = 60.0
-    """Time from the spawn to the first message."""
+    """Longest time from the start of a worker process to its first message."""
     load_silent_s: float = 60.0
-    """Silence while a model loads: importing an extension from a cold disk holds the GIL, and
-    with it the beats."""
+    """Time without a message after which a loading worker is lost; importing an extension from a
+    cold disk holds the GIL, and so delays heartbeats."""
     stop_s: Annotated[
         float,
         seconds("Seconds that requests may go on for when the server stops.", "stop_grace"),
@@ -51,43 +51,48 @@ class Budgets:
         float, seconds("Seconds that one decoding step may take.", "decode_budget", 1)
     ] = 20.0
     first_factor: float = 3.0
-    """Factor on the time of a phase's first step, in which kernels compile."""
+    """Factor on the time limit for a worker's first step in a phase (such as prefill), in which
+    kernels compile."""
 
     leave_s: float = 5.0
-    """Time from the end of the drain, or a worker's ``Bye``, to its exit."""
+    """Longest time from the end of a worker's drain, or from its message that it leaves, to its
+    exit."""
     stacks_s: float = 1.0
-    """Time for writing every thread's stack to stderr."""
+    """Time for a worker to write every thread's stack to stderr."""
     terminate_s: float = 2.0
-    """Time from SIGTERM to the next step."""
+    """Time from SIGTERM to the next step of ending a worker, such as SIGKILL."""
     teardown_s_per_gb: float = 0.1
-    """Added to the times to leave for every 10^9 bytes of weights: SIGKILL in the middle of a big
-    teardown has stranded wired memory on macOS."""
+    """Seconds added to a worker's time to exit for every 10^9 bytes of weights: SIGKILL in the
+    middle of a big teardown has left wired memory lost on macOS."""
 
     retry_s: float = 1.0
-    """The first back-off; each further loss in a row doubles it."""
+    """The first pause before a lost worker is replaced; each further loss in a row doubles the
+    pause."""
     retry_max_s: Annotated[
         float,
         seconds("Longest pause before a lost worker is replaced, in seconds.", at_least=1),
     ] = 300.0
     steady_s: float = 60.0
-    """Time in READY after which a worker clears its slot's count of losses."""
+    """Time of serving after which a worker clears its slot's count of losses."""
     spacing_s: float = 1.0
-    """Shortest time between two spawns of a slot, whatever the reason."""
+    """Shortest time between two starts of a worker in a slot, whatever the reason."""
     trial_losses: int = 2
-    """Losses in a row after which the next worker is on trial: it gets one request at a time."""
+    """Losses in a row after which a slot's next worker is on trial: it gets one request at a
+    time."""
     trial_s: float = 60.0
-    """Time of serving that ends a trial."""
+    """Time of serving that ends a worker's trial, in which it gets one request at a time."""
     trial_inferences: int = 20
-    """Finished choices that end a trial."""
+    """Finished answers that end a worker's trial, in which it gets one request at a time."""
 
     batch_faults: int = 2
-    """Discarded batches within ``batch_window_s`` after which a worker is recycled."""
+    """Batches lost to faults within ``batch_window_s`` after which a worker is replaced."""
     batch_window_s: float = 60.0
 
     memory_return_s: float = 30.0
-    """Time after a process's exit in which its memory is expected to be free again."""
+    """Time after a worker's exit in which its memory is expected to be free again."""
     orphans_s: float = 45.0
-    """Time for the workers of an earlier reaper to finish and leave."""
+    """Time for workers that an earlier, killed reaper left behind to finish their requests and
+    leave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,23 +107,24 @@ class Lifetime:
             at_least=0,
         ),
     ] = 10_000
-    """Finished choices. Each worker's limit is drawn from a tenth less to a tenth more, so that
-    workers that started together are not replaced together."""
+    """Finished answers after which a worker is replaced. Each worker's limit is drawn from a tenth
+    less to a tenth more, so that workers that started together are not replaced together."""
     max_age_s: Annotated[
         float, seconds("Replace a worker after this number of seconds; 0: never.")
     ] = 0.0
-    """Seconds since the spawn, drawn likewise."""
+    """Seconds since its start after which a worker is replaced; each worker's limit is drawn from a
+    tenth less to a tenth more."""
     max_footprint: Annotated[
         int, size("Replace a worker that takes this number of GB of memory; 0: never.")
     ] = 0
-    """Bytes of memory of the process."""
+    """Bytes of memory of a worker's process at which the worker is replaced."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The workers of one model. ``options`` are fields of
+    """Settings of the workers of one model. ``options`` are fields of
     :class:`mayfly_protocol.settings.WorkerSettings` that differ from their defaults;
-    ``environment`` overrides what the reaper sets in a worker's environment."""
+    ``environment`` holds variables that override those that the reaper sets for a worker."""
 
     model_name: str
     model_path: Path
@@ -130,10 +136,10 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class FrontEnd:
-    """A front end that the reaper supervises. ``command`` is its argument list; the string
-    ``{fd}`` in it stands for the number of the listening socket that it inherits, ``{node}`` for
-    the node's control address, ``{grace}`` for the seconds that streams may go on for when the
-    node stops."""
+    """Settings of a front end process that the reaper supervises. ``command`` is its argument list;
+    the string ``{fd}`` in it stands for the number of the listening socket that the front end
+    inherits, ``{node}`` for the node's control address, ``{grace}`` for the seconds that streams
+    may go on for when the node stops."""
 
     command: tuple[str, ...]
     host: Annotated[str, Option("The address to listen on.")] = "127.0.0.1"
@@ -144,8 +150,8 @@ class FrontEnd:
 
 @dataclass(frozen=True, slots=True)
 class MetricsAddress:
-    """Address at which a node's own metrics are served over HTTP, in clear and to everyone; none
-    if the port is None."""
+    """Address at which a node's own metrics are served over HTTP, unencrypted and to everyone; with
+    ``port`` None they are not served."""
 
     port: Annotated[
         int | None,
@@ -169,8 +175,8 @@ class MetricsAddress:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """Address at which front ends on other machines reach a node: its control port, the port after
-    it for rosters, and one port for each worker."""
+    """Address at which front ends on other machines reach a node: its control port, the next port
+    for rosters (the node's published state), and one port for each worker."""
 
     host: Annotated[
         str, Option("The address at which front ends reach this node.", name="control_host")
@@ -192,7 +198,7 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
-    """Settings of a node's reaper."""
+    """Settings of a node: its reaper, its models with their workers, and its front end."""
 
     node: str
     state_dir: Path
@@ -200,7 +206,8 @@ class NodeSettings:
     front_end: FrontEnd | None = None
     metrics: MetricsAddress = field(default_factory=MetricsAddress)
     network: Network | None = None
-    """None if only processes of this machine reach the node."""
+    """Address for front ends on other machines; None if only processes of this machine reach the
+    node."""
     budgets: Budgets = field(default_factory=Budgets)
     preload_blas: Annotated[
         bool,
@@ -212,4 +219,4 @@ class NodeSettings:
     logs: LogSettings = field(default_factory=LogSettings)
     """Log settings of the workers; the reaper's own log is configured by its caller."""
     worker_command: tuple[str, ...] = WORKER_COMMAND
-    """Argument list of a worker, to which ``--settings JSON`` is appended."""
+    """Command line of a worker, to which ``--settings JSON`` is appended."""

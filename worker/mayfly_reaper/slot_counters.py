@@ -1,7 +1,7 @@
 """Counters of a slot since the reaper's start, added up over the slot's workers.
 
-A worker reports what it has counted since its own start. A slot's totals are the last reports of
-the workers that have ended plus the latest reports of those that run::
+A worker reports its counts since its own start. A slot's totals are the last reports of the workers
+that have ended plus the latest reports of the workers that run::
 
     worker 1   0 .. 7 .. 12  killed
     worker 2                         0 .. 3 .. 9
@@ -35,20 +35,22 @@ LOAD_BOUNDS_S = (0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0
 RECOVERY_BOUNDS_S = (0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
 
 RESTART_REASONS: Final = ("lost", "asked", "inferences", "age", "memory", "faults", "left")
-"""Lost; replaced by a command, or by its budget of inferences, age or memory; left after faults
-that it had survived; left by itself in good order."""
+"""Reasons for the end of a worker: lost; replaced by a command (``asked``) or at its limit of
+inferences, age or memory; replaced after faults that it had survived; or left by itself in good
+order."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerTotals:
-    """Totals of one worker. If a counter falls all the same, the worker has begun to count anew:
-    ``earlier`` then holds what it had counted until then, and ``current`` the new count."""
+    """Totals of one worker. If a counter falls although it should only grow, the worker has begun
+    to count anew: ``earlier`` then holds the counts until the fall, and ``current`` the new
+    counts."""
 
     current: WorkerCounters = field(default_factory=WorkerCounters)
     earlier: WorkerCounters = field(default_factory=WorkerCounters)
 
     def updated(self, counters: WorkerCounters) -> WorkerTotals:
-        """Returns the totals after one more report."""
+        """Returns the totals after one more report of the worker's counters."""
         if counters.fell_from(self.current):
             return WorkerTotals(counters, self.total)
         return WorkerTotals(counters, self.earlier)
@@ -60,12 +62,12 @@ class WorkerTotals:
 
 @dataclass(frozen=True, slots=True)
 class SlotCounters:
-    """All counters of one slot.
+    """All counters of one slot since the reaper's start.
 
-    ``ended`` is the sum over workers that have ended, ``running`` the totals of the others by the
-    number of their incarnation. ``starts`` counts workers started; ``restarts``, by reason, workers
-    that ended while the node went on; ``faults`` counts by kind and scope. ``lost_at`` is set while
-    the slot recovers from a loss.
+    ``ended`` is the sum over workers that have ended, ``running`` the totals of running workers by
+    process number. ``starts`` counts workers started; ``restarts``, by reason, workers that ended
+    while the node kept running; ``faults`` counts faults by kind and scope. ``lost_at`` is the time
+    of a worker's loss while the slot recovers from it, otherwise None.
     """
 
     ended: WorkerCounters = field(default_factory=WorkerCounters)
@@ -80,7 +82,7 @@ class SlotCounters:
 
     @property
     def total(self) -> WorkerCounters:
-        """The sum over all workers of the slot."""
+        """The sum of the counters of all workers that the slot has had."""
         total = self.ended
         for worker in self.running.values():
             total = total.plus(worker.total)
@@ -95,7 +97,8 @@ def count_step(
     actions: Iterable[Action],
     now: float,
 ) -> SlotCounters:
-    """Returns the counters after a step of the rules, ``(before, event) -> (after, actions)``."""
+    """Returns a slot's counters after one step of the slot's rules, in which ``event`` turned the
+    slot ``before`` into ``after`` and asked for ``actions``."""
     old, new = _workers(before), _workers(after)
     if isinstance(event, MessageReceived):
         counted = _with_message(counted, event, old)
@@ -157,7 +160,7 @@ def _with_fault(counted: SlotCounters, kind: str, scope: str) -> SlotCounters:
 
 
 def _restart_reason(before: Slot, worker: Incarnation) -> str:
-    """Returns the reason for the end of a worker that was not lost."""
+    """Returns the reason for which a worker ended that was not lost, such as its age."""
     if before.recycling:
         return before.recycle_cause
     survived = any(each.fault.scope in ("batch", "recycle") for each in worker.survived)

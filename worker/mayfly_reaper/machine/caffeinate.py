@@ -14,15 +14,16 @@ from contextlib import contextmanager
 
 
 def command(platform: str, pid: int) -> tuple[str, ...] | None:
-    """Returns the command that keeps the machine awake while the process ``pid`` runs; None where
-    none is needed. It holds off idle sleep, of the system and of the disk, and ends with the
-    process. ``platform`` is as in ``sys.platform``."""
+    """Returns the command that keeps the machine awake while the process ``pid`` runs; None on
+    systems that need none. The command holds off idle sleep, of the system and of the disk, and
+    ends with the process. ``platform`` is as in ``sys.platform``."""
     return ("caffeinate", "-i", "-m", "-w", str(pid)) if platform == "darwin" else None
 
 
 @contextmanager
 def awake(note: Callable[[str], None]) -> Iterator[None]:
-    """Keeps the machine awake while it is entered; a failure to do so goes to ``note``."""
+    """Keeps the machine awake inside a ``with`` block; if this fails, ``note`` is called with the
+    reason."""
     arguments = command(sys.platform, os.getpid())
     process = None
     if arguments is not None:

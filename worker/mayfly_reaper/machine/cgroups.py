@@ -1,8 +1,8 @@
-"""Linux cgroups: the memory limits of this process and of those that it starts, and OOM kills.
+"""Linux cgroups: the memory limits of this process and its child processes, and OOM kills.
 
-Both versions of cgroups are understood. A limit holds for everything below it, so the least one on
-the way up to the root counts. Nothing here raises: where there is no cgroup, or none that may be
-read, the answer is None.
+Both versions of cgroups are understood. A limit holds for all cgroups below it, so the least limit
+on the way up to the root counts. No function of this module raises: without a cgroup that can be
+read, functions return None.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from pathlib import Path
 PROC = Path("/proc")
 ROOT = Path("/sys/fs/cgroup")
 UNLIMITED = 1 << 60
-"""Version 1 says "no limit" with a number close to 2^63."""
+"""Bytes from which on a limit counts as none: version 1 of cgroups says "no limit" with a number
+close to 2^63."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cgroup:
-    """A folder of the memory controller; its files' names depend on the version."""
+    """Folder of one cgroup in the file system of Linux's memory controller, in version 1 or 2 of
+    cgroups, whose files have different names."""
 
     folder: Path
     version: int
@@ -32,7 +34,8 @@ class Cgroup:
 
     @property
     def used(self) -> int | None:
-        """Bytes in use, without the file cache, which the kernel gives up when memory is needed."""
+        """Bytes in use in this cgroup, without the file cache, which the kernel gives up when
+        memory is needed."""
         used = _number(self._file("memory.current", "memory.usage_in_bytes"))
         if used is None:
             return None
@@ -43,7 +46,7 @@ class Cgroup:
 
     @property
     def oom_kills(self) -> int | None:
-        """Processes of this cgroup that the kernel has killed for want of memory, ever."""
+        """Number of processes of this cgroup that the kernel has ever killed for want of memory."""
         return _field(_read(self._file("memory.events", "memory.oom_control")), "oom_kill")
 
     def _file(self, name: str, old_name: str) -> Path:
@@ -51,12 +54,14 @@ class Cgroup:
 
 
 def memory_limit() -> int | None:
-    """Returns the least limit that holds for this process, in bytes."""
+    """Returns the least cgroup memory limit that holds for this process, in bytes; None without a
+    limit."""
     return min((each.limit for each in _own_and_parents() if each.limit is not None), default=None)
 
 
 def memory_available() -> int | None:
-    """Returns the bytes that may still be used under the limits that hold for this process."""
+    """Returns the bytes that may still be used under the cgroup memory limits of this process; None
+    without a limit."""
     left = []
     for each in _own_and_parents():
         limit, used = each.limit, each.used
@@ -66,15 +71,15 @@ def memory_available() -> int | None:
 
 
 def oom_kills() -> int | None:
-    """Returns how many processes the kernel has killed for want of memory: those of this process's
-    own cgroup, or of the whole machine where the cgroup does not count them."""
+    """Returns the number of processes that the kernel has killed for want of memory: in this
+    process's own cgroup, or on the whole machine if the cgroup does not count them."""
     own = own_cgroup()
     counted = own.oom_kills if own is not None else None
     return counted if counted is not None else _field(_read(PROC / "vmstat"), "oom_kill")
 
 
 def own_cgroup() -> Cgroup | None:
-    """Returns the cgroup of this process."""
+    """Returns the cgroup of this process; None if there is none that can be read."""
     for line in _read(PROC / "self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         for version, root in ((1, ROOT / "memory"), (2, ROOT)):

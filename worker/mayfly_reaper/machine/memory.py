@@ -1,7 +1,7 @@
 """Memory of the machine: available, wired and total, in bytes.
 
-The memory of a dead process is not always free at once. On macOS it may never be: SIGKILL of a
-process with much wired memory has stranded that until the next reboot.
+The memory of a dead process is not always free at once. On macOS it may stay lost: after SIGKILL of
+a process with much wired memory, that memory was not free again until the next reboot.
 
 =======  ===========================================================================
 Linux    the kernel's available memory, or less where a cgroup sets a limit
@@ -32,14 +32,15 @@ _AVAILABLE = ("Pages free", "Pages inactive", "Pages speculative", "Pages purgea
 
 @dataclass(frozen=True, slots=True)
 class MachineMemory:
-    """Memory of the machine in bytes; ``wired`` is None where the system does not tell it apart."""
+    """Memory of the machine in bytes; ``wired`` (memory that cannot be swapped out) is None where
+    the system does not report it."""
 
     available: int
     wired: int | None = None
 
 
 def measure() -> MachineMemory:
-    """Measures the machine's memory now; with psutil where macOS's ``vm_stat`` fails."""
+    """Measures the machine's memory now. If macOS's ``vm_stat`` fails, psutil is used instead."""
     if sys.platform == "darwin":
         try:
             ran = subprocess.run(
@@ -54,14 +55,15 @@ def measure() -> MachineMemory:
 
 
 def total() -> int:
-    """Returns the memory that processes here may ever have together."""
+    """Returns the bytes of memory that all processes together may ever use, on this machine or,
+    where a cgroup sets a limit, within the limit."""
     limit = cgroups.memory_limit() if sys.platform == "linux" else None
     machine: int = psutil.virtual_memory().total
     return machine if limit is None else min(machine, limit)
 
 
 def parse_vm_stat(text: str) -> MachineMemory:
-    """Reads the output of ``vm_stat``. Raises ValueError if it is something else."""
+    """Parses the output of macOS's ``vm_stat``. Raises ValueError if the text is something else."""
     size = _PAGE_SIZE.search(text)
     pages = {name: int(count) for name, count in _PAGES.findall(text)}
     if size is None or "Pages free" not in pages or "Pages wired down" not in pages:

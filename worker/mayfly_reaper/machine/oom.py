@@ -1,6 +1,6 @@
-"""Evidence that the system has killed a worker for its memory.
+"""Evidence that the operating system has killed a worker for its memory.
 
-SIGKILL leaves no message. Any of these counts as evidence; none of them is proof:
+SIGKILL leaves no message. Each of these facts counts as evidence; none of them is proof:
 
 * the kernel's count of OOM kills has just grown (Linux);
 * a jetsam report names the process (macOS; tested with a report made by hand only);
@@ -21,13 +21,14 @@ CLOSE_TO_LIMIT = 0.9
 JETSAM_REPORTS = Path("/Library/Logs/DiagnosticReports")
 RECENT_S = 60.0
 ONE_SHORTAGE_S = 10.0
-"""Seconds from the first process that a shortage of memory took to the end of the last one: the
-larger the processes are, the longer their memory takes to be given back."""
+"""Seconds from the first process killed in a shortage of memory to the end of the last process
+killed in it: large processes take long to give their memory back."""
 
 
 class OomWatch:
-    """Count of OOM kills that no lost process accounts for yet. Each kill is evidence for one
-    process; where one shortage took several, the others are noticed soon after the first."""
+    """Count of the kernel's out-of-memory kills that have not been matched with a lost worker yet.
+    Each kill is evidence for one lost worker; where one shortage of memory took several workers,
+    the ends of the others are noticed soon after the first."""
 
     def __init__(
         self,
@@ -42,8 +43,8 @@ class OomWatch:
         self._evidence = ""
 
     def poll(self) -> None:
-        """Reads the kernel's count. To be called every second or so: a kill of long ago is no
-        evidence for a process that dies now."""
+        """Reads the kernel's count of out-of-memory kills. To be called every second or so: a kill
+        of long ago is no evidence for a process that dies now."""
         counted, now = self._oom_kills(), self._clock()
         before, self._counted = self._counted, counted
         if now - self._grown_at > ONE_SHORTAGE_S:
@@ -56,8 +57,8 @@ class OomWatch:
             )
 
     def evidence(self, pid: int, footprint: int, limit: int) -> str:
-        """Returns what shows that the process that just died was killed for its memory; empty if
-        nothing does. Sizes are in bytes; a limit of 0 is none."""
+        """Returns the evidence that the process that just died was killed for its memory; empty if
+        there is none. Sizes are in bytes; a ``limit`` of 0 stands for no limit."""
         self.poll()
         if self._unassigned:
             self._unassigned -= 1
@@ -70,10 +71,11 @@ class OomWatch:
 
 
 def jetsam_report(pid: int, folder: Path) -> Path | None:
-    """Returns the report of the last minute that says that a process was killed, if there is one.
+    """Returns macOS's report from the last minute that says that the process ``pid`` was killed for
+    memory; None if there is no such report.
 
-    A report is two JSON documents: a line about itself, then the state of all processes, in which
-    one that was killed has a ``reason``.
+    A report is two JSON documents: a line about the report itself, then the state of all processes,
+    in which a killed process has a ``reason``.
     """
     try:
         reports = sorted(folder.glob("JetsamEvent-*.ips"), reverse=True)

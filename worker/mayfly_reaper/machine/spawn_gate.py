@@ -1,18 +1,20 @@
-"""Spawn gate: allows or defers the start of a worker, by what the slots of a machine share.
+"""Spawn gate: decides whether the machine can take one more worker process now.
 
-Spawns are deferred for a pause after a fault of the machine, and until the last worker's memory is
-free again::
+The start of a worker is deferred for a pause after a fault of the machine (such as a GPU that
+cannot be used), and until the memory of the slot's last worker is free again::
 
-                     the last worker's memory is back
-    waiting --------------------------------------------> free to spawn
-       |                                                     ^
-       +-- not within 30 s --> open: the slot says so -------+  it came back after all; or after
-                                                                five minutes, if it was not wired
+               enough memory is free again
+    waiting -------------------------------------------------> a worker may start
+       |                                                          ^
+       +-- not within 30 s --> memory counts as lost -------------+  enough memory is free after
+                               (the slot says so)                    all; or five minutes have
+                                                                     passed and wired memory is
+                                                                     not missing
 
-A worker that is started before the last one's memory is free again dies of that. Memory that a dead
-process had wired may stay lost until a reboot, and every further worker would lose as much again:
-so the breaker stays open while wired memory is missing. Memory that other programs took is no
-reason to stay down for good.
+A worker that starts before the last worker's memory is free again runs out of memory and dies.
+Memory that a dead process had wired (pinned for the GPU) may stay lost until a reboot, and every
+further worker would lose as much again: so no worker starts while wired memory is missing. Memory
+that other programs have taken delays a start by five minutes at most.
 """
 
 from __future__ import annotations
@@ -28,15 +30,17 @@ from mayfly_reaper.settings import Budgets
 CHECK_AGAIN_S = 0.5
 OPEN_CHECK_AGAIN_S = 5.0
 ENOUGH = 0.9
-"""Share of the expected memory that must be free: other programs run here, too."""
+"""Part of a worker's expected memory that must be free before it starts. Less than 1, since other
+programs take some memory, too."""
 
 
 class SpawnGate:
-    """Memory of the machine before each spawn, and the pause after its last fault.
+    """Decides whether a worker may start now: not during the pause after a fault of the machine
+    (such as an unusable GPU), and not without enough free memory.
 
     Args:
         measure: returns the machine's memory now.
-        draw: uniform in [0, 1), for the jitter.
+        draw: returns a random number, uniform in [0, 1), for the jitter of pauses.
     """
 
     def __init__(
@@ -54,7 +58,8 @@ class SpawnGate:
         self._measured: tuple[float, MachineMemory] | None = None
 
     def pause_after_fault(self, reason: str, now: float) -> float:
-        """Defers all spawns for a while after a fault of the machine. Returns until when."""
+        """Defers the start of workers for a while after a fault of the machine (``reason``), for
+        longer after each further fault in a row. Returns the time at which the pause ends."""
         budgets = self._budgets
         if now - self._faulted_at > budgets.retry_max_s:
             self._faults_in_a_row = 0
@@ -69,12 +74,13 @@ class SpawnGate:
     def deferral(
         self, slot: Slot, now: float, *, in_use: int, promised: int
     ) -> SpawnDeferred | None:
-        """Returns what keeps a worker of a slot from being started now; None if nothing does.
+        """Returns the reason why the slot's next worker cannot start now, with the time of the next
+        check; None if it can start.
 
         Args:
-            slot: a slot that wants a worker.
-            in_use: the memory of all workers that run, in bytes.
-            promised: the memory beyond that which workers that are still loading will take.
+            slot: a slot without a worker that is due to get one.
+            in_use: the memory of all running workers, in bytes.
+            promised: the bytes that workers that are still loading will take beyond ``in_use``.
         """
         if now < self._paused_until:
             reason = f"spawns are paused after a fault of the machine: {self._pause_reason}"
@@ -102,7 +108,7 @@ class SpawnGate:
         )
 
     def memory(self, now: float) -> MachineMemory:
-        """Returns the machine's memory, measured at most every half second."""
+        """Returns the machine's memory; a measurement is used for half a second."""
         if self._measured is None or now - self._measured[0] >= CHECK_AGAIN_S:
             self._measured = (now, self._measure())
         return self._measured[1]

@@ -1,12 +1,12 @@
-"""Worker processes of this reaper, by incarnation number, and orphans of an earlier reaper.
+"""Worker processes of this reaper, by their numbers, and orphans of an earlier reaper.
 
 Orphans are workers that a killed reaper has left behind. They finish their requests within their
-own time limit and leave by themselves. Until then their memory is not free, so the slots that they
-were in stay empty; orphans that overstay are killed.
+own time limit and exit by themselves. Until they are gone their memory is not free, so the slots
+that they were in stay empty; orphans that stay too long are killed.
 
 Each worker is listed in a file with its pid and with its settings as they stand on its command
-line. The settings name the incarnation's number, so they are no other process's. A pid alone may
-be a stranger's by now.
+line. The settings contain the number of the worker process, so no other process has the same
+settings; a pid alone may be another process's by now.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class WorkerEntry:
-    """One worker in the file of workers."""
+    """One worker in the file that lists the running workers."""
 
     slot: str
     incarnation: int
@@ -45,8 +45,9 @@ class WorkerEntry:
 
 
 class WorkersFile:
-    """File of the workers that run. Where it cannot be written, the next reaper does not learn of
-    its orphans; this one goes on, and ``note`` is called once."""
+    """File that lists the running workers. If it cannot be written, this reaper goes on and
+    ``note`` is called once, but the next reaper does not learn of workers that this reaper leaves
+    behind."""
 
     def __init__(self, path: Path, note: Callable[[str], None]) -> None:
         self._path = path
@@ -75,7 +76,11 @@ class WorkersFile:
         except FileNotFoundError:
             return []
         except (OSError, ValueError, TypeError, KeyError) as error:
-            _log.warning("cannot read the list of workers %s: %s", self._path, error)
+            _log.warning(
+                "cannot read %s, so workers that an earlier reaper left behind are not known: %s",
+                self._path,
+                error,
+            )
             return []
 
     def _write(self) -> None:
@@ -91,12 +96,14 @@ class WorkersFile:
         try:
             rewrite(self._path, json.dumps(listed))
         except OSError as error:
-            self._note_once(f"the list of workers cannot be written: {error}")
+            self._note_once(
+                f"the list of workers cannot be written, so the next reaper lacks it: {error}"
+            )
 
 
 class Orphans:
-    """Workers of an earlier reaper, for as long as they run. ``overdue_at`` is the time at which
-    they are killed, by the clock of :meth:`poll`."""
+    """Workers that an earlier reaper left behind, for as long as they run. ``overdue_at`` is the
+    time at which they are killed, by the clock of :meth:`poll`."""
 
     def __init__(self, workers_file: WorkersFile, overdue_at: float) -> None:
         self._workers_file = workers_file
@@ -104,7 +111,8 @@ class Orphans:
         self._left = {entry: _process_of(entry) for entry in workers_file.entries}
 
     def poll(self, now: float) -> list[WorkerEntry]:
-        """Returns the orphans that still run, after killing those that are overdue."""
+        """Returns the workers of an earlier reaper that still run, after killing them if they are
+        overdue."""
         for entry, process in list(self._left.items()):
             if process is None or not _runs(process):
                 del self._left[entry]
@@ -113,12 +121,17 @@ class Orphans:
                 try:
                     process.kill()  # psutil's: not if the pid has become another's
                 except psutil.Error as error:
-                    _log.warning("cannot kill the orphan with pid %d: %s", entry.pid, error)
+                    _log.warning(
+                        "cannot kill the worker of an earlier reaper with pid %d, "
+                        "so its slot stays empty: %s",
+                        entry.pid,
+                        error,
+                    )
         return list(self._left)
 
 
 def _process_of(entry: WorkerEntry) -> psutil.Process | None:
-    """Returns the process of an entry, if its pid is still the worker's."""
+    """Returns the process of a listed worker; None if the pid is no longer the worker's."""
     try:
         process = psutil.Process(entry.pid)
         return process if entry.settings_json in process.cmdline() else None
@@ -134,7 +147,7 @@ def _runs(process: psutil.Process) -> bool:
 
 
 class Children:
-    """Worker processes of this reaper: starts them, ends them, and notices their ends."""
+    """Worker processes of this reaper: starts and ends them, and notices when they have ended."""
 
     def __init__(self, spawner: Spawner, workers_file: WorkersFile, oom_watch: OomWatch) -> None:
         self._spawner = spawner
@@ -158,7 +171,8 @@ class Children:
             self._processes[incarnation][1].signal(number)
 
     def breadcrumb(self, incarnation: int) -> Breadcrumb | None:
-        """Returns the breadcrumb of a worker's last forward pass; None where there is none."""
+        """Returns the record of a worker's last forward pass, which outlives the worker; None if
+        there is none."""
         if incarnation not in self._processes:
             return None
         return breadcrumb.read(self._processes[incarnation][1].crumb)
@@ -167,14 +181,15 @@ class Children:
         self._spawner.wipe_kernels(slot)
 
     def housekeep(self) -> None:
-        """Keeps stderr files from filling the disk, and the count of OOM kills up to date. To be
-        called every second or so."""
+        """Cuts down stderr files of workers that have grown too large, and reads the kernel's count
+        of OOM kills. To be called every second or so."""
         self._oom_watch.poll()
         for _, process in self._processes.values():
             process.stderr.trim()
 
     def ended(self) -> list[tuple[str, int]]:
-        """Returns the workers whose processes have ended, by slot; :meth:`exits` follows it."""
+        """Returns the slot and number of each worker whose process has ended and that :meth:`exits`
+        has not yielded yet."""
         return [
             (slot, incarnation)
             for incarnation, (slot, process) in self._processes.items()
@@ -184,10 +199,12 @@ class Children:
     def exits(
         self, footprint: Callable[[int], tuple[int, int]]
     ) -> Iterator[tuple[str, ProcessExited]]:
-        """Yields the exits of the workers whose processes have ended, by slot, and forgets them.
+        """Yields the slot and the exit of each worker whose process has ended, and forgets the
+        worker.
 
         Args:
-            footprint: returns an incarnation's last known memory and its limit, in bytes.
+            footprint: returns a worker's last reported memory and its memory limit, in bytes, by
+                the worker's number.
         """
         for incarnation, (slot, process) in list(self._processes.items()):
             status = process.poll()
@@ -204,7 +221,7 @@ class Children:
             yield slot, ProcessExited(incarnation, status, stderr, crumb, oom_evidence)
 
     def kill_all(self) -> None:
-        """Kills all workers and waits until they are gone."""
+        """Kills all workers and waits until their processes are gone."""
         for incarnation, (_, process) in self._processes.items():
             process.kill()
             process.clear()

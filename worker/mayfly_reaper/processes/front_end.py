@@ -1,8 +1,9 @@
 """Front end of a node under ``mayfly serve``: started, probed, started again and stopped.
 
-The reaper holds the listening socket and the front end inherits it: a port that is taken fails
-before anything loads, and while a front end that crashed is replaced, connections wait in the
-socket's queue. The reaper finds out that it serves as any client would, with a GET /livez.
+The reaper holds the listening socket and the front end inherits it: a port that is in use is
+noticed before any model loads, and while a front end that crashed is replaced, connections wait in
+the socket's queue. The reaper finds out as any client would that the front end serves: with a
+GET /livez.
 
 ::
 
@@ -32,8 +33,8 @@ PROBE_AGAIN_S = 0.5
 
 
 def listen(host: str, port: int, options: tuple[str, str] = ("--host", "--port")) -> socket.socket:
-    """Returns a listening socket. Raises StartError if there can be none; its text names
-    ``options``, those that choose another host and another port."""
+    """Returns a listening TCP socket. Raises StartError if the address cannot be used; the error
+    names ``options``, the command-line options for another host and another port."""
     try:
         return listening.listen(host, port)
     except OSError as error:
@@ -45,14 +46,14 @@ def listen(host: str, port: int, options: tuple[str, str] = ("--host", "--port")
 
 
 class FrontEndProcess:
-    """Starts the front end, starts it again when it ends, and stops it.
+    """Starts the front end process, starts it again when it ends, and stops it.
 
     Args:
-        listener: the socket that it serves on.
-        node: the control address of the node.
-        poller: the reaper's, for the probe's socket.
-        note: gets sentences about crashes, for the operator.
-        ready: is called when the front end has answered for the first time.
+        listener: the listening socket on which the front end serves.
+        node: the ZeroMQ control address of the node.
+        poller: the reaper's poller, for the socket of the probe.
+        note: is called with sentences about crashes, for the operator.
+        ready: is called with host and port when the front end has answered for the first time.
     """
 
     def __init__(
@@ -100,7 +101,8 @@ class FrontEndProcess:
         return self._act_at
 
     def tick(self, now: float) -> None:
-        """Notices an exit or an answer to the probe, and does what is due."""
+        """Handles an exit of the front end or an answer to the probe, and starts, probes or kills
+        the front end if this is due."""
         if self._process is not None and (status := self._process.poll()) is not None:
             self._ended(self._process, status, now)
         if self._probe is not None:
@@ -117,7 +119,7 @@ class FrontEndProcess:
             self._probe = LivezProbe(self._listener, self._poller)
 
     def stop(self, now: float, *, hurry: bool) -> None:
-        """Asks the front end to finish its requests, or kills it."""
+        """Asks the front end to finish its requests and exit, or kills it if ``hurry``."""
         self._stopping = True
         self._act_at = now + self._budgets.stop_s + self._budgets.leave_s
         if self._process is not None:
@@ -167,7 +169,7 @@ class FrontEndProcess:
         self._act_at = now + wait
         if self._failures > 1:
             what = f"{what}, {self._failures} times in a row"
-        self._note(f"{what}; " + (f"another one in {wait:.1f} s" if wait else "another one starts"))
+        self._note(f"{what}; a new one starts " + (f"in {wait:.1f} s" if wait else "at once"))
 
     def _poll_probe(self, probe: LivezProbe, now: float) -> None:
         answered = probe.step()
@@ -183,7 +185,8 @@ class FrontEndProcess:
 
 
 class LivezProbe:
-    """One GET /livez that never blocks. The poller wakes the reaper when it can go on."""
+    """One GET /livez request to the front end that never blocks. The poller wakes the reaper when
+    the request can go on."""
 
     REQUEST = b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
@@ -196,7 +199,8 @@ class LivezProbe:
         poller.register(self._socket, zmq.POLLOUT)
 
     def step(self) -> bool | None:
-        """Returns True if the request was answered, False if it failed; None while it goes on."""
+        """Goes on with the request as far as possible. Returns True if it was answered, False if it
+        failed, None while it is under way."""
         try:
             if not self._asked:
                 self._socket.sendall(self.REQUEST)

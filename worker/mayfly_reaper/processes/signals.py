@@ -1,7 +1,7 @@
-"""Signals to the reaper as a socket that its loop polls, and the limits of its processes.
+"""Signals to the reaper as a socket that its event loop polls, and its resource limits.
 
 A signal only writes its number into the socket: the loop notices a child's death within
-milliseconds, and acts on INT and TERM in its own time.
+milliseconds, and acts on INT and TERM when its present work is done.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class SignalInbox:
-    """Receives CHLD, TERM, INT and HUP while it is entered; main thread only.
+    """Receives the signals CHLD, TERM, INT and HUP inside a ``with`` block; for the main thread
+    only.
 
-    A HUP that was ignored before stays ignored: that is what nohup asks for.
+    If HUP was ignored before, it stays ignored, as nohup asks for.
     """
 
     def __init__(self) -> None:
@@ -34,7 +35,7 @@ class SignalInbox:
         return self._reader.fileno()
 
     def read(self) -> list[int]:
-        """Returns the numbers of the signals since the last call, in order."""
+        """Returns the numbers of the signals that came in since the last call, in order."""
         try:
             return list(self._reader.recv(4096))
         except BlockingIOError:
@@ -63,12 +64,13 @@ class SignalInbox:
 
 
 def _only_wake_up(number: int, frame: FrameType | None) -> None:
-    """Does nothing: Python has written the number into the wake-up socket already."""
+    """Does nothing: Python has already written the signal's number into the wake-up socket."""
 
 
 def set_limits() -> None:
-    """Sets this process's limits, which its children inherit: no core dumps, since a worker's would
-    be as large as its model, and as many open files as the system grants."""
+    """Sets the resource limits of this process and the processes that it starts: no core dumps,
+    since a worker's core would be as large as its model, and as many open files as the system
+    grants."""
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
     limits.raise_open_file_limit()

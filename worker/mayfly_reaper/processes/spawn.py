@@ -1,16 +1,17 @@
 """Starts the process of a worker, with its settings, environment and stderr file.
 
-A process is always started with an argument list and from the reaper's main thread, never by fork
-or multiprocessing: threads and locks do not survive a fork. The worker's stdin is a pipe whose
-other end only the reaper has: when it ends, the reaper is gone. Workers have sessions of their own,
-so that a Ctrl-C in the terminal reaches the reaper alone.
+A worker is always started with an argument list and from the reaper's main thread, never by fork or
+multiprocessing: threads and locks do not survive a fork. The worker's stdin is a pipe whose other
+end only the reaper has: when the pipe ends, the worker knows that the reaper is gone. Workers have
+sessions of their own, so that a Ctrl-C in the terminal reaches the reaper alone.
 
-stderr is a file and not a pipe: a reaper that is busy, stopped or gone then never blocks or kills a
-worker that writes to it. Its end becomes part of the autopsy.
+A worker's stderr is a file and not a pipe, so that a reaper that is busy, stopped or gone never
+blocks or kills a worker that writes to stderr. The file's last lines become part of the worker's
+crash record (autopsy).
 
 MLX reads its environment variables when it is imported, and numbers with ``atoi``: ``true`` means
-0. Variables that the user has set are not changed, but :data:`REMOVED` and the keys of clients are
-not passed on.
+0. Workers get the variables that the user has set unchanged, but neither :data:`REMOVED` nor
+variables with keys.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ STDERR_MAX_BYTES = 4 << 20
 
 
 class StderrFile:
-    """File that a worker appends its stderr to. Without a path nothing is kept.
+    """File to which a worker appends its stderr. Without a path, nothing is kept.
 
     Raises:
         OSError: the file cannot be made.
@@ -56,7 +57,8 @@ class StderrFile:
         return self._descriptor
 
     def tail(self) -> str:
-        """Returns the last :data:`STDERR_TAIL_BYTES`, from the beginning of a line."""
+        """Returns the last :data:`STDERR_TAIL_BYTES` of a worker's stderr, from the beginning of a
+        line on."""
         size = os.fstat(self._descriptor).st_size
         start = max(0, size - STDERR_TAIL_BYTES)
         end = os.pread(self._descriptor, STDERR_TAIL_BYTES, start)
@@ -65,8 +67,8 @@ class StderrFile:
         return end.decode(errors="replace")
 
     def trim(self) -> None:
-        """Cuts a file that is too large down to its tail. Lines that are written meanwhile may be
-        lost; appending goes on at the new end."""
+        """Cuts the file down to its tail if it is too large. Lines that the worker writes during
+        the cut may be lost; later lines are appended at the new end."""
         if os.fstat(self._descriptor).st_size > STDERR_MAX_BYTES:
             tail = self.tail()
             os.ftruncate(self._descriptor, 0)
@@ -107,15 +109,16 @@ def worker_environment(
     blas: str | None,
     mitigations: Mitigations = NO_MITIGATIONS,
 ) -> dict[str, str]:
-    """Returns the environment of a worker.
+    """Returns the environment variables of a new worker process.
 
     Args:
         inherited: the reaper's environment.
-        own: the variables of the pool's configuration, which override all others.
-        ptx_folder: the folder for this slot's compiled kernels. MLX writes them non-atomically: a
-            kill in the middle leaves a broken entry, which must not reach other workers.
-        blas: a shared BLAS to preload.
-        mitigations: changes after the losses of its predecessors.
+        own: the variables configured for the model's workers, which override all others.
+        ptx_folder: the folder for the compiled kernels of this worker's slot. MLX writes kernels
+            non-atomically: a kill in the middle leaves a broken entry, which must not reach other
+            workers.
+        blas: the shared BLAS library to preload; None for none.
+        mitigations: milder settings after the losses of earlier workers of the slot.
     """
     left_out = (*REMOVED, *SECRET_VARIABLES)
     environment = {name: value for name, value in inherited.items() if name not in left_out}
@@ -129,12 +132,13 @@ def worker_environment(
 
 
 def removed_variables(inherited: Mapping[str, str]) -> list[str]:
-    """Returns the variables that a worker does not get although the user has set them."""
+    """Returns the names of the variables that the user has set and that workers do not get, because
+    they do harm."""
     return [name for name in REMOVED if name in inherited]
 
 
 def wants_blas() -> bool:
-    """Tells whether MLX is installed as the wheel for a Linux CPU, which brings a slow reference
+    """Returns True if MLX is installed as the wheel for a Linux CPU, which brings a slow reference
     BLAS. On macOS MLX uses Accelerate, with CUDA cuBLAS."""
     try:
         metadata.version("mlx-cpu")
@@ -152,9 +156,9 @@ def find_blas() -> str | None:
 
 
 class WorkerProcess:
-    """Process of one incarnation, with its files. ``settings_json`` are its settings as they stand
-    on its command line; ``crumb`` is the breadcrumb file that it writes before each forward
-    pass."""
+    """One worker process with its files. ``settings_json`` is the text of its settings as it stands
+    on its command line; ``crumb`` is the file in which the worker notes the requests of each
+    forward pass before the pass begins."""
 
     def __init__(
         self,
@@ -175,11 +179,13 @@ class WorkerProcess:
         return self._process.pid
 
     def poll(self) -> int | None:
-        """Returns the exit status, a signal's number negated; None while the process runs."""
+        """Returns the process's exit status, a signal's number negated; None while the process
+        runs."""
         return self._process.poll()
 
     def signal(self, number: int) -> None:
-        """Sends a signal, but not to a process that was seen to end: its pid may be another's."""
+        """Sends a signal to the process, but not after its end was seen: its pid may be another
+        process's."""
         self._process.send_signal(number)
 
     def kill(self) -> None:
@@ -188,7 +194,7 @@ class WorkerProcess:
         self._process.wait()
 
     def clear(self) -> None:
-        """Closes and removes the files of a process that is gone."""
+        """Closes and removes the files of the process, which must be gone."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         self.stderr.close()
@@ -197,13 +203,15 @@ class WorkerProcess:
 
 
 class Spawner:
-    """Starts the workers of a node.
+    """Starts the worker processes of a node.
 
     Args:
-        note: gets sentences for the operator about the workers' environment, each once.
+        note: is called with sentences for the operator about the workers' environment, once for
+            each.
 
     Raises:
-        StartError: a pool has an option that workers do not have.
+        StartError: the settings have an option that workers do not have or a value that workers do
+            not take, or the folder for the workers' stderr cannot be made.
     """
 
     def __init__(
@@ -217,7 +225,7 @@ class Spawner:
         for pool in settings.pools:
             _check_options(pool)
         for name in removed_variables(os.environ):
-            note(f"{name} is set and not passed on to workers: it can leave the GPU locked")
+            note(f"the variable {name} is not passed on to workers: it can leave the GPU locked")
         self._note_once = LogThrottle(note, quiet_s=math.inf)
         self._blas = _blas(note) if settings.preload_blas and wants_blas() else None
         self._network = settings.network
@@ -235,7 +243,7 @@ class Spawner:
     def spawn(
         self, slot: str, pool: Pool, incarnation: int, mitigations: Mitigations = NO_MITIGATIONS
     ) -> WorkerProcess:
-        """Starts a process. Raises OSError where the system refuses."""
+        """Starts a worker process in a slot. Raises OSError if the operating system refuses."""
         endpoint = self._runtime.worker(incarnation)
         crumb = self._runtime.breadcrumb(incarnation)
         settings = WorkerSettings(
@@ -272,7 +280,8 @@ class Spawner:
         return WorkerProcess(process, settings_json, stderr, endpoint, crumb)
 
     def wipe_kernels(self, slot: str) -> None:
-        """Removes the slot's compiled kernels, which no process may be using."""
+        """Removes the CUDA kernels that MLX has compiled and cached for the slot's workers; no
+        worker may be running in the slot."""
         shutil.rmtree(self._kernels(slot), ignore_errors=True)
 
     def _kernels(self, slot: str) -> Path:
@@ -280,14 +289,18 @@ class Spawner:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:  # a full disk: MLX does without
-            self._note_once(f"compiled kernels cannot be kept: {error.strerror}")
+            self._note_once(
+                f"compiled kernels cannot be kept, each worker compiles its own: {error.strerror}"
+            )
         return folder
 
     def _stderr(self, name: str) -> StderrFile:
         try:
             return StderrFile(self._stderr_dir / name)
         except OSError as error:
-            self._note_once(f"stderr of workers cannot be kept: {error.strerror}")
+            self._note_once(
+                f"stderr of workers cannot be kept, autopsies lack it: {error.strerror}"
+            )
             return StderrFile(None)
 
 

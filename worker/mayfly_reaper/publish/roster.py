@@ -1,13 +1,14 @@
-"""Roster of a node, as it is published: a view of every slot, recent losses, and the quarantine.
+"""Roster of a node (its state, as the reaper publishes it to front ends): a view of every slot,
+recent losses of workers, and the quarantine.
 
-A change that a front end's choice depends on (a state, an incarnation, an endpoint) is published at
-once; numbers that only move (load, progress, counts) at most every :data:`MOVEMENT_S`; and
-everything again every ``ROSTER_INTERVAL_S``, so that a front end that came late or missed some is
-soon right.
+A change on which a front end's choice of a worker depends (a state, a worker process, an endpoint)
+is published at once; changes of mere numbers (load, progress, counts) at most every
+:data:`MOVEMENT_S` seconds; and the whole roster every ``ROSTER_INTERVAL_S`` seconds, so that a
+front end that came late or missed a roster is soon up to date.
 
-Quarantined requests are those that workers die of; every front end is to refuse them for a while.
-The reaper knows them by their fingerprints alone and forgets them when it ends: a front end that
-sees a new reaper sends them again.
+Quarantined requests are requests that make workers die; every front end is to refuse them for a
+while. The reaper knows only their fingerprints (hashes) and forgets them when it ends: a front end
+that sees a new reaper sends them again.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ from mayfly_reaper.rules.slot import Slot
 MOVEMENT_S = 0.25
 LOSSES_KEPT_S = 60.0
 MAX_QUARANTINED = 256
-"""Largest number of quarantined requests: each is in every roster. Beyond that, the ones that would
-end first are forgotten."""
+"""Largest number of quarantined requests, since each of them is in every roster. If there are more,
+requests whose quarantine would end first are forgotten."""
 
 
 # -- the quarantine --------------------------------------------------------------------------
@@ -52,14 +53,15 @@ class _QuarantineEntry:
 
 
 class QuarantineList:
-    """Fingerprints of requests that front ends are to refuse. Times are by the caller's monotonic
-    clock."""
+    """Fingerprints (hashes) of requests that front ends are to refuse because workers die of them.
+    Times are by the caller's monotonic clock."""
 
     def __init__(self) -> None:
         self._entries: dict[str, _QuarantineEntry] = {}
 
     def add(self, request: Quarantine, now: float) -> Done:
-        """Adds a fingerprint; of two ends for the same one the later end counts."""
+        """Adds a request's fingerprint. If it is in quarantine already, the later of the two ends
+        counts."""
         until = now + request.ttl_s
         known = self._entries.get(request.fingerprint)
         if known is None or known.until < until:
@@ -69,7 +71,8 @@ class QuarantineList:
         return Done(True, f"refusing {request.fingerprint} for {request.ttl_s:g} s")
 
     def release(self, request: Release, now: float) -> Done:
-        """Removes the fingerprints that begin as the request says: all for an empty one."""
+        """Ends the quarantine of all fingerprints that begin with the command's text; of all if it
+        is empty."""
         found = [each.fingerprint for each in self.entries(now)]
         found = [each for each in found if each.startswith(request.fingerprint)]
         if request.fingerprint and not found:
@@ -79,7 +82,7 @@ class QuarantineList:
         return Done(True, f"released {len(found)}")
 
     def entries(self, now: float) -> tuple[Quarantined, ...]:
-        """Returns the requests that are to be refused now."""
+        """Returns the requests that front ends are to refuse now, each with the seconds left."""
         self._entries = {name: each for name, each in self._entries.items() if each.until > now}
         return tuple(
             Quarantined(name, each.kind, each.until - now) for name, each in self._entries.items()
@@ -90,8 +93,8 @@ class QuarantineList:
 
 
 def slot_views(slot: Slot, model: str, now: float) -> tuple[SlotView, ...]:
-    """Returns the views of a slot at one moment of the reaper's clock: of its current worker or of
-    the empty slot, and while a recycle is under way of the successor or the predecessor, too."""
+    """Returns the views of a slot for the roster at the time ``now`` of the reaper's clock: of its
+    current worker, or of the empty slot, and of the second worker while one replaces the other."""
     views = tuple(_worker_view(slot, worker, model, now) for _, worker in slot.workers)
     if slot.current is not None:
         return views
@@ -133,7 +136,7 @@ def _worker_view(slot: Slot, worker: Incarnation, model: str, now: float) -> Slo
 
 
 def urgent_fields(view: SlotView) -> tuple[object, ...]:
-    """Returns the fields of a view whose change is published at once."""
+    """Returns the fields of a slot's view whose changes are published to front ends at once."""
     return (
         view.state,
         view.incarnation,
@@ -153,10 +156,10 @@ def _moved(last: SlotView, view: SlotView) -> bool:
 
 
 class RosterPublisher:
-    """Keeps the node's roster up to date and knows when the next one is due.
+    """Keeps the node's roster (its published state) up to date and knows when to publish it next.
 
     Args:
-        refused: returns how often the node refused peers something, by reason.
+        refused: returns the number of peers that the node's sockets have refused, by reason.
     """
 
     def __init__(
@@ -176,7 +179,7 @@ class RosterPublisher:
         self._due = now
         self._views: dict[str, tuple[SlotView, ...]] = {}
         self._losses: list[tuple[float, Loss]] = []
-        """Losses with their times; so are the autopsies."""
+        """Lost workers, each with the time of the loss."""
         self._autopsies: deque[tuple[float, Autopsy]] = deque(maxlen=RECENT_AUTOPSIES)
         self._quarantine = QuarantineList()
 
@@ -185,7 +188,7 @@ class RosterPublisher:
         return self._due
 
     def publish_soon(self, now: float) -> None:
-        """Makes the next roster due now, for a new subscriber."""
+        """Makes the next roster due now, for a front end that has just subscribed."""
         self._due = now
 
     def add_loss(self, loss: Loss, now: float) -> None:
@@ -193,12 +196,12 @@ class RosterPublisher:
         self._change(now)
 
     def add_autopsy(self, autopsy: Autopsy, now: float) -> None:
-        """Adds the record of a lost worker, which is as old as its ``age_s`` says."""
+        """Adds the crash record of a lost worker; ``age_s`` in it says how old it is."""
         self._autopsies.append((now - autopsy.age_s, autopsy))
         self._change(now)
 
     def change_quarantine(self, request: Quarantine | Release, now: float) -> Done:
-        """Has every front end refuse a request, or no longer."""
+        """Has every front end refuse a request from now on, or no longer refuse it."""
         self._change(now)
         match request:
             case Quarantine():
@@ -207,7 +210,8 @@ class RosterPublisher:
                 return self._quarantine.release(request, now)
 
     def update_slot(self, name: str, views: tuple[SlotView, ...], now: float) -> None:
-        """Takes the views that a slot has now."""
+        """Replaces the views of the slot ``name``; if they have changed, the next roster becomes
+        due, at once or after :data:`MOVEMENT_S`."""
         last = self._views.get(name, ())
         self._views[name] = views
         if list(map(urgent_fields, last)) != list(map(urgent_fields, views)):
@@ -217,13 +221,14 @@ class RosterPublisher:
             self._due = min(self._due, max(now, self._published_at + MOVEMENT_S))
 
     def next_roster(self, now: float) -> Roster:
-        """Returns the roster to publish now; the one after it is due an interval later."""
+        """Returns the roster to publish now, and makes the next roster due after
+        ``ROSTER_INTERVAL_S``."""
         self._published_at = now
         self._due = now + ROSTER_INTERVAL_S
         return self.roster(now)
 
     def roster(self, now: float) -> Roster:
-        """Returns the node as it is, with ages as they are now."""
+        """Returns the node's present roster, with all ages as they are at the time ``now``."""
         self._losses = [(at, loss) for at, loss in self._losses if now - at <= LOSSES_KEPT_S]
         return Roster(
             node=self._node,

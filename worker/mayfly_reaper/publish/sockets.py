@@ -6,16 +6,17 @@
     front ends of this machine ipc ---/
     front ends of any machine  tcp ---> gateway            questions, and requests for quarantine
 
-Both have a ZeroMQ context, and so an I/O thread, of their own: network traffic never delays the
-messages of workers.
+The local sockets and the gateway each have a ZeroMQ context, and so an I/O thread, of their own:
+network traffic never delays the messages of workers.
 
 The gateway of a node whose state directory has a key speaks CURVE alone, with trusted keys only.
-Without a key it is plain, and starts on a loopback address only. Front ends may send little: the
-messages of workers and the operator's commands are never taken from a network.
+Without a key the gateway is not encrypted, and starts on a loopback address only. Front ends may
+send little through the gateway: the messages of workers and the operator's commands are never taken
+from a network.
 
 ::
 
-    key revoked --> both sockets are bound anew: every connection ends, trusted peers come again
+    key revoked --> both TCP sockets are bound anew: all connections end, trusted peers reconnect
 """
 
 from __future__ import annotations
@@ -56,21 +57,24 @@ from mayfly_reaper.paths import Runtime, StartError
 from mayfly_reaper.settings import Network, NodeSettings
 
 ROSTERS_QUEUED = 16
-"""Rosters queued for a subscriber that does not read: each is the full picture."""
+"""Most rosters queued for a subscriber that does not read; each roster is the full state of the
+node."""
 FRAMES_A_ROUND = 1000
-"""Messages read at once, so that no flood of them keeps the reaper from its timers."""
+"""Most messages that are read from a socket at once, so that a flood of messages does not keep the
+reaper from its timers."""
 MAX_REQUEST_BYTES = 64 << 10
-"""Size of a front end's message at most."""
+"""Largest size of a front end's message, in bytes."""
 REQUESTS_QUEUED = 1000
 REBIND_S = 2.0
-"""Seconds for which a failure to bind a port again is normal: it is free moments after it was
-unbound."""
+"""Seconds for which a failure to bind a port again is normal: the port becomes free only moments
+after it was unbound."""
 
 _log = logging.getLogger(__name__)
 
 
 class SocketPair:
-    """A ROUTER for messages and an XPUB for rosters, not bound yet; closed with the stack."""
+    """A ROUTER socket for messages to the reaper and an XPUB socket for its rosters (the node's
+    state). They are not bound yet, and are closed with ``stack``."""
 
     def __init__(self, poller: zmq.Poller, stack: ExitStack) -> None:
         self.context: zmq.Context[Any] = stack.enter_context(zmq.Context())
@@ -85,7 +89,8 @@ class SocketPair:
             poller.register(each, zmq.POLLIN)
 
     def receive(self) -> Iterator[list[zmq.Frame]]:
-        """Yields the messages that have come in: the sender's identity, then the frames."""
+        """Yields the messages that have come in, each as the sender's identity and the message's
+        frames."""
         for _ in range(FRAMES_A_ROUND):
             try:
                 yield self.control.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -105,18 +110,21 @@ class SocketPair:
         try:
             self.control.send_multipart([identity, codec.encode(message)], zmq.NOBLOCK)
         except zmq.ZMQError as error:  # it went away, or does not read
-            _log.warning("cannot send a message to %r: %s", identity[:64], error)
+            _log.warning("dropped a message to peer %r: %s", identity[:64], error)
 
     def publish(self, frame: bytes) -> None:
-        """Publishes a roster. Never blocks: an XPUB drops."""
+        """Publishes an encoded roster. Never blocks: the XPUB socket drops rosters for subscribers
+        that do not read."""
         self.roster.send_multipart([ROSTER_TOPIC, frame])
 
 
 def own_pair(network: Network, state_dir: Path) -> KeyPair | None:
-    """Returns the key pair that a node is to use; None where it may do without.
+    """Returns the key pair that a node uses for connections over the network; None if only this
+    machine can reach its address, so that it needs no key.
 
     Raises:
-        StartError: it may not, or the key, the file of trusted keys or a port cannot be used.
+        StartError: the node needs a key and has none; or the key, the file of trusted keys or a
+            port cannot be used.
     """
     try:
         pair = keys.read_pair(state_dir)
@@ -140,20 +148,22 @@ def own_pair(network: Network, state_dir: Path) -> KeyPair | None:
 
 @dataclass(frozen=True, slots=True)
 class NetworkRequest:
-    """A message of a front end, and the function that answers it."""
+    """A front end's message that came over the network, and the function that sends the answer."""
 
     message: ToNode
     answer: Callable[[FromNode], None]
 
 
 class Gateway(SocketPair):
-    """TCP sockets for front ends of any machine. Bound at once; closed with the stack.
+    """TCP sockets at which front ends of any machine reach the reaper. The sockets are bound at
+    once, and closed with ``stack``.
 
     Args:
-        note: gets sentences for the operator.
+        note: is called with sentences for the operator.
 
     Raises:
-        StartError: as :func:`own_pair`, or an address cannot be bound.
+        StartError: the node needs a key and has none; or the key, the file of trusted keys, a port
+            or an address cannot be used.
     """
 
     def __init__(
@@ -192,8 +202,8 @@ class Gateway(SocketPair):
         note(_reachable_at(network, pair, len(self._trusted)))
 
     def requests(self) -> Iterator[NetworkRequest]:
-        """Yields the requests that have come in, after handling changes of the trusted keys and new
-        connections."""
+        """Yields the front ends' requests that have come in, after handling changes of the trusted
+        keys and new connections."""
         if self._zap is not None:
             self._poll_zap(self._zap)
         for sender, *frames in self.receive():
@@ -211,7 +221,8 @@ class Gateway(SocketPair):
                 yield NetworkRequest(message, functools.partial(self.send, peer))
             else:
                 name = type(message).__name__
-                self.refusals.refuse(peer_address(frames[-1]), "nonsense", f"sent {name}")
+                why = f"{name} is not accepted over the network"
+                self.refusals.refuse(peer_address(frames[-1]), "nonsense", why)
                 self.send(peer, Done(False, f"{name} is accepted from the node's machine only"))
 
     def _poll_zap(self, zap: ZapAuthenticator) -> None:
@@ -222,7 +233,7 @@ class Gateway(SocketPair):
                 self._note(f"the trusted keys stay as they were: {self._problem}")
         if revoked:
             shown = ", ".join(f"{key[:8]}..." for key in sorted(revoked))
-            self._note(f"{shown} may not connect any more, and is cut off")
+            self._note(f"front ends with the revoked keys {shown} are disconnected")
             self._unbound_at = time.monotonic()
             self._note_once = LogThrottle(self._note, quiet_s=math.inf)
             for bound in self._bound:
@@ -261,8 +272,9 @@ def _reachable_at(network: Network, pair: KeyPair | None, trusted: int) -> str:
 
 
 class ControlSockets:
-    """All sockets of a node: those of this machine, and the gateway where the settings have a
-    network. Bound at once; closed with the stack. Raises StartError where the gateway cannot be."""
+    """All sockets of a node's reaper: those for this machine, and the gateway for front ends on a
+    network, if the settings have one. They are bound at once, and closed with ``stack``. Raises
+    StartError if the gateway cannot be bound."""
 
     def __init__(
         self,
@@ -281,17 +293,18 @@ class ControlSockets:
 
     @property
     def refused(self) -> Mapping[str, int]:
-        """Number of refusals of front ends, by reason; each grows."""
+        """Numbers of front ends' connections and messages that were refused, by reason; they only
+        grow."""
         return self._gateway.refusals.counts if self._gateway is not None else {}
 
     def local_messages(self) -> Iterator[tuple[bytes, list[bytes]]]:
-        """Yields the messages of this machine that have come in: the sender's identity, and the
-        frames."""
+        """Yields the messages that processes of this machine have sent, each as the sender's
+        identity and the message's frames."""
         for identity, *frames in self._local.receive():
             yield identity.bytes, [frame.bytes for frame in frames]
 
     def network_requests(self) -> Iterator[NetworkRequest]:
-        """Yields the requests of front ends that have come over the network."""
+        """Yields the requests of front ends that have come in over the network."""
         if self._gateway is not None:
             yield from self._gateway.requests()
 

@@ -1,4 +1,4 @@
-"""Actions: everything that the rules of a slot ask the reaper to do."""
+"""Actions: everything that the rules of a slot can ask the reaper to do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from mayfly_reaper.rules.mitigations import NO_MITIGATIONS, Mitigations
 
 @dataclass(frozen=True, slots=True)
 class Spawn:
-    """Start a process; the answer is the event ``ProcessStarted`` or ``SpawnFailed``."""
+    """Start a worker process; the event ``ProcessStarted`` or ``SpawnFailed`` reports the
+    result."""
 
     incarnation: int
     mitigations: Mitigations = NO_MITIGATIONS
@@ -36,7 +37,7 @@ class SendSignal:
 
 @dataclass(frozen=True, slots=True)
 class AnnounceLoss:
-    """Publish that a worker is lost, though its process may not be gone yet."""
+    """Publish to front ends that a worker is lost, though its process may not be gone yet."""
 
     worker: Incarnation
     verdict: Verdict
@@ -44,8 +45,8 @@ class AnnounceLoss:
 
 @dataclass(frozen=True, slots=True)
 class RecordLoss:
-    """Write the autopsy of a lost worker whose process is gone: ``worker`` and ``verdict`` are
-    final, ``done`` says what the slot does next."""
+    """Write the crash record (autopsy) of a lost worker whose process is gone. ``worker`` and
+    ``verdict`` are final; ``done`` says what the slot does next."""
 
     worker: Incarnation
     verdict: Verdict
@@ -54,7 +55,7 @@ class RecordLoss:
 
 @dataclass(frozen=True, slots=True)
 class WipeKernels:
-    """Remove the slot's compiled kernels; no process uses them now."""
+    """Remove the compiled CUDA kernels cached for the slot; no process uses them now."""
 
 
 Action = Spawn | SendMessage | SendSignal | AnnounceLoss | RecordLoss | WipeKernels

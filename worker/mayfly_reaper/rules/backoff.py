@@ -11,9 +11,9 @@ def backoff_s(failures: int, first_s: float, longest_s: float, draw: float) -> f
     run in step.
 
     Args:
-        first_s: bound of the pause after one failure; each further failure doubles it.
-        longest_s: the largest bound.
-        draw: uniform in [0, 1).
+        first_s: upper bound of the pause after one failure; each further failure doubles it.
+        longest_s: the largest upper bound.
+        draw: a random number, uniform in [0, 1).
     """
     bound = min(longest_s, first_s * 2.0 ** min(failures - 1, 30))
     return bound * (1 + draw) / 2

@@ -1,4 +1,4 @@
-"""Events: everything that can happen to a slot."""
+"""Events: everything that can happen to a slot, a place for one worker process at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DeferCause = Literal["orphans", "pause", "memory", "memory_lost"]
 
 @dataclass(frozen=True, slots=True)
 class ProcessStarted:
-    """The process of an incarnation runs."""
+    """The worker process with the number ``incarnation`` was started."""
 
     incarnation: int
     pid: int
@@ -22,7 +22,7 @@ class ProcessStarted:
 
 @dataclass(frozen=True, slots=True)
 class SpawnFailed:
-    """The system refused to start the process of an incarnation."""
+    """The operating system refused to start the worker process with the number ``incarnation``."""
 
     incarnation: int
     reason: str
@@ -30,7 +30,7 @@ class SpawnFailed:
 
 @dataclass(frozen=True, slots=True)
 class MessageReceived:
-    """A message of an incarnation has arrived."""
+    """A message has arrived from the worker process with the number ``incarnation``."""
 
     incarnation: int
     message: ToReaper
@@ -38,19 +38,20 @@ class MessageReceived:
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnded:
-    """The process of an incarnation is gone. ``ProcessExited`` follows: to read what a process has
-    left takes longer than to publish that it no longer serves."""
+    """The worker process with the number ``incarnation`` is gone. ``ProcessExited`` follows: to
+    read the files that a process has left takes longer than to publish that it no longer serves."""
 
     incarnation: int
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessExited:
-    """The exit status of an incarnation's process, and what the process has left behind.
+    """The exit status of the worker process with the number ``incarnation``, and what it has left
+    behind.
 
     ``status`` is as in ``subprocess.Popen.returncode``; ``stderr`` holds the last lines that the
-    process wrote, ``crumb`` its breadcrumb about the last forward pass. ``oom_evidence`` says what
-    shows that the system was short of memory; it is empty where nothing does.
+    process wrote, ``crumb`` its record of its last forward pass. ``oom_evidence`` is the evidence
+    that the system was short of memory, empty if there is none.
     """
 
     incarnation: int
@@ -62,17 +63,18 @@ class ProcessExited:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed."""
+    """Time has passed: timeouts of a slot (a place for one worker process) are to be checked."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpawnAllowed:
-    """The machine has room for the worker that the slot wants."""
+    """The machine has room for the worker that the slot is waiting to start."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpawnDeferred:
-    """The machine is in no state to start a worker before ``until``. ``reason`` is for people."""
+    """The worker that the slot is waiting to start cannot be started before ``until``. ``reason``
+    is for people."""
 
     until: float
     reason: str
@@ -81,10 +83,11 @@ class SpawnDeferred:
 
 @dataclass(frozen=True, slots=True)
 class RecycleRequested:
-    """The slot is to get a new worker.
+    """The slot is to replace its healthy worker (recycle).
 
     A worker that serves is replaced: its successor is loaded beside it (``surge``) or after it has
-    left. A slot that is in back-off or has failed gets a worker at once. ``reason`` is for people.
+    left. A slot that waits after a loss, or that has failed, gets a worker at once. ``reason`` is
+    for people.
     """
 
     surge: bool = False
@@ -94,14 +97,14 @@ class RecycleRequested:
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """The node stops. ``hurry`` ends workers at once. Running requests may go on for ``grace_s``
-    seconds; None stands for ``Budgets.stop_s``."""
+    """The node stops, and the slot's workers are to end; with ``hurry``, at once. Running requests
+    may go on for ``grace_s`` seconds; None stands for ``Budgets.stop_s``."""
 
     hurry: bool = False
     grace_s: float | None = None
 
 
 WorkerEvent = ProcessStarted | SpawnFailed | MessageReceived | ProcessEnded | ProcessExited
-"""An event of one incarnation."""
+"""An event that concerns one worker process."""
 
 Event = WorkerEvent | Tick | SpawnAllowed | SpawnDeferred | RecycleRequested | StopRequested

@@ -1,7 +1,7 @@
-"""Hang detection: the messages that count as progress of a worker, and how long it may go without.
+"""Hang detection: decides that a worker hangs, because it sends no messages or makes no progress.
 
-A worker is *silent* if it sends nothing, and *wedged* if it sends messages in which nothing moves.
-Each state and phase has its own limit, from :class:`mayfly_reaper.settings.Budgets`.
+A worker is *silent* if it sends nothing, and *wedged* if its messages show no progress. Each state
+and phase of a worker has its own time limit, from :class:`mayfly_reaper.settings.Budgets`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from mayfly_reaper.settings import Budgets
 
 @dataclass(frozen=True, slots=True)
 class HangDeadline:
-    """The time at which an incarnation counts as lost, unless a message or progress comes first."""
+    """The time at which a worker counts as lost, unless a message or progress of the worker comes
+    first."""
 
     at: float
     kind: Literal["silent", "wedged"]
@@ -29,7 +30,8 @@ class HangDeadline:
 
 
 def hang_deadline(worker: Incarnation, budgets: Budgets) -> HangDeadline:
-    """Returns the earlier of the deadlines for the next message and for the next progress."""
+    """Returns the earlier of a worker's two deadlines: for its next message and for its next
+    progress."""
     silence_s, missing = _silence_limit(worker.state, budgets)
     silent = HangDeadline(
         worker.last_message_at + silence_s, "silent", f"{missing} for {silence_s:g} s"
@@ -42,8 +44,8 @@ def hang_deadline(worker: Incarnation, budgets: Budgets) -> HangDeadline:
 
 
 def with_loading(worker: Incarnation, loading: Loading, now: float) -> Incarnation:
-    """Returns the worker after a report of its loading; a report that differs from the last one is
-    progress."""
+    """Returns the worker after a report of its loading. A report that differs from the last report
+    is progress."""
     moved = loading != worker.loading
     return replace(
         worker, loading=loading, last_progress_at=now if moved else worker.last_progress_at
@@ -51,8 +53,8 @@ def with_loading(worker: Incarnation, loading: Loading, now: float) -> Incarnati
 
 
 def with_beat(worker: Incarnation, beat: Beat, now: float) -> Incarnation:
-    """Returns the worker after a beat. The beat is progress if its phase or its progress counter
-    differs from the last one, or if there is nothing that should move."""
+    """Returns the worker after a heartbeat. The heartbeat is progress if its phase or its progress
+    counter differs from the last heartbeat's, or if the worker has nothing to do."""
     last = worker.beat
     footprint = beat.memory.footprint
     worker = replace(worker, peak_footprint=max(worker.peak_footprint, footprint))
@@ -70,8 +72,9 @@ def with_beat(worker: Incarnation, beat: Beat, now: float) -> Incarnation:
 
 
 def _phases_stepped(last: Beat, beat: Beat) -> set[WorkPhase]:
-    """Returns the phases in which a step has ended between two beats. Chunks of short prompts end
-    long before a beat finds the engine at one of them, so the counters are looked at, too."""
+    """Returns the phases (such as prefill or decode) in which an engine step has ended between two
+    heartbeats. The counters of steps are compared, too, since chunks of short prompts may begin and
+    end between two heartbeats."""
     stepped: set[WorkPhase] = {last.phase} if beat.progress > last.progress else set()
     if beat.prefill_s.count > last.prefill_s.count:
         stepped.add("prefill")
@@ -81,8 +84,8 @@ def _phases_stepped(last: Beat, beat: Beat) -> set[WorkPhase]:
 
 
 def _busy(beat: Beat) -> bool:
-    # An idle engine beside requests that wait for it is a sign of a wedge. Requests that are still
-    # being prepared are not the engine's: to tokenize a long prompt may take a minute.
+    # An idle engine beside requests that wait for the engine is a sign of a hang. Requests that are
+    # still being tokenized are not the engine's: to tokenize a long prompt may take a minute.
     return beat.phase != "idle" or beat.running > 0 or beat.waiting > beat.preparing
 
 

@@ -1,4 +1,4 @@
-"""Incarnation: one worker process of a slot, as far as the reaper knows it."""
+"""Incarnation: one worker process of a slot, with all that the reaper knows about the process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SURVIVED_FAULTS_KEPT = 8
 
 @dataclass(frozen=True, slots=True)
 class SurvivedFault:
-    """A fault that the worker survived, and the time of its message."""
+    """A fault that a worker survived, and the time at which the worker reported the fault."""
 
     at: float
     fault: Fault
@@ -24,54 +24,57 @@ class SurvivedFault:
 
 @dataclass(frozen=True, slots=True)
 class Incarnation:
-    """One worker process. Times are of the reaper's monotonic clock, in seconds.
+    """One worker process of a slot. Times are by the reaper's monotonic clock, in seconds.
 
-    ``verdict`` says why the reaper, or the worker itself, has given the worker up.
+    ``verdict`` is the reason why the reaper, or the worker itself, has given the worker up.
     """
 
     number: int
     spawned_at: float
     last_message_at: float
     last_progress_at: float
-    """The time of the last message that showed progress."""
+    """The time of the worker's last message that showed progress."""
     state: SlotState = "spawning"
     state_before_gone: SlotState = "spawning"
     pid: int = 0
     recycle_jitter: float = 0.5
-    """The point in the range of its lifetime at which it is due for a recycle: in [0, 1)."""
+    """Random number in [0, 1) that places the worker's planned replacement within a range of its
+    lifetime, so that workers are not replaced together."""
     trial: bool = False
-    """Its predecessors failed in a row, and it has not served for long yet."""
+    """True if the worker is on trial (gets one request at a time): the workers before it failed in
+    a row, and this worker has not served for long yet."""
     loading: Loading | None = None
     ready: Ready | None = None
     ready_at: float | None = None
     beat: Beat | None = None
     peak_footprint: int = 0
-    """The largest memory footprint that it has reported, in bytes."""
+    """The largest memory footprint that the worker has reported, in bytes."""
     footprint_when_ready: int = 0
-    """The memory footprint that it reported first after it became READY, in bytes."""
+    """The memory footprint that the worker reported first after it became READY, in bytes."""
     phases_stepped: frozenset[WorkPhase] = frozenset()
-    """The phases in which a step was seen to end."""
+    """The phases (such as prefill or decode) in which the worker was seen to complete a step."""
     survived: tuple[SurvivedFault, ...] = ()
-    """The last faults that it survived, at most :data:`SURVIVED_FAULTS_KEPT`."""
+    """The last faults that the worker survived, at most :data:`SURVIVED_FAULTS_KEPT`."""
     fault: Fault | None = None
     bye: Bye | None = None
     verdict: Verdict | None = None
     loss_announced: bool = False
     leave_requested: bool = False
-    """The reaper has asked it to leave though nothing is wrong with it."""
+    """True if the reaper has asked the worker to leave though nothing is wrong with it."""
     forced: bool = False
-    """It was ended in a way that leaves it no time for an orderly exit."""
+    """True if the worker was ended in a way that leaves it no time for an orderly exit."""
     kill_signal_sent: bool = False
-    """It was sent a signal that ends processes."""
+    """True if the reaper has sent the worker a signal that ends processes."""
     escalation: Escalation = ()
-    """The steps of the kill escalation that are left."""
+    """The remaining steps (signals, in the end SIGKILL) of ending the worker's process."""
     escalate_at: float = 0.0
-    """The time of the first step in ``escalation``."""
+    """The time at which the first step in ``escalation`` is taken."""
     grace_s: float = 0.0
     exit: ProcessExited | None = None
     exited_at: float = 0.0
     finished: bool = False
-    """Its process is gone and has been judged; ``verdict`` is None after an orderly exit."""
+    """True if the worker's process is gone and its verdict is final; ``verdict`` is None after an
+    orderly exit."""
 
     @property
     def weight_bytes(self) -> int:
@@ -79,12 +82,12 @@ class Incarnation:
 
     @property
     def served_s(self) -> float:
-        """Seconds from READY to the exit; 0 for a worker that never was READY."""
+        """Seconds from the worker's becoming READY to its exit; 0 if it never became READY."""
         return self.exited_at - self.ready_at if self.ready_at is not None else 0.0
 
     def shifted_by(self, gap_s: float) -> Incarnation:
-        """Returns the incarnation with its deadlines moved by a time in which the reaper itself
-        did not run, so that a machine that slept finds no worker late."""
+        """Returns the worker with its deadlines moved by ``gap_s`` seconds in which the reaper
+        itself did not run, so that a machine that slept finds no worker late."""
         return replace(
             self,
             last_message_at=self.last_message_at + gap_s,

@@ -9,8 +9,8 @@
     AT_ONCE                                   kill                 silent; an impatient operator
 
 ``stacks`` is SIGUSR2: ``faulthandler`` writes the stack of every thread to stderr, even while the
-GIL is held. It comes first for a wedged worker: a process that SIGTERM ends can no longer be
-looked at.
+GIL is held. For a wedged worker (one without progress) this step comes first: once SIGTERM has
+ended the process, its stacks can no longer be read.
 """
 
 from __future__ import annotations
@@ -37,12 +37,14 @@ SIGNALS: dict[KillStep, signal.Signals] = {
 
 
 def leave_timeout(weight_bytes: int, budgets: Budgets) -> float:
-    """Returns the seconds that a worker has from its last message to the end of its process."""
+    """Returns the seconds that a worker has to end its process after it has said that it leaves;
+    more for larger weights."""
     return budgets.leave_s + _teardown_s(weight_bytes, budgets)
 
 
 def step_timeout(step: KillStep, grace_s: float, weight_bytes: int, budgets: Budgets) -> float:
-    """Returns the seconds from a step to the next one; ``grace_s`` is what a drain was given."""
+    """Returns the seconds from one step of ending a worker to the next step; ``grace_s`` is the
+    time that a drain gives to running requests."""
     match step:
         case "drain":
             return grace_s + leave_timeout(weight_bytes, budgets)

@@ -1,4 +1,4 @@
-"""Mitigations: milder settings for the next workers of a slot, after what the last ones died of.
+"""Mitigations: milder settings for the next workers of a slot, by the faults of the last workers.
 
 ====================  =========================  =================================================
 after                 times                      the successor
@@ -7,11 +7,11 @@ a CUDA graph's fault  twice in a row             runs without graphs
 metal_timeout         twice in a row             runs shorter command buffers
 metal_interactivity   each                       cuts prompts into chunks of half the time
 metal_out_of_memory   each                       decodes half as many rows together
-killed_by_system      each, once it has loaded   may use a fifth less memory than that one had
+killed_by_system      each, once it has loaded   may use a fifth less memory than the lost worker
 ====================  =========================  =================================================
 
-Mitigations stay for as long as the reaper lives: a worker that runs well because of one is no
-reason to drop it. Variables that the user has set in the workers' environment are not changed.
+Mitigations stay for as long as the reaper runs: a worker that runs well because of a mitigation is
+no reason to drop it. Variables that the user has set in the workers' environment are not changed.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ GRAPH_FAULTS = frozenset(
 MOST_HALVINGS = 3
 LESS_MEMORY = 0.8
 LEAST_OVER_WEIGHTS = 1.1
-"""Least memory of a worker, as a multiple of its weights: it needs room to compute, too."""
+"""Least memory limit of a worker, as a multiple of its weights: a worker needs memory to compute,
+too."""
 
 DEFAULTS = {field.name: field.default for field in fields(WorkerSettings)}
 
 
 @dataclass(frozen=True, slots=True)
 class Mitigations:
-    """The changes to a worker's settings; ``halved_chunks`` and ``halved_rows`` count halvings,
+    """Milder settings for the next workers of a slot. ``halved_chunks`` and ``halved_rows`` say how
+    often the duration of prefill chunks and the number of rows in a batch were halved;
     ``memory_limit`` is in bytes, 0 for none."""
 
     without_graphs: bool = False
@@ -46,13 +48,13 @@ class Mitigations:
     def after(
         self, kind: str, before: str, *, footprint: int = 0, weight_bytes: int = 0
     ) -> Mitigations:
-        """Returns the mitigations after one more loss.
+        """Returns the mitigations after one more loss of a worker.
 
         Args:
-            kind: the kind of the loss.
-            before: the kind of the loss before it.
-            footprint: the memory of the lost worker, in bytes; 0 where it was not loaded yet.
-            weight_bytes: the size of its weights.
+            kind: the kind of fault that caused the loss.
+            before: the kind of fault of the loss before it.
+            footprint: the memory of the lost worker, in bytes; 0 if the model was not loaded yet.
+            weight_bytes: the size of the lost worker's weights.
         """
         if kind in GRAPH_FAULTS and before in GRAPH_FAULTS:
             return replace(self, without_graphs=True)
@@ -71,7 +73,8 @@ class Mitigations:
                 return self
 
     def environment(self) -> dict[str, str]:
-        """Returns the MLX variables that differ from their defaults."""
+        """Returns the MLX environment variables by which these mitigations take effect in a
+        worker."""
         variables = {}
         if self.without_graphs:
             variables["MLX_USE_CUDA_GRAPHS"] = "0"
@@ -81,7 +84,9 @@ class Mitigations:
         return variables
 
     def options(self, configured: Mapping[str, object]) -> dict[str, object]:
-        """Returns fields of :class:`WorkerSettings`: the configured ones, made milder."""
+        """Returns the options for the slot's next worker: ``configured`` (fields of
+        :class:`WorkerSettings`) with shorter prefill chunks, fewer rows or a lower memory limit, as
+        far as earlier faults ask for it."""
         options = dict(configured)
 
         def halve(name: str, times: int) -> None:

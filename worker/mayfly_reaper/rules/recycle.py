@@ -1,12 +1,13 @@
-"""Recycle policy: when a healthy worker is due to be replaced, which one goes next, and how.
+"""Recycle policy: decides when a healthy worker is replaced, and which worker goes next.
 
 A worker may leak (handles, memory) without being at fault yet, and a successor that takes over in
-good order costs nobody anything. So a worker that is due is replaced where that is cheap, an
-overdue one in any case.
+good order costs nobody anything. So a worker that is due is replaced where its replacement is
+cheap, an overdue worker in any case.
 
-One planned recycle a pool at a time. With a *surge* where there is room for 1.2 times the worker's
-memory: the successor is loaded first, and the pool never has a worker less. Otherwise in its place:
-when the worker is idle, when it is overdue, or when somebody asked for it.
+A pool (the workers of one model) replaces one worker at a time. Where there is room for 1.2 times
+the worker's memory, the successor is loaded first (a *surge*), and the pool never has a worker
+less. Without this room, the worker leaves first: when it is idle or overdue, or when an operator
+has asked for its replacement.
 """
 
 from __future__ import annotations
@@ -23,13 +24,15 @@ from mayfly_reaper.settings import Lifetime
 JITTER = 0.1
 OVERDUE = 2.0
 OVERDUE_FOOTPRINT = 1.2
-"""Memory runs out before twice the limit is reached."""
+"""Multiple of the memory limit at which a worker is overdue to be replaced; memory runs out before
+twice the limit is reached."""
 SURGE_ROOM = 1.2
 
 
 @dataclass(frozen=True, slots=True)
 class DueRecycle:
-    """The reason, for people, and the cause for which a worker is due to be replaced."""
+    """The reason, for people, and the cause for which a worker is due to be replaced. An
+    ``overdue`` worker is replaced even while it is busy."""
 
     reason: str
     overdue: bool
@@ -38,7 +41,7 @@ class DueRecycle:
 
 @dataclass(frozen=True, slots=True)
 class PlannedRecycle:
-    """The slot whose worker is replaced next, and how."""
+    """The slot whose worker is replaced next; with ``surge``, its successor is loaded first."""
 
     slot: str
     surge: bool
@@ -46,7 +49,8 @@ class PlannedRecycle:
     cause: RecycleCause = "asked"
 
     def text(self, incarnation: int) -> str:
-        """Returns one line for people; ``incarnation`` is the worker that is replaced."""
+        """Returns one line for people; ``incarnation`` is the number of the worker that is
+        replaced."""
         when = "first" if self.surge else "after it has left"
         return (
             f"worker {incarnation} of slot {self.slot} is replaced ({self.reason}): "
@@ -54,12 +58,12 @@ class PlannedRecycle:
         )
 
     def request(self) -> RecycleRequested:
-        """Returns the event for the slot."""
+        """Returns the event that makes the slot replace its worker."""
         return RecycleRequested(self.surge, self.reason, self.cause)
 
 
 def recycle_due(worker: Incarnation, lifetime: Lifetime, now: float) -> DueRecycle | None:
-    """Returns the reason for which a worker is due to be replaced; None if it is not."""
+    """Returns the reason for which a worker is due to be replaced; None if it is not due."""
     beat = worker.beat
     if beat is None:
         return None
@@ -80,7 +84,8 @@ def recycle_due(worker: Incarnation, lifetime: Lifetime, now: float) -> DueRecyc
 
 
 def inference_budget(worker: Incarnation, lifetime: Lifetime) -> float:
-    """Returns the finished choices after which this worker is due; 0: never."""
+    """Returns the number of finished answers after which this worker is due to be replaced; 0:
+    never."""
     return lifetime.max_inferences * _jitter(worker)
 
 
@@ -92,13 +97,14 @@ def next_recycle(
     spacing_s: float,
     now: float,
 ) -> PlannedRecycle | None:
-    """Returns the planned recycle that a pool should begin now, if there is one.
+    """Returns the replacement of a healthy worker that a pool (the workers of one model) should
+    begin now; None if there is none.
 
     Args:
         slots: the slots of one pool.
-        requested: the names of slots that somebody wants recycled: they go first.
-        available: measures the memory that is available, in bytes.
-        spacing_s: the least age of a worker that is replaced.
+        requested: the names of slots whose worker an operator wants replaced: they go first.
+        available: returns the memory that is available, in bytes.
+        spacing_s: the least age of a worker that is replaced, in seconds.
     """
     if any(slot.recycling or slot.stopping for slot in slots):
         return None
@@ -123,7 +129,8 @@ def next_recycle(
 
 
 def has_room(beat: Beat | None, available: Callable[[], int]) -> bool:
-    """Tells whether a second worker like the one of this beat fits beside it."""
+    """Returns True if a second worker fits into memory beside the worker that sent this
+    heartbeat."""
     if beat is None or not beat.memory.footprint:
         return False  # nobody knows how much it takes
     memory = beat.memory

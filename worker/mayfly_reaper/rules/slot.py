@@ -17,15 +17,15 @@ A slot has one worker, ``current``. While a planned recycle replaces it there ma
     current      READY ..................... DRAINING ... finished  becomes the predecessor
     successor    SPAWNING ... LOADING ... CANARY ... READY          becomes current
 
-A slot in BACKOFF whose time has come wants a worker. The spawn is allowed or deferred, by what else
-goes on in the machine: see :mod:`mayfly_reaper.machine.spawn_gate`.
+A slot in BACKOFF whose time has come wants a worker, which :mod:`mayfly_reaper.machine.spawn_gate`
+allows or defers by the machine's memory and faults.
 
 If the successor is lost, the current worker serves on. If the current worker is lost, the successor
-takes its place as far as it has come. So there are never two workers that are READY, nor three.
+takes its place, loaded or not. So a slot never has two READY workers, nor three workers.
 
 The rules are a pure function, ``(slot, event, now) -> (slot, actions)``. A monotonic clock (as
-``now``), a random draw, and a counter that never gives an incarnation's number twice in a node are
-injected. Messages of an incarnation that is finished change nothing and are counted.
+``now``), a random draw, and a counter that never gives a worker's number twice in a node are
+injected. Messages of a worker that is finished change nothing and are counted.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ from mayfly_reaper.rules.worker import WorkerRules
 from mayfly_reaper.settings import Budgets
 
 PAUSE_S = 3.0
-"""Every slot gets an event at least once a second: in a longer gap between two events the machine
-slept or the reaper was stopped, which is no worker's fault."""
+"""Seconds without an event of a slot, which gets one every second, from which on the machine slept
+or the reaper was stopped: no worker counts as late for this time."""
 
 WorkerRole = Literal["current", "successor", "predecessor"]
 ROLES: tuple[WorkerRole, ...] = ("current", "successor", "predecessor")
@@ -74,47 +74,48 @@ ROLES: tuple[WorkerRole, ...] = ("current", "successor", "predecessor")
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A place for one worker of a model. Times are of the reaper's monotonic clock, in seconds."""
+    """A place of a node for one worker process. Times are by the reaper's monotonic clock, in
+    seconds."""
 
     name: str
     seen_at: float
-    """The time of the last event."""
+    """The time of the slot's last event."""
     idle_state: SlotState = "backoff"
     """The state of the slot while it has no current worker."""
     current: Incarnation | None = None
     successor: Incarnation | None = None
     predecessor: Incarnation | None = None
     incarnation: int = 0
-    """The number of the current worker, or of the last one where there is none."""
+    """The number of the current worker process, or of the last one if there is none."""
     spawned_at: float = float("-inf")
     losses_in_a_row: int = 0
-    """The losses that lengthen the back-off."""
+    """Number of losses of workers in a row, which lengthen the pause before the next worker."""
     last_loss_kind: str = ""
     mitigations: Mitigations = NO_MITIGATIONS
     kernels_wiped: bool = False
-    """The compiled kernels were thrown away once."""
+    """True if the slot's cached compiled kernels were removed once, as a cure for faults."""
     retry_at: float = 0.0
-    """The time at which a slot in back-off wants a worker."""
+    """The time at which a slot in back-off (the pause after a loss) wants a worker."""
     detail: str = ""
     stopping: bool = False
     recycling: bool = False
-    """A planned recycle has begun and not ended."""
+    """True while a planned replacement of the slot's worker is under way."""
     recycle_cause: RecycleCause = "asked"
-    """The cause of the last planned recycle."""
+    """The cause of the last planned replacement of the slot's worker."""
     recycle_not_before: float = 0.0
-    """The time at which the next planned recycle may begin."""
+    """The time before which no planned replacement of the slot's worker begins."""
     failed_recycles: int = 0
-    """The planned recycles that failed in a row."""
+    """Number of planned replacements of the slot's worker that failed in a row."""
     no_room_for_surge: bool = False
-    """A successor found too little memory beside the current worker."""
+    """True if a successor, loaded beside the current worker, ran out of memory."""
     memory_needed: int = 0
-    """The memory of a worker that has just become READY, in bytes."""
+    """Bytes of memory of a worker of this slot that has just become READY."""
     memory_freed_at: float = 0.0
-    """The time from which the memory of the last worker should become free again."""
+    """The time of the last worker's exit, from which on its memory should become free."""
     late_messages: int = 0
-    """The messages of incarnations that were finished."""
+    """Number of messages from worker processes that had already ended."""
     defer_cause: DeferCause | None = None
-    """The cause that keeps the slot from getting the worker that it wants."""
+    """The cause that keeps the slot from getting the worker that it wants, if any."""
 
     @property
     def state(self) -> SlotState:
@@ -122,14 +123,14 @@ class Slot:
 
     @property
     def workers(self) -> list[tuple[WorkerRole, Incarnation]]:
-        """The workers that have a process or may have one, with their roles."""
+        """The slot's workers that have a process or may have one, with their roles."""
         found = (self.current, self.successor, self.predecessor)
         return [
             (role, worker) for role, worker in zip(ROLES, found, strict=True) if worker is not None
         ]
 
     def with_worker(self, role: WorkerRole, worker: Incarnation | None) -> Slot:
-        """Returns the slot with another worker, or none, in a role."""
+        """Returns the slot with ``worker`` in a role; None empties the role."""
         match role:
             case "current":
                 number = worker.number if worker is not None else self.incarnation
@@ -144,11 +145,11 @@ SlotStep = tuple[Slot, list[Action]]
 
 
 class SlotRules:
-    """Pure function ``(slot, event, now) -> (slot, actions)``, with what is injected into it.
+    """Rules of a slot as a pure function ``(slot, event, now) -> (slot, actions)``.
 
     Args:
-        draw: returns a number uniform in [0, 1), for the jitter.
-        number: returns the next incarnation's number, unique in the node and growing.
+        draw: returns a random number, uniform in [0, 1), for the jitter of pauses.
+        number: returns the number of the next worker process, unique in the node and growing.
     """
 
     def __init__(
@@ -164,7 +165,8 @@ class SlotRules:
         return Slot(name=name, seen_at=now, retry_at=now)
 
     def step(self, slot: Slot, event: Event, now: float) -> SlotStep:
-        """Returns the slot after an event, and the actions that the event asks for, in order."""
+        """Returns the slot after an event, and the actions that the reaper has to take, in
+        order."""
         slot = _without_pause(slot, now)
         match event:
             case Tick():
@@ -193,15 +195,16 @@ class SlotRules:
                 return self._worker_step(slot, number, event, now)
 
     def due(self, slot: Slot) -> float:
-        """Returns the time at which a tick will next do something or a worker will be wanted, by
-        the clock of ``now``; infinite if neither will be."""
+        """Returns the time at which a tick will next change something, or the slot will want a
+        worker, by the clock of ``now``; infinite without either."""
         times = [self._worker_rules.due(worker) for _, worker in slot.workers]
         if slot.state == "backoff":
             times.append(slot.retry_at)
         return min(times, default=float("inf"))
 
     def wants_worker(self, slot: Slot, now: float) -> bool:
-        """Tells whether the slot expects ``SpawnAllowed`` or ``SpawnDeferred`` now."""
+        """Returns True if the slot waits for ``SpawnAllowed`` or ``SpawnDeferred``, to start a
+        worker."""
         return slot.state == "backoff" and now >= slot.retry_at
 
     # -- events ----------------------------------------------------------------------------
@@ -269,7 +272,7 @@ class SlotRules:
         return slot, [Spawn(worker.number, slot.mitigations)]
 
     def _ready(self, slot: Slot, role: WorkerRole, now: float) -> SlotStep:
-        """Ends a recycle in place, or hands over to a successor, once the new worker is READY."""
+        """Ends the replacement of a worker by a worker that has just become READY."""
         if role == "predecessor":
             return slot, []
         if role == "current":
@@ -286,8 +289,7 @@ class SlotRules:
         return slot.with_worker("current", successor), actions
 
     def _finished(self, slot: Slot, role: WorkerRole, worker: Incarnation, now: float) -> SlotStep:
-        """Decides what follows the end of a worker's process; the worker's verdict is None if it
-        left as it was asked to."""
+        """Decides what follows the end of a worker's process."""
         verdict = worker.verdict
         needed = worker.footprint_when_ready or slot.memory_needed
         slot = replace(slot.with_worker(role, None), memory_needed=needed)
@@ -310,7 +312,8 @@ class SlotRules:
         return self._respawn(slot, worker, verdict, now)
 
     def _without_successor(self, slot: Slot, worker: Incarnation, now: float) -> SlotStep:
-        """Ends a surge whose successor was lost: the current worker serves on."""
+        """Ends a replacement whose new worker was lost before it was READY: the current worker
+        serves on."""
         budgets = self._budgets
         failures = slot.failed_recycles + 1
         wait = backoff_s(failures, budgets.retry_s, budgets.retry_max_s, self._draw())
@@ -343,7 +346,7 @@ class SlotRules:
     def _with_retry(
         self, slot: Slot, worker: Incarnation, verdict: Verdict | None, now: float
     ) -> Slot:
-        """Sets the time of the next worker, and the losses that are held against the slot."""
+        """Returns the slot with the time of its next worker and the losses held against it."""
         budgets = self._budgets
         steady = worker.served_s >= budgets.steady_s
         losses = 0 if steady else slot.losses_in_a_row

@@ -11,8 +11,8 @@
                                   GONE --exited, and its last messages are in--> finished
 
 A worker is GONE for front ends from the verdict on, while its process may still have to be killed:
-they move its requests then, not at the exit. What its slot does next is decided in
-:mod:`mayfly_reaper.rules.slot`. The time without a message or progress after which a worker counts
+front ends move its requests at the verdict, not at the exit. :mod:`mayfly_reaper.rules.slot`
+decides what the slot does next. The time without a message or progress after which a worker counts
 as hung is in :mod:`mayfly_reaper.rules.hang_detection`, the steps that end a process in
 :mod:`mayfly_reaper.rules.kill_escalation`.
 """
@@ -57,8 +57,8 @@ from mayfly_reaper.rules.kill_escalation import Escalation
 from mayfly_reaper.settings import Budgets
 
 LAST_MESSAGES_S = 0.05
-"""Seconds that the reaper waits after an exit before it judges by the exit status: an exit is
-noticed sooner than the messages that the worker sent before it."""
+"""Seconds that the reaper waits after a worker's exit before it judges by the exit status: an exit
+is noticed sooner than the messages that the worker sent before it."""
 
 OVERSTAYED = Verdict(
     "wedged", "worker", Cause("Budget", "did not leave in the time that it was given")
@@ -68,13 +68,14 @@ WorkerStep = tuple[Incarnation, list[Action]]
 
 
 class WorkerRules:
-    """Pure function ``(worker, event, now) -> (worker, actions)``, with its time budgets."""
+    """Rules of one worker as a pure function ``(worker, event, now) -> (worker, actions)``, with
+    the time limits ``budgets``."""
 
     def __init__(self, budgets: Budgets) -> None:
         self._budgets = budgets
 
     def step(self, worker: Incarnation, event: WorkerEvent | Tick, now: float) -> WorkerStep:
-        """Returns the worker after an event, and the actions that the event asks for."""
+        """Returns the worker after an event, and the actions that the reaper has to take."""
         match event:
             case Tick():
                 return self._tick(worker, now)
@@ -91,12 +92,14 @@ class WorkerRules:
                 return self._received(replace(worker, last_message_at=now), message, now)
 
     def drain(self, worker: Incarnation, grace_s: float, now: float) -> WorkerStep:
-        """Lets the worker finish its requests within ``grace_s`` seconds, then makes it leave."""
+        """Lets the worker finish its requests within ``grace_s`` seconds and then makes the worker
+        leave."""
         worker = replace(worker, state="draining", leave_requested=True, grace_s=grace_s)
         return self._escalate(replace(worker, escalation=kill_escalation.ORDERLY), now)
 
     def stop(self, worker: Incarnation, grace_s: float, hurry: bool, now: float) -> WorkerStep:
-        """Makes the worker leave, whatever it is doing."""
+        """Makes the worker leave because the node stops, whatever the worker is doing; with
+        ``hurry``, at once."""
         if worker.exit is not None:
             return worker, []
         if hurry:
@@ -108,7 +111,7 @@ class WorkerRules:
         return self.drain(worker, grace_s, now)
 
     def due(self, worker: Incarnation) -> float:
-        """Returns the time at which a tick will next do something; infinite if none will."""
+        """Returns the time at which a tick will next change something; infinite if no tick will."""
         if worker.exit is not None:
             return worker.exited_at + LAST_MESSAGES_S
         times = [worker.escalate_at] if worker.escalation else []
@@ -161,12 +164,12 @@ class WorkerRules:
                 return replace(worker, ready_at=now, last_progress_at=now), []
             case Beat():
                 return self._without_passed_trial(with_beat(worker, message, now), now), []
-            case _:  # out of its time: it shows that the worker lives, no more
+            case _:  # a message at the wrong time shows that the worker lives, no more
                 return worker, []
 
     def _survived(self, worker: Incarnation, fault: Fault, now: float) -> WorkerStep:
-        """Notes a fault that the worker survives, and recycles a worker that will not be good for
-        long."""
+        """Notes a fault that the worker survives, and drains a worker that will not be good for
+        long, so that it is replaced."""
         survived = (*worker.survived, SurvivedFault(now, fault))[-SURVIVED_FAULTS_KEPT:]
         worker = replace(worker, survived=survived)
         since = now - self._budgets.batch_window_s
@@ -212,7 +215,7 @@ class WorkerRules:
         return self._escalate(_gone(worker), now)
 
     def _escalate(self, worker: Incarnation, now: float) -> WorkerStep:
-        """Takes the next step of the kill escalation."""
+        """Takes the next step of ending the worker's process: drain, SIGTERM, stacks or SIGKILL."""
         step, *rest = worker.escalation
         wait = kill_escalation.step_timeout(
             step, worker.grace_s, worker.weight_bytes, self._budgets
@@ -239,15 +242,15 @@ def _finish(worker: Incarnation, verdict: Verdict | None) -> WorkerStep:
 
 
 def _announce_loss(worker: Incarnation) -> WorkerStep:
-    """Asks for the announcement of a loss, once."""
+    """Returns the action that announces the worker's loss, unless it was announced before."""
     if worker.loss_announced or worker.verdict is None:
         return worker, []
     return replace(worker, loss_announced=True), [AnnounceLoss(worker, worker.verdict)]
 
 
 def _final_verdict(worker: Incarnation, exited: ProcessExited) -> Verdict | None:
-    """Returns the verdict on a worker whose process is gone; None if it left as it was asked to, or
-    recycled itself."""
+    """Returns the verdict on a worker whose process is gone; None if the worker left because it was
+    asked to, or replaced itself."""
     fault = worker.fault
     if worker.verdict is not None:
         verdict = worker.verdict
