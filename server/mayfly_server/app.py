@@ -43,8 +43,9 @@ _log = structlog.get_logger(__name__)
 
 
 def create_app(settings: FrontSettings, keys: Sequence[Key] = ()) -> FastAPI:
-    """Makes the application. It listens to its nodes during its lifespan, and ``app.state.front``
-    holds their state meanwhile. ``keys`` are valid beside those of the settings' file.
+    """Makes the application. During its lifespan, it is connected to its nodes, and
+    ``app.state.front`` holds the parts of the front end. The API keys ``keys`` are valid in
+    addition to those in the settings' keys file.
 
     Raises:
         KeysError: the keys file cannot be used.
@@ -81,7 +82,7 @@ def create_app(settings: FrontSettings, keys: Sequence[Key] = ()) -> FastAPI:
         version=openapi.package_version(),
         generate_unique_id_function=lambda route: route.name,
         lifespan=lifespan,
-        docs_url=None,  # their scripts would come from another site
+        docs_url=None,  # these pages load scripts from another site
         redoc_url=None,
         separate_input_output_schemas=False,
         strict_content_type=False,  # bodies are checked by StrictRoute
@@ -119,21 +120,24 @@ def create_app(settings: FrontSettings, keys: Sequence[Key] = ()) -> FastAPI:
 
 
 async def _watch_keys(keyring: Keyring) -> None:
-    """Reloads the keys file when it changes, in a thread, for reading it may take a while."""
+    """Reloads the API keys file whenever it changes, in a thread, because reading may take a
+    while."""
     while True:
         await asyncio.sleep(FILE_WATCH_INTERVAL_S)
         await asyncio.to_thread(keyring.reload_if_changed)
 
 
 async def _watch_nodes(nodes: NodeList) -> None:
-    """Reloads the nodes file when it changes, on the event loop that the nodes' sockets need."""
+    """Reloads the list of nodes whenever its file changes. It runs on the event loop, because the
+    connections to new nodes are made there."""
     while True:
         await asyncio.sleep(FILE_WATCH_INTERVAL_S)
         nodes.reload_if_changed()
 
 
 def _log_unhandled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Logs in place of asyncio, whose text quotes what a task was about."""
+    """Logs an unhandled exception of a background task. Asyncio's own log line is not used, because
+    it shows the arguments of the task, which may hold a client's text."""
     _log.error(
         "unhandled exception in the background",
         what=str(context["message"]).partition(" callback ")[0],

@@ -1,4 +1,4 @@
-"""The errors that a request can end with, as its client reads them.
+"""The errors by which a request can end, and the HTTP answers that clients get for them.
 
 ::
 
@@ -23,9 +23,10 @@
     ├── DeadlineExceeded                504  server_error           no, x-should-retry: false
     └── RequestFailed                   500  server_error           no, x-should-retry: false
 
-The code that raises one of these decides what the client reads, so a message never holds a path, a
-prompt or an exception's own text. An error before the first byte becomes a status and an
-envelope; one in the middle of a stream becomes an error event with the same envelope.
+The text of an error is sent to the client, so the code that raises an error never puts a path, a
+prompt or the text of another exception into it. An error before the first byte of an answer is sent
+as an HTTP status with a JSON object; an error in the middle of a stream is sent as an event with
+that object.
 """
 
 from __future__ import annotations
@@ -43,20 +44,27 @@ ErrorType = Literal["invalid_request_error", "rate_limit_error", "server_error"]
 class ErrorObject(TypedDict):
     message: Annotated[str, Field(examples=["temperature: Input should be a valid number."])]
     type: ErrorType
-    param: Annotated[str | None, Field(description="The field it is about.", examples=["stop"])]
-    code: Annotated[str | None, Field(description="For programs.", examples=["model_not_found"])]
-    retryable: Annotated[bool, Field(description="Whether another try can succeed.")]
+    param: Annotated[
+        str | None,
+        Field(description="The field of the request that the error is about.", examples=["stop"]),
+    ]
+    code: Annotated[
+        str | None,
+        Field(description="The error's name, for programs.", examples=["model_not_found"]),
+    ]
+    retryable: Annotated[bool, Field(description="True if the same request may succeed later.")]
 
 
 @with_config(ConfigDict(extra="forbid"))
 class ErrorAnswer(TypedDict):
-    """OpenAI's error envelope."""
+    """The JSON object of an error answer, in OpenAI's form."""
 
     error: ErrorObject
 
 
 class RequestError(Exception):
-    """An error with an answer: ``message`` for people, ``code`` and ``param`` for programs."""
+    """An error that is sent to the client: ``message`` is its text, ``code`` its name for programs,
+    ``param`` the field of the request that is wrong. ``retry_after_s`` becomes Retry-After."""
 
     status = 500
     type: ErrorType = "server_error"
@@ -78,7 +86,8 @@ class RequestError(Exception):
         self.retry_after_s = retry_after_s
 
     def envelope(self) -> ErrorAnswer:
-        """OpenAI's error object, with ``retryable``: whether another try can succeed."""
+        """The error as JSON in OpenAI's form. ``retryable``, which OpenAI does not have, is True if
+        the same request may succeed later."""
         return {
             "error": {
                 "message": self.message,
@@ -90,9 +99,9 @@ class RequestError(Exception):
         }
 
     def headers(self) -> dict[str, str]:
-        """The headers that tell a client whether and when to try again: ``x-should-retry`` and
-        ``retry-after``. OpenAI's SDKs follow both; without them they retry 408, 409, 429 and
-        5xx."""
+        """The headers that tell a client if and when to try again: ``x-should-retry`` and
+        ``retry-after`` (seconds). OpenAI's SDKs obey both headers; without the headers, these SDKs
+        retry the statuses 408, 409, 429 and 5xx."""
         headers: dict[str, str] = {}
         if self.status in (408, 429) or self.status >= 500:
             headers["x-should-retry"] = "true" if self.retryable else "false"
@@ -102,14 +111,15 @@ class RequestError(Exception):
 
 
 class InvalidRequest(RequestError):
-    """The request can never be answered as it is. ``param`` names the field."""
+    """The request is invalid and has to be changed. ``param`` names the wrong field, if it is
+    one."""
 
     status = 400
     type = "invalid_request_error"
 
 
 class Unauthorized(InvalidRequest):
-    """The request has no API key, or an unknown one."""
+    """The request has no API key, or an API key that is not known."""
 
     status = 401
     default_code = "invalid_api_key"
@@ -119,28 +129,29 @@ class Unauthorized(InvalidRequest):
 
 
 class Forbidden(InvalidRequest):
-    """The key may not do this, or the request comes from a page of another site."""
+    """The API key has no right to this request, or the request comes from a web page of another
+    site."""
 
     status = 403
     default_code = "permission_denied"
 
 
 class ModelNotFound(InvalidRequest):
-    """No model of this name is served."""
+    """The server has no model of the name that the request gives."""
 
     status = 404
     default_code = "model_not_found"
 
 
 class NotServed(InvalidRequest):
-    """The API exists elsewhere and is not served here."""
+    """The request is for a part of OpenAI's or Anthropic's API that this server does not have."""
 
     status = 404
     default_code = "not_served"
 
 
 class RequestTimeout(InvalidRequest):
-    """The request took too long to arrive."""
+    """The bytes of the request took too long to arrive."""
 
     status = 408
     default_code = "request_timeout"
@@ -148,42 +159,42 @@ class RequestTimeout(InvalidRequest):
 
 
 class BodyTooLarge(InvalidRequest):
-    """The body is too long, or holds too many values."""
+    """The request's body is too long, or holds too many JSON values."""
 
     status = 413
     default_code = "request_too_large"
 
 
 class AddressTooLong(InvalidRequest):
-    """The URL is too long."""
+    """The request's URL is too long."""
 
     status = 414
     default_code = "uri_too_long"
 
 
 class UnsupportedMediaType(InvalidRequest):
-    """The body is no JSON by its headers, or compressed."""
+    """The request's body is not JSON by its Content-Type, or is compressed."""
 
     status = 415
     default_code = "unsupported_media_type"
 
 
 class Misdirected(InvalidRequest):
-    """The request is for a host that this server does not answer for."""
+    """The request's Host header names a host that this server does not answer for."""
 
     status = 421
     default_code = "host_not_allowed"
 
 
 class HeadersTooLarge(InvalidRequest):
-    """The headers are too many or too long."""
+    """The request has too many headers, or too long ones."""
 
     status = 431
     default_code = "headers_too_large"
 
 
 class RateLimited(RequestError):
-    """The API key has exceeded its limits."""
+    """The API key has exceeded its limit of requests per minute or at a time."""
 
     status = 429
     type = "rate_limit_error"
@@ -209,13 +220,14 @@ class Unavailable(RequestError):
 
 
 class WorkersLost(Unavailable):
-    """The request outlived as many workers as it may."""
+    """The request was tried on several workers, and all of them were lost before its end; it is not
+    tried again."""
 
     default_code = "workers_lost"
 
 
 class TooManyConnections(Unavailable):
-    """The server has as many connections as it may."""
+    """The server has the largest number of connections that it allows."""
 
     default_code = "too_many_connections"
 
@@ -227,11 +239,12 @@ class ShuttingDown(Unavailable):
 
 
 class RequestFailed(RequestError):
-    """The request met a fault of its own, named by ``code``; another try would meet it again."""
+    """The request itself makes the model or its workers fail, and would do so again. ``code`` names
+    the kind of fault."""
 
 
 class DeadlineExceeded(RequestError):
-    """The request took longer than any may; another try would take as long."""
+    """The request took longer than the server's limit, and would probably do so again."""
 
     status = 504
     default_code = "deadline_exceeded"

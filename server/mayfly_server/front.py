@@ -1,15 +1,15 @@
-"""A front end's process: its settings, its listening sockets, and serving on them.
+"""A front end's process: its settings, its listening sockets, and serving on these sockets.
 
-It starts in two ways. ``mayfly front`` calls :func:`serve` with a socket of its own, or with those
-that systemd hands to it. A reaper starts ``python -m mayfly_server.front --node ADDRESS --fd N``
-with a socket that is inherited, and holds the other end of the front end's stdin: when that ends
-the reaper is dead, and the front end exits at once, so that the workers lose their clients and exit
-too.
+A front end starts in two ways. ``mayfly front`` calls :func:`serve` with a socket that it opens, or
+with the sockets that systemd passes to it. A reaper (the process that starts and watches workers)
+runs ``python -m mayfly_server.front --node ADDRESS --fd N``, where N is an inherited socket, and
+keeps the other end of the front end's stdin open. When stdin ends, the reaper is dead, and the
+front end exits at once, so that the workers lose their clients and exit, too.
 
-With socket activation the service manager binds and listens, and hands the sockets over from
-descriptor 3 on, their number in ``LISTEN_FDS``, for the process that ``LISTEN_PID`` names
-(sd_listen_fds(3)). They stay open while a front end is replaced, so that clients wait in their
-queue instead of being refused.
+With socket activation, systemd opens the listening sockets and passes them as file descriptors from
+3 on: ``LISTEN_FDS`` is their number, ``LISTEN_PID`` the process that they are for
+(sd_listen_fds(3)). The sockets stay open while a front end is replaced, so that clients wait in the
+sockets' queues instead of being refused.
 """
 
 from __future__ import annotations
@@ -45,15 +45,16 @@ _LOGGED_BY_APP = (
     "ASGI callable returned without completing response",
 )
 _NAME = "mayfly_server.front"
-"""The logger's name; ``__name__`` may be ``__main__``."""
+"""Name of this module's logger. ``__name__`` is not used, since it may be ``__main__``."""
 
 
 class FrontError(Exception):
-    """A front end cannot start; the text is for the operator."""
+    """The front end cannot start. The text tells the operator why."""
 
 
 class ListenError(FrontError):
-    """There is no socket to serve on. The text names the socket and the reason."""
+    """The front end has no socket to serve on. The text names the socket's address or descriptor,
+    and the reason."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -73,11 +74,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def serve(
     settings: FrontSettings, listeners: list[socket.socket], *, inherited: bool = False
 ) -> None:
-    """Serves on listening sockets until a signal ends it. The start is logged, except on an
-    ``inherited`` socket: the process that opened that logs it.
+    """Runs the front end on listening sockets until a signal ends it. The start is logged, unless
+    the socket is ``inherited``: the reaper that opened the socket logs the start itself.
 
     Raises:
-        FrontError: the settings cannot be used, or others could use this server without a key.
+        FrontError: the settings cannot be used, or the server has no API keys and other machines
+            could reach it.
     """
     logs.configure(settings.logs)
     logging.getLogger("uvicorn.error").addFilter(_is_not_logged_yet)
@@ -94,13 +96,14 @@ def serve(
         nodes = [node.rpartition("@")[2] for node in settings.nodes]
         log = structlog.get_logger(_NAME)
         log.info("front end starts", addresses=addresses, nodes=nodes)
-    # Imported objects stay for good. A full collection that visits them stops all streams a while.
+    # Imported objects stay for good. A garbage collection that visits them would stop all streams.
     gc.freeze()
     FrontServer(app, _within_open_files(settings)).run(sockets=listeners)
 
 
 def own_listeners(host: str, port: int) -> list[socket.socket]:
-    """The sockets that systemd hands over, or else one at this address. Raises ListenError."""
+    """The listening sockets that systemd passes to this process; if it passes none, a new socket
+    that listens at this address. Raises ListenError."""
     handed = activated(os.environ, pid=os.getpid())
     if handed:
         return handed
@@ -114,12 +117,12 @@ def own_listeners(host: str, port: int) -> list[socket.socket]:
 def activated(
     environ: MutableMapping[str, str], *, pid: int, first: int = FIRST_FD
 ) -> list[socket.socket]:
-    """The listening sockets that systemd handed to the process ``pid``; an empty list if there are
-    none, or they are another process's. The variables are taken out of ``environ``, for they are
-    not meant for children.
+    """The listening sockets that systemd passed to the process ``pid``, as descriptors from
+    ``first`` on; an empty list if it passed none. systemd's variables are removed from ``environ``,
+    because they are not meant for child processes.
 
     Raises:
-        ListenError: a descriptor that was handed over is no listening TCP socket.
+        ListenError: a descriptor is not a listening TCP socket.
     """
     meant_for, count = (environ.get(name, "") for name in _VARIABLES[:2])
     for name in _VARIABLES:
@@ -132,7 +135,7 @@ def activated(
 
 
 def _listening(number: int) -> socket.socket:
-    """The listening TCP socket with this descriptor."""
+    """The listening TCP socket with this file descriptor. Raises ListenError if it is none."""
     try:
         handed = socket.socket(fileno=number)
     except OSError as error:
@@ -150,7 +153,7 @@ def _listening(number: int) -> socket.socket:
 
 
 def _within_open_files(settings: FrontSettings) -> FrontSettings:
-    """Limits the connections to what the system's limit on open files allows."""
+    """Returns the settings with no more connections than the process may have files open."""
     wanted, files = settings.connections, limits.raise_open_file_limit()
     affordable = wanted.within(files)
     if affordable != wanted:
@@ -165,8 +168,8 @@ def _within_open_files(settings: FrontSettings) -> FrontSettings:
 
 
 def _is_not_logged_yet(record: logging.LogRecord) -> bool:
-    """Filters uvicorn's log: the application logs exceptions and cut answers itself, with their
-    requests' ids."""
+    """A filter of uvicorn's log. False for exceptions and interrupted answers, because the
+    application logs these itself, with the request's id."""
     return not str(record.msg).startswith(_LOGGED_BY_APP)
 
 
@@ -178,22 +181,25 @@ def _settings(options: argparse.Namespace) -> FrontSettings:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="mayfly_server.front", description=__doc__)
-    parser.add_argument("--node", action="append", required=True, help="a node's control address")
-    parser.add_argument("--fd", type=int, help="an inherited listening socket")
+    parser.add_argument("--node", action="append", required=True, help="control address of a node")
+    parser.add_argument("--fd", type=int, help="file descriptor of an inherited listening socket")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--grace", type=float, help="seconds for streams at SIGTERM")
+    parser.add_argument("--grace", type=float, help="seconds that streams may go on after SIGTERM")
     parser.add_argument(
-        "--settings", default="{}", help="all that differs from FrontSettings' defaults, as JSON"
+        "--settings",
+        default="{}",
+        help="settings that differ from the defaults of FrontSettings, as JSON",
     )
     return parser
 
 
 def _exit_with_parent() -> None:
-    """Exits when the pipe from the reaper ends; nothing is ever written to it."""
+    """Waits for the end of stdin, a pipe from the reaper to which nothing is ever written, and
+    exits: the pipe ends when the reaper dies."""
     while os.read(sys.stdin.fileno(), 4096):
         pass
-    structlog.get_logger(_NAME).warning("reaper exited: the front end exits too")
+    structlog.get_logger(_NAME).warning("front end exits: the reaper that started it has exited")
     os._exit(Exit.ORPHANED)
 
 

@@ -1,8 +1,8 @@
 """Metrics of a front end, for Prometheus. ``docs/metrics.md`` lists all of them.
 
-Names end as vLLM's do where they mean the same, so that dashboards carry over. Labels take few
-values each: models that are served, routes, and reasons out of closed lists. A value that comes
-from a client or a worker and is in no list is ``other``.
+Metrics that vLLM has, too, have vLLM's names after the prefix ``mayfly_``, so that dashboards need
+few changes. Labels have few values each: served models, routes, and reasons from fixed lists. A
+label value that a client or worker sent and that is in no list is replaced by ``other``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from mayfly_server.errors import RequestError
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 THIS_FRONT_END = "front end"
-"""The label for the refusals of this front end itself."""
+"""Value of the label ``by`` for messages and peers that this front end itself refused."""
 PHASES: Final = ("queued", "prefill", "decode")
 FINISHED: Final[tuple[FinishReason, ...]] = ("stop", "length", "tool_calls")
 _REASONS = get_args(Reason)
@@ -58,95 +58,103 @@ _INTERRUPTION_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 
 
 
 class Metrics:
-    """The metrics of one front end, in a registry of its own: several may run in one process."""
+    """The metrics of one front end. They have a registry of their own, so that one process can run
+    several front ends."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._models: dict[str, ModelMetrics] = {}
         # HTTP requests
         self.http_requests = self._counter(
-            "http_requests", "HTTP requests answered, by status.", "route", "status"
+            "http_requests", "HTTP requests answered, by route and status.", "route", "status"
         )
         self._rejections = self._counter(
-            "rejections", "HTTP requests answered with an error, by error.", "reason"
+            "rejections", "HTTP requests answered with an error, by kind of error.", "reason"
         )
         self.requests = self._counter(
             "requests",
-            "Requests to generate that have ended, by outcome: an HTTP status, cancelled or slow.",
+            "Requests for generated text that have ended, by outcome: an HTTP status, cancelled "
+            "(client disconnected) or slow (client read too slowly).",
             *("model", "outcome"),
         )
         # Prompts: a request has one or several
         self.running = self._gauge(
-            "num_requests_running", "Prompts that a worker is working on.", "model"
+            "num_requests_running",
+            "Prompts in prefill or decoding, or interrupted by the loss of their worker.",
+            "model",
         )
         self.waiting = self._gauge(
-            "num_requests_waiting", "Prompts that no worker has begun to work on.", "model"
+            "num_requests_waiting",
+            "Prompts that wait for a worker to begin their prefill.",
+            "model",
         )
         self.success = self._counter(
             "request_success",
-            "Choices that have ended without an error, by finish reason.",
+            "Choices generated to their end without an error, by finish reason.",
             "model",
             "finished_reason",
         )
         self.prompt_tokens = self._counter(
-            "prompt_tokens", "Tokens of prompts accepted by a worker.", "model"
+            "prompt_tokens", "Tokens in the prompts that workers accepted.", "model"
         )
         self.cached_tokens = self._counter(
             "prompt_tokens_cached",
-            "Prompt tokens found in a prefix cache, of prompts that ended without an error.",
+            "Prompt tokens found in the prefix cache, of prompts that ended without an error.",
             "model",
         )
         self.generation_tokens = self._counter(
-            "generation_tokens", "Tokens sent to clients.", "model"
+            "generation_tokens", "Generated tokens sent to clients.", "model"
         )
         self.ttft = self._histogram(
             "time_to_first_token_seconds",
-            "Time from a request's arrival to a prompt's first token.",
+            "Time from a request's arrival to the first token generated for a prompt.",
             _FIRST_TOKEN_S,
         )
         self.inter_token = self._histogram(
             "inter_token_latency_seconds",
-            "Time between two tokens of a choice, interruptions included.",
+            "Time between two tokens of a choice, including interruptions by the loss of a worker.",
             _TOKEN_S,
         )
         self.latency = self._histogram(
             "e2e_request_latency_seconds",
-            "Time from a request's arrival to the end of a prompt that ended without an error.",
+            "Time from a request's arrival to the end of a prompt's generation without an error.",
             _REQUEST_S,
         )
         self.queue_time = self._histogram(
             "request_queue_time_seconds",
-            "Time from a request's arrival until a worker begins to work on a prompt.",
+            "Time from a request's arrival until a worker begins the prefill of a prompt.",
             _REQUEST_S,
         )
-        # Attempts: prompts move when workers are lost
+        # Attempts: a prompt is tried on another worker if its worker is lost
         self.attempts = self._counter(
-            "request_attempts", "Attempts: submissions of a prompt to a worker.", "model"
+            "request_attempts",
+            "Prompts submitted to a worker; one is submitted again if its worker is lost.",
+            "model",
         )
         self.retries = self._counter(
             "request_retries",
-            "Attempts that ended before a worker had accepted the prompt, by reason.",
+            "Submissions of prompts that ended before a worker had accepted the prompt, by reason.",
             *("model", "reason"),
         )
         self.continuations = self._counter(
             "continuations",
-            "Attempts continued by another one after the prompt had been accepted, by phase and "
-            "reason.",
+            "Prompts that another worker had to continue after their worker was lost or gave them "
+            "back, by phase at that time and reason.",
             *("model", "phase", "reason"),
         )
         self.interruption = self._histogram(
             "interruption_seconds",
-            "Time from the loss of a worker until another one continues its prompt.",
+            "Time from the loss of a worker until another worker continues its prompt.",
             _INTERRUPTION_S,
         )
         self._quarantined = self._counter(
             "quarantined",
-            "Prompts ended because they were to blame for the faults of workers, by kind of fault.",
+            "Prompts put into quarantine because they made workers fail, by kind of fault.",
             *("model", "kind"),
         )
         self._refused = self._counter(
             "quarantine_refusals",
-            "Prompts refused because they are in quarantine, by kind of fault.",
+            "Prompts refused because they made workers fail before (quarantine), by kind of fault.",
             *("model", "kind"),
         )
         self.messages = self._counter(
@@ -154,24 +162,27 @@ class Metrics:
         )
         self.late = self._counter(
             "late_messages",
-            "Messages from workers about attempts that had already ended; they are dropped.",
+            "Messages from workers about prompts that had already ended on that worker; they are "
+            "dropped.",
         )
         # Nodes' own metrics, where /metrics includes them
-        self.scrapes = self._counter("node_scrapes", "Requests to nodes for their metrics.")
+        self.scrapes = self._counter(
+            "node_scrapes", "Requests of this front end to nodes for their metrics."
+        )
         self.scrape_failures = self._counter(
             "node_scrape_failures",
-            "Requests to nodes for their metrics not answered in time.",
+            "Requests of this front end to nodes for their metrics that were not answered in time.",
         )
         self.wire_refusals = self._counter(
             "wire_refusals",
-            "Peers and frames refused on the wire, by the refusing process (a node, or this front "
-            "end) and reason.",
+            "Connections and messages refused between nodes and front ends, by refusing process (a "
+            "node's address, or this front end) and reason.",
             "by",
             "reason",
         )
 
     def of(self, model: str) -> ModelMetrics:
-        """The metrics of one served model."""
+        """The time series of one served model; made at the first call for the model."""
         found = self._models.get(model)
         if found is None:
             found = self._models[model] = ModelMetrics(self, model)
@@ -204,8 +215,9 @@ class Metrics:
 
 
 class ModelMetrics:
-    """One model's time series, looked up once, for counting a token must be cheap. Series that are
-    sure to exist begin at 0, so that Prometheus sees the first increase."""
+    """One model's time series. They are looked up by their labels once, because counting a token
+    must be cheap. Series that will surely be needed exist from the start with the value 0, so that
+    Prometheus sees the first increase."""
 
     def __init__(self, metrics: Metrics, model: str) -> None:
         self.running = metrics.running.labels(model)
@@ -235,33 +247,36 @@ class ModelMetrics:
 
 
 def cause(why: str) -> str:
-    """The label for the reason that an attempt ended; ``other`` if it is in no list."""
+    """The label value for the reason why a worker did not end a prompt; ``other`` if it is in no
+    list."""
     name = why.replace(" ", "_")
     return name if name in _CAUSES else fault(name)
 
 
 def fault(kind: str) -> str:
-    """The label for a kind of fault that a worker names; ``other`` if it is unknown."""
+    """The label value for the kind of fault that a worker names; ``other`` if the kind is not
+    known."""
     return kind if kind in KINDS else "other"
 
 
 def reason_of(error: RequestError) -> str:
-    """The label for an error's class: ``ModelNotFound`` is ``model_not_found``."""
+    """The label value for an error, made from its class: ``model_not_found`` for
+    ``ModelNotFound``."""
     if type(error) is RequestError:
         return "internal_error"
     return re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__).lower()
 
 
 class PromptMetrics:
-    """Counts one prompt on its way, as its relay reports it::
+    """Counts the steps of one prompt from its arrival to its end::
 
         arrived --> waiting --first sign of work--> running ----------> ended
                      |   ^                           |   ^
                      +---+ retried, continued        +---+ continued: interrupted until the next
                                                            worker goes on with it
 
-    To be made when the request arrives. :meth:`ended` has to be called in any case. ``clock`` is in
-    seconds. The methods that are called for every token do no look-up by labels.
+    An instance is made when the request arrives; :meth:`ended` has to be called in any case.
+    ``clock`` returns seconds. The methods that are called for each token look up no labels.
     """
 
     __slots__ = (
@@ -284,23 +299,24 @@ class PromptMetrics:
         self._lost_at: float | None = None
 
     def arrived(self) -> None:
-        """The prompt begins to wait for a worker."""
+        """Counts a prompt that begins to wait for a worker."""
         if not self._counted:
             self._counted = True
             self._metrics.waiting.inc()
 
     def submitted(self) -> None:
-        """The prompt was submitted to a worker."""
+        """Counts a submission of the prompt to a worker."""
         self._metrics.attempts.inc()
 
     def accepted(self, prompt_tokens: int) -> None:
-        """A worker has accepted the prompt; only the first acceptance counts."""
+        """Counts the prompt's tokens when a worker has accepted it; only the first call counts."""
         if not self._accepted:
             self._accepted = True
             self._metrics.prompt_tokens.inc(prompt_tokens)
 
     def progressed(self) -> None:
-        """A worker has begun with the prompt, or goes on with it."""
+        """Counts the begin of the prompt's prefill on a worker, or the end of an interruption by
+        the loss of a worker."""
         if not self._began:
             self._began = True
             self._metrics.queue_time.observe(self._clock() - self._arrived_at)
@@ -310,7 +326,7 @@ class PromptMetrics:
             self._resumed(self._clock())
 
     def generated(self, delta: Delta) -> None:
-        """A worker has generated tokens, or ended a choice."""
+        """Counts tokens that a worker has generated for a choice, and the end of the choice."""
         metrics = self._metrics
         if not self._began:
             self.progressed()
@@ -329,18 +345,20 @@ class PromptMetrics:
             metrics.success[delta.finish].inc()
 
     def retried(self, cause: str) -> None:
-        """An attempt was over before a worker had accepted the prompt."""
+        """Counts a submission of the prompt that ended before a worker had accepted it."""
         self._metrics.retried(cause)
 
     def continued(self, cause: str) -> None:
-        """An attempt at an accepted prompt was over, and another one follows."""
+        """Counts that the worker of an accepted prompt was lost or gave it back, so that another
+        worker has to continue it."""
         phase = "decode" if self._token_at else "prefill" if self._began else "queued"
         self._metrics.continued(phase, cause)
         if self._lost_at is None:
             self._lost_at = self._clock()
 
     def ended(self, usage: Usage | None) -> None:
-        """The prompt has ended: well if there is a usage. Only the first call counts."""
+        """Counts the end of the prompt, without an error if ``usage`` is given. Only the first call
+        counts."""
         if not self._counted:
             return
         self._counted = False
@@ -356,15 +374,16 @@ class PromptMetrics:
 
 
 class RefusalCounts:
-    """Adds the growth of the refusal counts of nodes, and of this front end, to a counter with the
-    labels (who refused, reason). ``epoch`` changes when a source starts again and counts from 0."""
+    """Adds up the numbers of connections and messages that nodes and this front end refused, in a
+    counter with the labels (who refused, reason). The sources report totals since their start."""
 
     def __init__(self, counter: Counter) -> None:
         self._counter = counter
         self._last: dict[str, tuple[str, Mapping[str, int]]] = {}
 
     def take(self, source: str, epoch: str, counts: Mapping[str, int]) -> None:
-        """Takes a source's present counts, by reason."""
+        """Adds the increase of a source's totals (by reason) since the last call. ``epoch`` is
+        another text when the source has restarted, so that its totals begin at 0 again."""
         if source not in self._last:
             for reason in _REASONS:  # at 0, so that the first refusal is seen as an increase
                 self._counter.labels(source, reason)

@@ -15,15 +15,16 @@ MetricsAccess = Literal["admin", "open", "off"]
 _HOST = r"\*|(\*\.)?[A-Za-z0-9_.-]+|(?=.*:.*:)[0-9A-Fa-f:.]+"
 _ORIGIN = r"\*|null|[a-z][a-z0-9+.-]*://[^/?#\sA-Z]+"
 _LEAST_WAIT_S = 0.1
-"""Shortest wait for a client, which cannot be none at all."""
+"""Least value, in seconds, of settings for waiting on clients: 0 would leave them no time at
+all."""
 _KEPT_FILES = 256
-"""Open files that are not for clients: those to nodes and workers, and of connections that are
-being refused."""
+"""Number of open files kept free for other uses than client connections: connections to nodes and
+workers, and connections that are being refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Limits of a client's connection before the client is authenticated."""
+    """Limits on connections of clients, which hold before a client has been authenticated."""
 
     max_connections: Annotated[int, Option("Connections at a time.", at_least=1)] = 4096
     max_head_bytes: Annotated[
@@ -46,7 +47,7 @@ class ConnectionLimits:
         ),
     ] = 30.0
     body_bytes_per_s: float = 10_000.0
-    """Received bytes of a body that add a second to ``body_wait_s``."""
+    """Number of received bytes of a request's body that extend ``body_wait_s`` by one second."""
     slow_reader_s: Annotated[
         float,
         seconds(
@@ -55,12 +56,13 @@ class ConnectionLimits:
         ),
     ] = 60.0
     linger_s: float = 2.0
-    """Time that a connection which is being closed waits for its client to read the answer."""
+    """Seconds that the server waits for a client to read its last answer before the connection is
+    closed."""
 
     def within(self, open_files: int) -> ConnectionLimits:
-        """Returns limits with no more connections than a process with this number of open files can
-        hold and still answer the next one: without a file left for it, the system drops that
-        connection unanswered."""
+        """Returns these limits with ``max_connections`` lowered, if necessary, for a process that
+        may have ``open_files`` files open. A few files stay free, so that one more connection can
+        be answered with an error instead of being dropped by the operating system."""
         most = max(open_files - _KEPT_FILES, open_files // 2)
         return replace(self, max_connections=min(self.max_connections, most))
 
@@ -77,11 +79,12 @@ class FrontSettings:
             flag="--node",
         ),
     ] = ()
-    """Control addresses: see :mod:`mayfly_protocol.transport.addresses`."""
+    """Addresses of the nodes' reapers, as in ``tcp://KEY@HOST:PORT``."""
     nodes_file: Path | None = None
-    """Configuration file whose ``nodes`` replace those above as soon as it changes."""
+    """Configuration file whose list ``nodes`` replaces :attr:`nodes` whenever the file changes."""
     state_dir: Path | None = None
-    """Folder with this front end's own key, if it has one."""
+    """Folder with the key by which this front end authenticates itself to nodes, if it has a
+    key."""
     api_keys_file: Annotated[
         Path | None,
         Option(
@@ -92,7 +95,7 @@ class FrontSettings:
         ),
     ] = None
     insecure: Annotated[bool, Option("Let others use this server without a key.")] = False
-    """Lets a server without API keys listen where others reach it."""
+    """Allows a server without API keys to listen at addresses that other machines can reach."""
     allowed_hosts: Annotated[
         tuple[str, ...],
         Option(
@@ -116,10 +119,10 @@ class FrontSettings:
             "or nobody."
         ),
     ] = "admin"
-    """``off``: there is no ``/metrics``."""
+    """Access to the path ``/metrics``; ``off`` removes the path."""
     node_metrics: bool = False
-    """Include the nodes' own counters in ``/metrics``: on one machine, where nobody else asks for
-    them."""
+    """Includes the nodes' own metrics in ``/metrics``: for a server on one machine, where
+    Prometheus does not ask the node itself."""
     max_body_bytes: Annotated[int, Option("Largest size of a request's body.", at_least=1024)] = (
         32 << 20
     )
@@ -162,24 +165,27 @@ class FrontSettings:
             "Bytes that may be buffered for a client that does not read its stream.", at_least=65536
         ),
     ] = 4 << 20
-    """Beyond what is on its way in the network."""
+    """Largest number of bytes buffered for a client in this process; bytes that the operating
+    system buffers are not counted."""
     accept_wait_s: float = 30.0
-    """Time after which a worker that has neither accepted nor rejected a request counts as lost to
-    it."""
+    """Seconds that a worker may take to accept or reject a request before the request is submitted
+    to another worker."""
     stall_s: float = 180.0
-    """Time after which a worker that sends nothing about a running request counts as lost to it:
-    twice the longest that a reaper lets one step take."""
+    """Seconds that a worker may send nothing about a running request before the request continues
+    on another worker: twice the longest time that a reaper lets one step of a worker take."""
     verdict_wait_s: float = 1.0
-    """Time that a request waits for a reaper's verdict on whether its lost worker died of it."""
+    """Seconds that a request, whose worker has died, waits for the reaper to tell if the request
+    may have caused the death, before it continues on another worker."""
     pong_wait_s: float = PEER_TIMEOUT_S
-    """Silence, in spite of pings, after which a worker is lost."""
+    """Seconds after which a worker that answers no pings counts as lost."""
     roster_silence_s: float = 5 * ROSTER_INTERVAL_S
-    """Silence after which a node gets no new work."""
+    """Seconds without a roster (a node's list of its workers) after which the node gets no new
+    requests."""
     notice_s: float = 0.5
-    """Time after SIGTERM in which new connections are still accepted while ``/readyz`` refuses: as
-    long as a load balancer may take to notice."""
+    """Seconds after SIGTERM in which new connections are still accepted while ``/readyz`` already
+    answers 503: the time that a load balancer may take to send no more requests."""
     grace_s: float = 10.0
-    """Time that streams may go on for after ``notice_s``."""
+    """Seconds that running streams may go on at a shutdown, after ``notice_s``."""
     aliases: dict[str, str] = field(default_factory=dict)
-    """Other names of models that requests may use."""
+    """The served model's name for each other name that requests may use for a model."""
     logs: LogSettings = field(default_factory=LogSettings)

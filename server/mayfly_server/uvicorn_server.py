@@ -4,11 +4,11 @@
 
     listening --> announced to the nodes --SIGTERM, SIGINT, SIGHUP--> not ready
                                                                          | notice_s: load balancers
-                                                                         | notice it meanwhile
+                                                                         | notice that it ends
                                                                          v
                                                                       no new connections
                                                                          | streams go on
-                                    all ended, or grace_s over: the rest end with an error
+                             all ended, or grace_s over: other streams end with an error
                                                                          v
                                                                        exit 0
 """
@@ -35,11 +35,13 @@ from mayfly_server.settings import FrontSettings
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 LAST_ERRORS_S = 2.0
-"""Seconds for error events to reach their clients before connections are cut."""
+"""Seconds that clients have at a shutdown to read their streams' error events before their
+connections are cut."""
 
 
 class FrontServer(uvicorn.Server):
-    """A uvicorn server that tells its nodes when it serves, and shuts down as drawn above."""
+    """The uvicorn server of a front end. It tells the nodes when it begins to serve. At a shutdown,
+    streams may go on for ``grace_s`` seconds; streams that are not done then end with an error."""
 
     def __init__(self, app: FastAPI, settings: FrontSettings) -> None:
         grace_s = settings.grace_s
@@ -81,8 +83,8 @@ class FrontServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Stops at signals. Uvicorn's own method would raise the signal again at the end, but being
-        stopped is no failure."""
+        """Lets :data:`STOP_SIGNALS` shut the server down. Uvicorn's own method would raise the
+        signal again at the end, so that the process would seem to have failed."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

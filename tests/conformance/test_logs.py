@@ -127,7 +127,7 @@ def test_every_line_is_an_object_that_says_what_it_is_about(server: Server) -> N
     assert all({"event", "level", "logger", "timestamp"} <= line.keys() for line in lines)
     lost = [line for line in lines if "was lost" in line["event"]]
     assert all(line.keys() >= NAMES and line["level"] == "warning" for line in lost)
-    moved = [line for line in lines if line["event"] == "retrying on another worker"]
+    moved = [line for line in lines if line["event"] == "retrying request on another worker"]
     assert moved and all({"request_id", "rid", *NAMES} <= line.keys() for line in moved)
     changed = [line for line in lines if line["event"] == "slot changed"]
     assert {"loading", "ready", "gone"} <= {line["state"] for line in changed}

@@ -201,7 +201,7 @@ def test_what_is_asked_is_logged_where_that_is_wanted(log: Log, wanted: bool) ->
     said = [line for line in lines(stream) if SECRET in json.dumps(line)]
     assert len(said) == (2 if wanted else 0)
     for line in said:
-        assert (line["event"], line["request_id"]) == ("asked", "my-own")
+        assert (line["event"], line["request_id"]) == ("request submitted to a worker", "my-own")
         assert {"rid", "slot", "incarnation"} <= line.keys()
 
 

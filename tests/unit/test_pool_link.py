@@ -45,7 +45,7 @@ async def level_of_the_loss(link: Link) -> str:
     with capture_logs() as logs:
         link.lose("disconnected")
     [entry] = logs
-    assert entry["event"] == "worker lost"
+    assert entry["event"] == "worker lost: its requests continue on other workers"
     return str(entry["log_level"])
 
 

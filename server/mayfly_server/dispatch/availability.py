@@ -1,7 +1,8 @@
-"""Availability of a model that no worker can run a request of now: is one coming, and when.
+"""Availability of a model without a ready worker: whether a worker is going to be ready, and when.
 
-The ``Retry-After`` of a 503 for want of a ready worker is computed here, from the slots in the
-rosters. A full queue's comes from the worker, a quota's from :mod:`mayfly_server.http.rate_limit`.
+The ``Retry-After`` header of the 503 that answers a request for such a model is computed here, from
+the states of the model's workers in the nodes' rosters. (The ``Retry-After`` of a full queue comes
+from the worker, that of an exceeded quota from :mod:`mayfly_server.http.rate_limit`.)
 """
 
 from __future__ import annotations
@@ -20,14 +21,16 @@ _LONGEST_LOAD_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Availability:
-    """The prospects of a model.
+    """The prospect that a worker of a model will be ready for a request.
 
     Attributes:
-        coming: a worker will be ready without anybody's help.
-        failed: no worker ever will be. Where neither is true, nobody knows.
-        retry_after_s: about how many seconds that takes.
-        reason: a text for the client.
-        pause_s: seconds of that time before anything is done.
+        coming: a worker is expected to be ready without the operator's help.
+        failed: no worker can be ready before the operator acts. If ``coming`` is false, too, it is
+            not known whether a worker will be ready.
+        retry_after_s: estimated seconds until a worker is ready, sent to clients as Retry-After.
+        reason: the reason why no worker is ready, as a text for the client.
+        pause_s: seconds until the start of a worker is even tried again, after failed starts; part
+            of ``retry_after_s``.
     """
 
     coming: bool
@@ -37,7 +40,7 @@ class Availability:
     pause_s: float = 0.0
 
     def error(self, model: str) -> Unavailable:
-        """The 503 for a request of this model."""
+        """The error with HTTP status 503 that answers a request for this model."""
         return Unavailable(
             f"No worker of {model} is ready: {self.reason}.",
             code="model_failed" if self.failed else None,
@@ -46,8 +49,9 @@ class Availability:
 
 
 def availability(slots: Sequence[Slot], connected: Collection[Incarnation] = ()) -> Availability:
-    """Judges by the slot that will be ready first. Where one is ready and ``connected``, the caller
-    has asked that worker already."""
+    """Estimates when a worker of a model will be ready, from the model's ``slots`` (each is a place
+    of a node for one worker process at a time): the slot that will be ready first decides. Workers
+    in ``connected`` can take requests already; the caller has tried them in vain."""
     if not slots:
         return Availability(False, False, _TYPICAL_LOAD_S, "no worker is known")
     heard = [slot.view for slot in slots if not slot.silent]
@@ -64,7 +68,7 @@ def availability(slots: Sequence[Slot], connected: Collection[Incarnation] = ())
 
 
 def retry_after_s(view: SlotView) -> float:
-    """Estimates in how many seconds a slot's worker will be ready."""
+    """Estimates in how many seconds the worker of a slot will be ready, by the slot's state."""
     match view.state:
         case "ready":
             return _SOON_S

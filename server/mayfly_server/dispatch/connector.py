@@ -1,8 +1,8 @@
 """Connections from a front end to nodes and their workers: names, addresses and keys.
 
-ZeroMQ looks names up itself, but on the one thread that moves all of its messages: a name that
-nobody answers for, as that of a Mac which is switched off, would hold every stream of a front end
-up for seconds, again and again. So names are resolved here, on the event loop.
+ZeroMQ can resolve host names itself, but does so on the thread that moves all of its messages: the
+name of a machine that is switched off would stop every stream of the front end for seconds, again
+and again. So host names are resolved here, by the event loop.
 """
 
 from __future__ import annotations
@@ -28,53 +28,62 @@ from mayfly_protocol.transport.sockets import configure_tcp, connect_curve
 
 
 async def resolve_host(host: str) -> str:
-    """Looks up a name's address, as it stands in an endpoint.
+    """Looks up a host name's IP address, in the form for a ZeroMQ endpoint (IPv6 in brackets).
 
     Raises:
-        OSError: the name has no address.
+        OSError: the host name has no address.
     """
     loop = asyncio.get_running_loop()
     try:
         found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except UnicodeError as error:  # a part of it is empty, or too long
-        raise OSError(f"no host can be called so: {error}") from error
+    except UnicodeError as error:  # a part of the name is empty, or too long
+        raise OSError(f"not a possible host name: {error}") from error
     return preferred_address(found)
 
 
 def preferred_address(found: Sequence[tuple[Any, ...]]) -> str:
-    """The first IPv4 address that ``getaddrinfo`` found, else the first IPv6 one: a name of the
-    local network often has an IPv6 address, too, that means something on one link only."""
+    """The first IPv4 address in a result of ``getaddrinfo``, else the first IPv6 address. IPv4 goes
+    first because a local network's names often have IPv6 addresses that are valid on one link only.
+
+    Raises:
+        OSError: ``found`` is empty.
+    """
     by_family = sorted(found, key=lambda each: each[0] != socket.AF_INET)
     if not by_family:
-        raise OSError("it has no address")
+        raise OSError("the host name has no address")
     return bracketed(str(by_family[0][4][0]))
 
 
 Connect = Callable[[zmq.Socket[Any]], None]
-"""Connects a socket that has no connection yet."""
+"""Function that connects a new socket to one fixed peer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Connector:
-    """Makes the functions that connect sockets. ``own`` is this front end's key pair; without one
-    it reaches no node that has a key."""
+    """Makes functions that connect sockets to nodes and workers. ``own`` is this front end's key
+    pair; without one, the front end cannot connect to nodes that require a key.
+
+    The methods raise AddressError if the peer has a key and the front end has none.
+    """
 
     own: KeyPair | None = None
 
     def control(self, address: NodeAddress) -> Connect:
-        """Connects to the node's reaper."""
+        """Makes the function that connects a socket to a node's reaper, for control messages."""
         return self._to(address.host, address.control, address.key)
 
     def roster(self, address: NodeAddress) -> Connect:
-        """Connects to the source of the node's rosters."""
+        """Makes the function that connects a socket to the node's publisher of rosters: the lists
+        of its workers and their states."""
         return self._to(address.host, address.roster, address.key)
 
     def worker(self, address: NodeAddress, view: SlotView) -> Connect:
-        """Connects to a worker of the node, at the node's host. Where the node has a key, only to
-        the holder of the worker's key in the roster.
+        """Makes the function that connects a socket to a worker, whose port ``view`` gives, at the
+        node's host. If the node has a key, the worker has to hold the secret half of
+        ``view.public_key``.
 
         Raises:
-            AddressError: the view's endpoint or key cannot be those of a worker of this node.
+            AddressError: the endpoint or key in ``view`` cannot be that of a worker of this node.
         """
         endpoint = worker_endpoint(address, view.endpoint)
         if address.key and not is_key(view.public_key):

@@ -1,4 +1,5 @@
-"""The fleet: every node and worker that a front end knows of, and its connections to them."""
+"""The fleet: all nodes and workers that a front end knows, and the front end's connections to
+them."""
 
 from __future__ import annotations
 
@@ -34,26 +35,29 @@ from mayfly_server.metrics import THIS_FRONT_END, Metrics, RefusalCounts
 from mayfly_server.settings import FrontSettings
 
 SCRAPE_WAIT_S = 2.0
-"""Seconds that a node may take to send its metrics; Prometheus gives up after 10 by default."""
+"""Seconds that a node may take to send its metrics. Prometheus waits 10 s by default for a page."""
 
 _log = structlog.get_logger(__name__)
 
 
 class PendingScrapes:
-    """Waits for nodes' metrics pages. Any page of a node that comes meanwhile answers a scrape."""
+    """Scrapes of the front end that wait for nodes to send their metrics. If several scrapes wait
+    for a node, the node's next metrics page answers all of them."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._waiting: defaultdict[str, list[asyncio.Future[bytes]]] = defaultdict(list)
 
     def received(self, address: str, text: str) -> None:
-        """Takes a page that has come from a node."""
+        """Gives a metrics page, received from the node at ``address``, to the scrapes that wait for
+        it."""
         for waiting in self._waiting.pop(address, []):
             if not waiting.done():
                 waiting.set_result(text.encode())
 
     async def pages(self, asked: Sequence[str]) -> list[bytes]:
-        """Waits for the pages of nodes that were asked just now; leaves out those that are late."""
+        """Returns the metrics pages of the nodes with the addresses ``asked``, which were asked
+        just now. A page that does not come within :data:`SCRAPE_WAIT_S` seconds is left out."""
         if not asked:
             return []
         self._metrics.scrapes.inc(len(asked))
@@ -79,19 +83,22 @@ class PendingScrapes:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model that some slot serves, or will. ``card`` is None until a worker has loaded it."""
+    """A model that workers serve or are about to serve. ``card`` holds the model's properties
+    (digest, chat template, capacity); it is None until the first worker has loaded the model."""
 
     name: str
     card: ModelCard | None
 
 
 class Fleet:
-    """Listens to the nodes from :meth:`start` to :meth:`close`, both on one running event loop.
+    """All nodes and workers that a front end knows, and the front end's connections to them.
+
+    It listens to the nodes from :meth:`start` to :meth:`close`, on one event loop.
 
     Attributes:
-        leaving: no new request should come to this front end any more.
-        closing: no request may stay here either.
-        rosters: the nodes' latest rosters.
+        leaving: the front end shuts down, and load balancers should send no new requests to it.
+        closing: the requests that still run in this front end are being ended.
+        rosters: the latest roster of each node, the list of the node's workers and their states.
     """
 
     def __init__(self, settings: FrontSettings, metrics: Metrics, connector: Connector) -> None:
@@ -113,23 +120,24 @@ class Fleet:
         self._pinging: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Connects to the nodes of the settings."""
+        """Connects to the nodes that the settings name, and begins to ping their workers."""
         self._loop = asyncio.get_running_loop()
         self.use_nodes(self._settings.nodes)
         self._pinging = asyncio.create_task(self._ping_forever(), name="ping the workers")
 
     def announce(self) -> None:
-        """Tells every node, present and future, that this front end serves."""
+        """Tells every node, and each node that is added later, that this front end serves
+        clients."""
         self._announced = True
         for node in self._nodes.values():
             node.announce()
 
     def use_nodes(self, addresses: Iterable[str]) -> None:
-        """Replaces the nodes to listen to. Requests on the workers of a node that is dropped go on
-        elsewhere.
+        """Replaces the list of nodes. Requests that run on a node which is no longer listed
+        continue on other nodes.
 
         Raises:
-            AddressError: one of the addresses cannot be used; nothing has changed.
+            AddressError: one of the addresses cannot be used; the list of nodes stays as it was.
         """
         wanted = {text: node_address(text) for text in addresses}
         fresh = [text for text in wanted if text not in self._nodes]
@@ -145,14 +153,15 @@ class Fleet:
             self._nodes[text] = self._connect_node(text, wanted[text])
 
     def end_requests(self) -> None:
-        """Ends every request that has not ended yet with an error, at once."""
+        """Ends all running requests at once; their clients get an error."""
         self.leaving = self.closing = True
         for link in list(self._links.values()):
             link.close("front end shuts down")
         self._notify_change()
 
     async def close(self) -> None:
-        """Ends every request and closes all connections."""
+        """Ends all running requests with an error, and closes all connections to nodes and
+        workers."""
         self.end_requests()
         if self._pinging is not None:
             self._pinging.cancel()
@@ -163,43 +172,48 @@ class Fleet:
         self._context.destroy(linger=0)
 
     async def node_metrics(self) -> list[bytes]:
-        """The nodes' own metrics: the page of each node that answers soon."""
+        """Asks all nodes for their metrics. Returns the page, in Prometheus's text format, of each
+        node that answers within :data:`SCRAPE_WAIT_S` seconds."""
         asked = [address for address, node in self._nodes.items() if node.send(AskMetrics())]
         return await self._scrapes.pages(asked)
 
     # State of the fleet
 
     def nodes(self) -> Iterator[tuple[Roster, bool]]:
-        """Yields every node's latest roster, and whether the node has been silent since."""
+        """Yields each node's latest roster, and True if the node has been silent for too long."""
         return self.rosters.nodes(self._loop.time())
 
     def models(self) -> list[ServedModel]:
-        """All served models by name, loaded or not."""
+        """All models that the nodes serve or are about to serve, in the order of their names."""
         cards: dict[str, ModelCard | None] = {}
         for slot in self.rosters.slots(self._loop.time()):
             cards[slot.view.model] = cards.get(slot.view.model) or slot.view.card
         return [ServedModel(name, cards[name]) for name in sorted(cards)]
 
     def machine_is_failing(self) -> bool:
-        """Tells whether a node lost workers of late that no single request can be blamed for."""
+        """True if a node lost several workers within the last minute that had no request in common,
+        so that the machine is to blame and no request is."""
         return any(
             unrelated([(*loss.suspects, *loss.marked) for loss in roster.losses])
             for roster, _ in self.nodes()
         )
 
     def quarantined(self) -> list[Quarantined]:
-        """All requests in quarantine, by the nodes' rosters."""
+        """All requests that the nodes' rosters list as quarantined: refused since workers died of
+        them."""
         return self._quarantine.entries(self._loop.time())
 
     def quarantine_kind(self, fingerprint: Callable[[], str]) -> str | None:
-        """The kind of fault that a request is in quarantine for; None if it is not. The fingerprint
-        is computed only where anything is in quarantine."""
+        """The kind of fault that a request is in quarantine for; None if it is not in quarantine.
+        ``fingerprint`` computes the request's hash, and is called only if any request is in
+        quarantine."""
         if self._quarantine.empty:
             return None
         return self._quarantine.kind(fingerprint(), self._loop.time())
 
     def quarantine(self, fingerprint: str, kind: str) -> None:
-        """Puts a request into quarantine: every front end refuses it for a while."""
+        """Puts the request with this hash into quarantine, because workers died of it by this kind
+        of fault: all front ends refuse the request for ``quarantine_ttl_s`` seconds."""
         ttl_s = self._settings.quarantine_ttl_s
         if ttl_s > 0:
             self._quarantine.add(fingerprint, kind, self._loop.time())
@@ -207,7 +221,8 @@ class Fleet:
                 node.send(Quarantine(fingerprint, kind, ttl_s))
 
     def availability(self, model: str | None = None) -> Availability:
-        """The prospects of one model, or of any model where none is named."""
+        """The prospect that a worker of this model, or of any model if none is given, will be
+        ready."""
         slots = self.rosters.slots(self._loop.time())
         connected = {slot.incarnation for slot, _ in self._usable()}
         return availability([slot for slot in slots if model in (None, slot.view.model)], connected)
@@ -221,8 +236,9 @@ class Fleet:
         return [slot.view.model for slot, _ in self._usable()]
 
     def stalled_models(self) -> dict[str, float]:
-        """The models whose workers all have something to do and make no progress, with the seconds
-        since the last one did. Those workers may be lost."""
+        """The models of which every ready worker is stalled (busy, but without progress for more
+        than :data:`mayfly_server.dispatch.link.STALLED_S`), with the seconds since the last
+        progress of any of the model's workers."""
         links: dict[str, list[Link]] = {}
         for slot, link in self._usable():
             links.setdefault(slot.view.model, []).append(link)
@@ -240,10 +256,17 @@ class Fleet:
         digest: str | None = None,
         refused: Collection[Incarnation] = (),
     ) -> Link | None:
-        """Chooses the worker for a request; None if there is none. A worker on trial gets a single
-        request at a time; a stalled one gets none while others make progress.
+        """Chooses the worker for a request, by its link; None if no worker can take the request
+        now.
 
-        With a ``digest``, only workers that would continue another one's text exactly qualify.
+        A worker on trial, because its predecessors failed, gets one request at a time. A stalled
+        worker, which makes no progress, gets requests only if all are stalled.
+
+        Args:
+            key: the conversation that the request belongs to: its requests go to the same worker.
+            digest: if given, only workers whose model has this digest are chosen, since only they
+                can continue a text that another worker began exactly.
+            refused: workers that are not chosen.
         """
         candidates = [
             Candidate(slot.name, link.load, link, slot.capacity)
@@ -263,8 +286,9 @@ class Fleet:
         return self._change
 
     async def wait_for_change(self, timeout_s: float, since: asyncio.Event | None = None) -> None:
-        """Returns at the next change or when the time is over. With ``since``, a former
-        :attr:`next_change`, changes after that count, too."""
+        """Waits until a roster comes or a link's state changes, at most ``timeout_s`` seconds. With
+        ``since``, an earlier value of :attr:`next_change`, it returns at once if there has been a
+        change since that value was read."""
         event = since or self._change
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -272,11 +296,12 @@ class Fleet:
 
     @property
     def partly_known(self) -> bool:
-        """True while some node has not said yet what it serves."""
+        """True while no roster has come yet from at least one node: its models are not known."""
         return any(address not in self.rosters for address in self._nodes)
 
     async def wait_for_roster(self, timeout_s: float) -> bool:
-        """Waits for the first roster after the start. Returns whether there is one."""
+        """Waits at most ``timeout_s`` seconds for the first roster of any node. True if one has
+        come."""
         deadline = self._loop.time() + timeout_s
         while not self.rosters and not self.closing and (left := deadline - self._loop.time()) > 0:
             await self.wait_for_change(left)

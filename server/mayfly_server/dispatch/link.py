@@ -1,14 +1,14 @@
-"""A front end's connection to one incarnation of a worker.
+"""A front end's connection to one worker process.
 
 ::
 
-    connecting --handshake--> open --disconnected, silent, gone from the roster--> lost
+    connecting --handshake--> open --disconnected, silent, not in the roster--> lost
         \\______________________________________________________________________/
 
-A link carries requests only while it is open, and is never reopened: a connection that comes back
-is a new link with a new routing id, so that nothing from before can be taken for something after.
-When a link is lost, the messages received until then are delivered first; then every request on it
-gets :class:`mayfly_server.dispatch.mailbox.Lost`.
+A link carries requests only while it is open, and is never reopened: to connect again, a new link
+with a new ZeroMQ routing id is made, so that no message of the old connection can be taken for one
+of the new connection. When a link is lost, the messages that it has received are delivered first;
+then every request on the link gets :class:`mayfly_server.dispatch.mailbox.Lost`.
 """
 
 from __future__ import annotations
@@ -47,12 +47,14 @@ from mayfly_server.dispatch.zmq_reader import ZmqReader
 from mayfly_server.errors import BodyTooLarge
 
 REPORT_LAG_S = 0.75
-"""Seconds after its submission in which rosters may not count a request yet."""
+"""Seconds after a request's submission in which the roster's count of the worker's requests may not
+include that request yet."""
 
 _REFUSED = (zmq.EVENT_HANDSHAKE_FAILED_AUTH, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
 
 STALLED_S = 2.0
-"""Seconds without progress; longer than a prompt's chunk and a roster's interval together."""
+"""Seconds after which a busy worker without progress counts as stalled: longer than the prefill of
+one chunk of a prompt and the interval between two rosters together."""
 
 Context = zmq.Context[zmq.Socket[bytes]]
 
@@ -61,7 +63,8 @@ _TERMINAL = (Rejected, Finish, Failed, Handover, Tokenized, Detokenized)
 
 
 class State(Enum):
-    """A link's state, as drawn above."""
+    """State of a front end's connection to a worker. Only an open link carries requests; a lost
+    link is never opened again."""
 
     CONNECTING = "connecting"
     OPEN = "open"
@@ -69,10 +72,16 @@ class State(Enum):
 
 
 class Link:
-    """Connects at once, by ``connect``; has to be made on a running event loop.
+    """A front end's connection to one worker process. It has to be made on a running event loop,
+    and connects at once.
 
-    ``on_change`` is called when the state has changed, ``on_message`` for every message about an
-    attempt, ``on_late_message`` for those about an attempt that is over.
+    Args:
+        slot: the worker, by the latest roster of its node.
+        connect: connects a socket to the worker.
+        pong_wait_s: seconds without any message after which the worker is lost.
+        on_change: called when the link's state has changed.
+        on_message: called for every message from the worker about a request.
+        on_late_message: called for each message about a request that has already ended here.
     """
 
     def __init__(
@@ -98,7 +107,7 @@ class Link:
         self._submitted_at: dict[tuple[str, int], float] = {}
         self._heard_at = self._ticked_at = self.progressed_at = self._loop.time()
         self._busy_since = self.progressed_at
-        """The time at which the worker last made progress, or had nothing to do."""
+        """The time of the last roster by which the worker had made progress, or had no requests."""
         self._pings = 0
         self._leaving = False
         self._log = structlog.get_logger(__name__).bind(
@@ -118,7 +127,7 @@ class Link:
         connect(self._socket)
 
     def update_slot(self, slot: Slot) -> None:
-        """Takes what the newest roster says of the worker."""
+        """Takes the worker's state and counters from the newest roster."""
         if slot.view.progress != self.slot.view.progress:
             self.progressed_at = self._busy_since = slot.heard_at
         if not (slot.view.running or slot.view.waiting or self._submitted_at):
@@ -128,9 +137,10 @@ class Link:
 
     @property
     def load(self) -> int:
-        """The number of requests that the worker has: those it reported, and those of this front
-        end that the report cannot count yet. At least all of this front end's: a worker that has
-        stopped reports nothing, and requests pile up there."""
+        """The number of requests that the worker has: the requests of all front ends that the
+        roster counts, and this front end's latest ones, which the roster cannot count yet. It is
+        never less than the number of this front end's requests, because the count of a worker that
+        hangs does not grow."""
         reported = self.slot.view.running + self.slot.view.waiting
         counted_until = self.slot.heard_at - REPORT_LAG_S
         unseen = sum(at > counted_until for at in self._submitted_at.values())
@@ -138,40 +148,43 @@ class Link:
 
     @property
     def stalled_for_s(self) -> float:
-        """Seconds that the worker has had something to do and made no progress, by its rosters."""
+        """Seconds for which the worker has had requests and made no progress, by its node's
+        rosters."""
         return self.slot.heard_at - self._busy_since
 
     @property
     def stalled(self) -> bool:
-        """True if the worker has made no progress for so long that it may be lost."""
+        """True if the worker has requests and made no progress for more than :data:`STALLED_S`."""
         return self.stalled_for_s > STALLED_S
 
     @property
     def outstanding(self) -> int:
-        """The number of this front end's requests that have not ended on this worker."""
+        """The number of this front end's requests and questions that the worker has not ended
+        yet."""
         return len(self._mailboxes)
 
     def submit(self, submit: Submit, mailbox: Mailbox[Message]) -> None:
-        """Gives a request to the worker. All messages about it come to the mailbox; the last one is
-        terminal or :class:`Lost`.
+        """Sends a request to the worker. All of the worker's messages about the request are put
+        into the mailbox; the last one ends the request on this worker, or is :class:`Lost`.
 
         Raises:
-            BodyTooLarge: the frame is longer than a worker reads. Sending it would cut the
-                connection, for every other request, too.
+            BodyTooLarge: the request's frame is longer than a worker reads. Sending it would cut
+                the connection and so end all other requests on it.
         """
         if self._send_about(submit, mailbox):
             self._submitted_at[submit.rid, submit.attempt] = self._loop.time()
 
     def ask(self, inquiry: Inquiry, mailbox: Mailbox[Message]) -> None:
-        """Asks the worker a question. The answer, and nothing else, comes to the mailbox. Raises
-        as :meth:`submit`."""
+        """Asks the worker a question that needs no inference, such as the tokens of a text. Only
+        the answer is put into the mailbox, or :class:`Lost`. Raises BodyTooLarge if the question's
+        frame is longer than a worker reads."""
         self._send_about(inquiry, mailbox)
 
     def _send_about(self, message: Submit | Inquiry, mailbox: Mailbox[Message]) -> bool:
         frame = encode(message)
         if len(frame) > MAX_FRAME_BYTES:
             raise BodyTooLarge(
-                f"What was sent takes {len(frame)} bytes on its way to a worker, and a worker "
+                f"The request takes {len(frame)} bytes on its way to a worker, and a worker "
                 f"reads {MAX_FRAME_BYTES} at most."
             )
         if self.state is not State.OPEN:
@@ -182,15 +195,16 @@ class Link:
         return True
 
     def cancel(self, rid: str, attempt: int) -> None:
-        """Tells the worker to stop an attempt that nobody waits for any more."""
+        """Tells the worker to stop the request ``rid``, tried there for the ``attempt``-th time in
+        all, because nobody waits for its result any more."""
         if self._forget((rid, attempt)) is not None and self.state is State.OPEN:
             self._send(encode(Cancel(rid, attempt)))
 
     def ping(self, now: float) -> None:
-        """Pings the worker, or loses it after too long a silence. To be called every
-        :data:`PING_INTERVAL_S` seconds."""
+        """Sends the worker a ping, or closes the connection if the worker has been silent for more
+        than ``pong_wait_s``. To be called every :data:`PING_INTERVAL_S` seconds."""
         if now - self._ticked_at > 3 * PING_INTERVAL_S:
-            self._heard_at = now  # this process was asleep itself, or the whole machine was
+            self._heard_at = now  # this process did not run, or the machine was asleep
         self._ticked_at = now
         if self.state is not State.OPEN:
             return
@@ -201,15 +215,21 @@ class Link:
         self._send(encode(Ping(self._pings)))
 
     def lose(self, cause: str) -> None:
-        """Logs that the worker is lost, and closes the connection."""
+        """Logs that the worker is lost, and closes the connection; all requests on it are told."""
         if self.state is State.OPEN:
-            # A worker that was told to go and has none of our requests is lost by intent.
+            # A worker that was asked to end and has none of our requests is lost by intent.
             level = logging.DEBUG if self._leaving and not self.outstanding else logging.INFO
-            self._log.log(level, "worker lost", cause=cause, requests=self.outstanding)
+            self._log.log(
+                level,
+                "worker lost: its requests continue on other workers",
+                cause=cause,
+                requests=self.outstanding,
+            )
         self.close(cause)
 
     def close(self, cause: str) -> None:
-        """Closes the connection. Requests that still run on the worker get :class:`Lost`."""
+        """Closes the connection. Requests that still run on the worker get :class:`Lost`. Does
+        nothing if the connection is closed already."""
         if self.state is State.LOST:
             return
         self.state = State.LOST
@@ -227,7 +247,7 @@ class Link:
         try:
             self._wire.send(frame)
         except zmq.Again:
-            self.lose("unreachable, or does not read")
+            self.lose("unreachable, or does not read its messages")
 
     def _on_event(self, parts: list[bytes]) -> None:
         event = parse_monitor_message(parts)["event"]
@@ -238,14 +258,14 @@ class Link:
         elif event == zmq.EVENT_DISCONNECTED and self.state is State.OPEN:
             self.lose("disconnected")
         elif event in _REFUSED and self.state is State.CONNECTING:
-            self.close("refused by the worker")  # ZeroMQ does not try again; the next roster does
+            self.close("refused by the worker")  # the next roster makes a new link
 
     def _on_message(self, parts: list[bytes]) -> None:
         self._heard_at = self._loop.time()
         try:
             message = to_front_end.decode(parts[-1])
         except BadFrame as error:
-            self._log.warning("bad frame from a worker", error=str(error))
+            self._log.warning("frame from a worker dropped: it cannot be decoded", error=str(error))
             return
         if isinstance(message, Tokens):
             for delta in message.deltas:

@@ -1,7 +1,7 @@
-"""The queue of what a worker has said about one attempt at a request, and nobody has read yet.
+"""The queue of a worker's messages about one request that the front end has not read yet.
 
-A client that reads slowly leaves messages here. Beyond the first few they are merged into larger
-ones, and their size is bounded.
+A client that reads its stream slowly makes messages pile up in this queue. After the first few,
+further messages are merged into larger ones, and the size of all of them has a limit.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ from mayfly_protocol.serving import (
 M = TypeVar("M")
 
 UNMERGED = 16
-"""Messages that may wait before any are merged: a burst does not make a reader slow."""
+"""Number of unread messages from which on further ones are merged: a reader is not slow just
+because several messages come at once."""
 MAX_IDS = 256
-"""Token ids in one merged delta, so that merging token by token stays cheap."""
+"""Largest number of token ids in a merged message. Merging copies all of them for each new token,
+so a limit keeps it cheap."""
 _MESSAGE_BYTES = 100
 _ID_BYTES = 8
 _LOGPROB_BYTES = 80
@@ -37,8 +39,9 @@ _LOGPROB_BYTES = 80
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The last message about an attempt whose worker is lost. ``cause`` is for logs; ``reached`` is
-    false where the request surely never came to that worker."""
+    """The last message about a request whose worker is lost; the front end makes it itself.
+    ``cause`` is a text for logs; ``reached`` is false if the request certainly never reached the
+    worker."""
 
     cause: str
     reached: bool = True
@@ -51,12 +54,15 @@ Message = WorkerMessage | Lost
 
 
 class Mailbox(Generic[M]):
-    """A queue with one reader, who takes everything there is at once: a reader that fell behind
-    catches up in one step.
+    """A queue of messages with a single reader. The reader takes all waiting messages in one step,
+    so that a slow reader catches up.
 
-    ``merge`` makes one message of two that follow each other where it can; it is used beyond the
-    first :data:`UNMERGED`. ``size`` gives a message's bytes; when those that wait exceed ``limit``,
-    ``on_overfull`` is called, each time that another message comes.
+    Args:
+        merge: merges a new message into the last waiting one; returns None if these two cannot be
+            merged. It is used if more than :data:`UNMERGED` messages wait.
+        size: returns the size of a message in bytes.
+        limit: the number of bytes that may wait.
+        on_overfull: called for each new message while the waiting messages exceed ``limit``.
     """
 
     def __init__(
@@ -78,7 +84,7 @@ class Mailbox(Generic[M]):
         self._taken = asyncio.Event()
 
     def put(self, message: M) -> None:
-        """Adds a message and wakes the reader."""
+        """Adds a message, or merges it into the last one, and wakes the reader."""
         self._bytes += self._size(message)
         crowded = len(self._messages) > UNMERGED
         merged = self._merge(self._messages[-1], message) if crowded else None
@@ -91,8 +97,8 @@ class Mailbox(Generic[M]):
             self._on_overfull()
 
     async def take(self, timeout_s: float) -> list[M]:
-        """Removes and returns all messages, in order. Waits for the first one; returns an empty
-        list after ``timeout_s`` seconds without any."""
+        """Removes all waiting messages and returns them in order. If none waits, waits for the next
+        message; returns an empty list if none comes within ``timeout_s`` seconds."""
         if not self._messages:
             self._reader = self._loop.create_future()
             timer = self._loop.call_later(timeout_s, self._wake)
@@ -107,7 +113,7 @@ class Mailbox(Generic[M]):
         return messages
 
     async def taken(self) -> None:
-        """Returns when everything that is there now has been taken."""
+        """Waits until the reader has taken all messages that wait now."""
         if self._messages:
             self._taken.clear()
             await self._taken.wait()
@@ -118,10 +124,11 @@ class Mailbox(Generic[M]):
 
 
 def merge_deltas(last: Message, new: Message) -> Message | None:
-    """Makes one delta of two that follow each other; None where they cannot be merged.
+    """Merges two deltas (newly generated tokens with their text) that follow each other in one
+    choice of a request; returns None if they cannot be merged.
 
-    Tool calls stay as they are, and so does text that was followed by a thought: a single delta
-    has no room for that order.
+    Deltas with tool calls are not merged, nor is a delta with text and a following one with
+    reasoning: a single delta cannot express that order.
     """
     if not (isinstance(last, Delta) and isinstance(new, Delta)):
         return None
@@ -143,7 +150,7 @@ def merge_deltas(last: Message, new: Message) -> Message | None:
 
 
 def size_of(message: Message) -> int:
-    """About how many bytes a message holds."""
+    """Estimates the size of a message in bytes."""
     if not isinstance(message, Delta):
         return _MESSAGE_BYTES
     text = len(message.text) + len(message.reasoning)

@@ -6,9 +6,9 @@
            ^              | refused, or nothing comes for REOPEN_S
            +--------------+
 
-ZeroMQ connects again by itself to a node that went away, but not to one that refused its key, and
-not always after a network was cut in two. So a connection that has been silent for a while is made
-anew, and the node's name is looked up again.
+ZeroMQ reconnects by itself to a node that has ended and started again, but not to a node that
+refused the front end's key, and not always after a network partition. So connections that have been
+silent for a while are replaced by new ones, and the node's host name is looked up again.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from mayfly_server.dispatch.link import Context
 from mayfly_server.dispatch.zmq_reader import ZmqReader
 
 REOPEN_S = 6.0
-"""Seconds of silence after which a connection is made anew."""
+"""Seconds without a message from a node after which the connections to it are replaced."""
 ROSTERS_QUEUED = 16
-"""Unread rosters that are kept; each is complete."""
+"""Number of unread rosters that ZeroMQ keeps. More are not needed: each roster is complete."""
 MAX_ROSTER_BYTES = 8 << 20
 
 _FAILED = (
@@ -47,11 +47,17 @@ _log = structlog.get_logger(__name__)
 
 
 class NodeLink:
-    """Connects at once; to be made on a running event loop. ``resolved`` is the node's address
-    with its host's IP address in the place of a name.
+    """A front end's two connections to a node's reaper. It has to be made on a running event loop,
+    and connects at once.
 
-    ``on_message`` is called with every roster and every answer. ``refusals`` counts frames that are
-    neither, and handshakes that the node, or whatever answers in its place, did not pass.
+    Args:
+        on_message: called with every roster of the node, and every answer to a message.
+        refusals: counts frames that cannot be decoded, and failed handshakes: the node refused the
+            front end's key, or a server at the node's address does not hold the node's key.
+
+    Attributes:
+        address: the node's address in the front end's settings.
+        resolved: that address with the host's IP address in place of its name.
     """
 
     def __init__(
@@ -81,26 +87,31 @@ class NodeLink:
         self._open()
 
     def announce(self) -> None:
-        """Asks for the roster, by which a reaper learns that this front end serves. A node that
-        cannot be reached yet is asked once it can be."""
+        """Tells the node that this front end serves clients, by asking for the node's roster. If
+        the node cannot be reached yet, it is asked as soon as it can be."""
         self._announced = True
         self.send(Ask())
 
     def send(self, message: ToNode) -> bool:
-        """Sends a message; returns whether it is on its way. A node that is too old to know the
-        message does not get it."""
+        """Sends a message to the node's reaper. Returns False if it was not sent: the node is not
+        connected, does not read, or runs a version that does not know this message."""
         if self._control is None or not understood(message, self._minor):
             return False
         try:
             self._control.send(encode(message))
         except zmq.Again:
             name = type(message).__name__
-            _log.warning("node does not read its messages", node=str(self.address), message=name)
+            _log.warning(
+                "message to a node dropped: the node does not read its messages",
+                node=str(self.address),
+                message=name,
+            )
             return False
         return True
 
     def reopen_if_silent(self, now: float) -> None:
-        """Makes a silent connection anew. To be called about once a second."""
+        """Replaces the connections if the node has been silent for more than :data:`REOPEN_S`
+        seconds. To be called about once a second."""
         if now - self._heard_at > REOPEN_S:
             self._heard_at = now
             self.close()
@@ -127,7 +138,7 @@ class NodeLink:
     async def _look_up(self, host: str) -> None:
         try:
             found = await resolve_host(host)
-        except OSError as error:  # the silence will have the name looked up again
+        except OSError as error:  # reopen_if_silent looks the name up again
             self._warn(f"{self.address}: host name cannot be resolved", str(error))
             return
         self._connect(self.address.at(found))
@@ -171,5 +182,5 @@ class NodeLink:
             detail = "the node does not trust this front end's key"
             self._refusals.refuse(str(self.address), "untrusted", detail)
         else:
-            detail = "whatever answers there does not hold the key in its address"
+            detail = "the server that answers there does not hold the key in the node's address"
             self._refusals.refuse(str(self.address), "handshake", detail)

@@ -15,10 +15,11 @@ _log = structlog.get_logger(__name__)
 
 
 class NodeList:
-    """Watches the key ``nodes`` of a TOML file.
+    """Watches the list ``nodes`` in a TOML configuration file.
 
-    ``use_nodes`` is called with every new list, and raises AddressError where the list cannot be
-    used. Then the nodes stay as they were; they do, too, where the file is no TOML or names none.
+    ``use_nodes`` is called with the node addresses whenever the file has changed; it raises
+    AddressError if they cannot be used. In that case, and if the file is not TOML or lists no
+    nodes, an error is logged and the previous nodes stay in use.
     """
 
     def __init__(self, file: Path, use_nodes: Callable[[Iterable[str]], None]) -> None:
@@ -42,7 +43,7 @@ class NodeList:
         _log.info("node list reloaded", nodes=[node.rpartition("@")[2] for node in nodes])
 
     def _content(self) -> str:
-        """The file's text; empty, which names no node, if it cannot be read."""
+        """The file's text; an empty text, which lists no nodes, if the file cannot be read."""
         try:
             return self._file.read_text("utf-8")
         except (OSError, UnicodeDecodeError):
@@ -50,11 +51,12 @@ class NodeList:
 
 
 def nodes_in(content: str) -> list[str]:
-    """The nodes that a configuration names. Raises AddressError if it names none."""
+    """The node addresses listed in a configuration file's text. Raises AddressError if the text is
+    not TOML or lists no nodes."""
     try:
         nodes = tomllib.loads(content).get("nodes")
     except tomllib.TOMLDecodeError as error:
-        raise AddressError(f"no TOML: {error}") from error
+        raise AddressError(f"the file is not TOML: {error}") from error
     if not isinstance(nodes, list) or not nodes or not all(isinstance(n, str) for n in nodes):
-        raise AddressError('it names no nodes, as in nodes = ["tcp://KEY@mac-2.local:7700"]')
+        raise AddressError('the file lists no nodes, as in nodes = ["tcp://KEY@mac-2.local:7700"]')
     return nodes

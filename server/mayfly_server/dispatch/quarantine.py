@@ -1,32 +1,36 @@
-"""Quarantine: finds the request that workers die of, and refuses it for a while.
+"""Quarantine: finds the request that makes workers die, and refuses that request for a while.
 
-A worker that dies names the requests of the forward pass that it died in. One of them may be the
-culprit, or none: a GPU fails by itself, too. The deaths that a request has seen decide::
+When a worker dies, the requests of its last forward pass are known. One of these requests may be
+the culprit, or none, because a GPU can also fail by itself. The number of worker deaths that a
+request was involved in decides::
 
-    first death             marked      it goes on at once, like all the others
-    again, about there      suspect     it goes on under a flag: a worker runs one such at a time
-    again, under the flag   culprit     an error, and quarantine: nobody runs it for a while
-    NEAR tokens further on  as if nothing had happened
+    1st death                        marked    the request continues at once on another worker
+    2nd, near the place of the 1st   suspect   the request continues as a suspect: a worker runs
+                                               only one suspect at a time
+    3rd, there, while a suspect      culprit   the request fails and is quarantined: every front
+                                               end refuses it for a while
+    over NEAR tokens further on                the deaths no longer count
 
-"About there" means a death of the same kind with at most :data:`NEAR` tokens more or fewer than at
-the first. An innocent request gets on between two deaths, so that they are not in the same place;
-the one that workers die of does not. It is in the pass of each of them whatever else is, so two
-deaths single it out with very few others, and it does not run unflagged from then on: the third
-death meets it under its own flag, and costs nobody else a suspicion.
+Two deaths are near each other if they are of the same kind of fault, and if the request had
+generated at most :data:`NEAR` tokens more or fewer at one than at the other. An innocent request
+generates tokens between two deaths, so its deaths are in different places; a culprit does not. The
+culprit is in the last forward pass of every worker that it kills, whatever other requests are, so
+two deaths leave very few suspects beside it. At the third death the culprit is the only suspect
+that its worker runs, so it alone is blamed.
 
-To make suspects of the first death's requests would find the culprit no sooner and delay innocents
-behind each other. It would also accuse the wrong ones: while those that were new in the pass run
-under flags, a culprit that was old in it goes on unflagged beside them.
+If the first death already made suspects, the culprit would be found no sooner, and innocent
+requests would wait for each other. Wrong requests would also be accused: while the requests that
+were new in the pass run as suspects, a culprit that was not new would run beside them unsuspected.
 
-Several deaths that have no request in common are the machine's: see :func:`unrelated`.
+Several deaths that have no request in common are blamed on the machine: see :func:`unrelated`.
 
-A request in quarantine is known by a hash of all that decides what it computes, and by nothing
-else: no text of it leaves this process for that::
+A request in quarantine is known by a hash of everything that decides its computation. Its text
+never leaves this process::
 
     culprit found here --> refused here at once
-         |                                         the reapers' rosters tell every front end,
-         +------> sent to every reaper ----------> this one too, until the time is over
-                                                   or somebody releases it
+         |
+         +--> sent to every reaper --> every reaper repeats it to all front ends in its rosters,
+                                       until the quarantine's time is over or an operator ends it
 """
 
 from __future__ import annotations
@@ -41,60 +45,62 @@ from mayfly_protocol.requests import Generation
 from mayfly_protocol.roster import Quarantine, Quarantined, Roster
 
 NEAR = 4
-"""Tokens. Half of what a worker lets a suspect generate before the next suspect runs: that one may
-take the former's last tokens with it when it kills the worker, and the former must not seem to have
-died in that place."""
+"""Largest distance in tokens of two deaths in one place. It is half the number of tokens that a
+worker lets a suspect generate before it starts the next suspect. If the next suspect kills the
+worker, the last tokens of the one before it may be lost, too, and that one must not seem to have
+died in the same place again."""
 MARKED, SUSPECT, CULPRIT = 1, 2, 3
-"""The deaths in one place that make a request each of them."""
+"""Numbers of worker deaths in one place after which a request is marked, a suspect, a culprit."""
 UNRELATED = 3
-"""Deaths without a common request that are blamed on the machine."""
+"""Number of worker deaths without a common request that are blamed on the machine."""
 RECENT = 32
-"""Deaths that are looked at together."""
+"""Number of the latest worker deaths that are compared with each other."""
 _UNCONFIRMED_S = 10.0
-"""Seconds for which a request is refused here without a roster that says so."""
+"""Seconds for which this front end refuses a culprit that no reaper's roster lists yet."""
 
 Point = tuple[int, ...]
-"""The number of tokens that each choice of a request has."""
+"""A place in a request's generation: the number of tokens generated so far for each choice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The deaths of one ``kind`` in a request's forward passes, all near ``point``, the place of
-    the first one."""
+    """The deaths of workers that had a request in their last forward pass: ``deaths`` of them by
+    the same ``kind`` of fault, all near ``point``, the request's progress at the first."""
 
     kind: str = ""
     point: Point = ()
     deaths: int = 0
 
     def after(self, kind: str, at: Point, *, flagged: bool) -> Record:
-        """Adds the death of a worker in whose last forward pass the request was. Only a death that
-        the request met under a flag makes it the culprit."""
+        """Returns the record with one more death of a worker that had the request in its last
+        forward pass. The request becomes the culprit only if it was ``flagged`` as a suspect."""
         if kind != self.kind or not near(self.point, at):
             return Record(kind, at, MARKED)
         most = CULPRIT if flagged else SUSPECT
         return Record(kind, self.point, max(self.deaths, min(self.deaths + 1, most)))
 
     def suspect(self, at: Point) -> bool:
-        """True if the request has to go on under a suspect's flag."""
+        """True if a worker has to run the request as a suspect: only one suspect at a time."""
         return self.deaths >= SUSPECT and near(self.point, at)
 
     @property
     def culprit(self) -> bool:
-        """True if workers die of this request."""
+        """True if this request is to blame for the deaths of workers."""
         return self.deaths >= CULPRIT
 
 
 def near(one: Point, other: Point) -> bool:
-    """True if no choice differs by more than :data:`NEAR` tokens."""
+    """True if each choice has at most :data:`NEAR` tokens more or fewer in one than in the
+    other."""
     return len(one) == len(other) and all(
         abs(a - b) <= NEAR for a, b in zip(one, other, strict=True)
     )
 
 
 def unrelated(passes: Sequence[Collection[str]]) -> bool:
-    """Tells whether :data:`UNRELATED` of the last deaths, each given by the requests of its last
-    pass, have no request in common: no single request can have caused them. Deaths without any
-    request say nothing."""
+    """True if among the last worker deaths there are :data:`UNRELATED` of which no two have a
+    request in common, so that no single request can have caused them. ``passes`` holds the ids of
+    the requests in the last forward pass of each dead worker; empty passes are ignored."""
     kept = list(dict.fromkeys(frozenset(each) for each in passes if each))[-RECENT:]
     return any(
         all(one.isdisjoint(other) for one, other in combinations(some, 2))
@@ -104,8 +110,9 @@ def unrelated(passes: Sequence[Collection[str]]) -> bool:
 
 def fingerprint(generation: Generation, digest: str, tenant: str) -> str:
     """A hash of what a request makes a model compute: the model's digest, the prompt and every
-    parameter but the seed. ``tenant`` keeps the requests of different API keys apart: nobody can
-    have somebody else's requests refused, or learn from a refusal what others ask."""
+    parameter but the seed. ``tenant`` is the name of the client's API key: equal requests of two
+    keys have different fingerprints, so that no client can have the requests of another one
+    refused, or learn from a refusal what another one asks."""
     asked = replace(generation, model=digest, sampling=replace(generation.sampling, seed=0))
     content = tenant.encode() + b"\0" + encode(asked)
     return hashlib.blake2b(content, digest_size=16).hexdigest()
@@ -113,26 +120,29 @@ def fingerprint(generation: Generation, digest: str, tenant: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Own:
-    """A request that this front end refuses by itself until a roster confirms it."""
+    """A request that this front end quarantined itself, refused until the time ``until``, or until
+    a reaper's roster lists it."""
 
     kind: str
     until: float
 
 
 class QuarantineView:
-    """The requests that a front end refuses. Times are on the caller's monotonic clock."""
+    """The requests in quarantine, which a front end refuses: those that it found itself and those
+    that the reapers' rosters list. Times are on the caller's monotonic clock, in seconds."""
 
     def __init__(self) -> None:
         self._rosters: dict[str, tuple[Roster, float]] = {}
         self._own: dict[str, _Own] = {}
 
     def add(self, fingerprint: str, kind: str, now: float) -> None:
-        """Refuses a request here; the caller sends it to every reaper."""
+        """Refuses a request from now on. The caller tells the reapers, so that other front ends
+        refuse it, too."""
         self._own[fingerprint] = _Own(kind, now + _UNCONFIRMED_S)
 
     def update(self, address: str, roster: Roster, now: float) -> list[Quarantine]:
-        """Takes a node's roster. Returns the messages that a reaper which has started anew needs to
-        know what its predecessor knew."""
+        """Takes a node's newest roster. If the node's reaper was replaced by a new process, returns
+        the messages that tell the new reaper which requests the old one had in quarantine."""
         before = self._rosters.get(address)
         self._rosters[address] = (roster, now)
         confirmed = {entry.fingerprint for entry in roster.quarantined}
@@ -148,11 +158,12 @@ class QuarantineView:
         ]
 
     def forget(self, address: str) -> None:
-        """Drops what a node has said."""
+        """Drops the roster of a node that is no longer used."""
         self._rosters.pop(address, None)
 
     def kind(self, fingerprint: str, now: float) -> str | None:
-        """The kind of fault that workers died of with a request; None if it is not refused."""
+        """The kind of fault that a request is in quarantine for; None if it is not in
+        quarantine."""
         own = self._own.get(fingerprint)
         if own is not None and own.until > now:
             return own.kind
@@ -161,11 +172,12 @@ class QuarantineView:
 
     @property
     def empty(self) -> bool:
-        """True if nothing is refused."""
+        """True if no request is in quarantine."""
         return not self._own and not any(roster.quarantined for roster, _ in self._rosters.values())
 
     def entries(self, now: float) -> list[Quarantined]:
-        """All requests that the nodes refuse, each for the longest time that a node says."""
+        """All requests that the nodes' rosters list as quarantined, each with the longest remaining
+        time that any node gives."""
         longest: dict[str, Quarantined] = {}
         for roster, heard_at in self._rosters.values():
             for entry in _left(roster, heard_at, now):

@@ -1,4 +1,4 @@
-"""Relays one prompt to a worker and its text to the client, so that it ends exactly once.
+"""Relays one prompt to workers, and the generated text to the client, until the prompt has ended.
 
 ::
 
@@ -7,11 +7,11 @@
          |  rejected, lost, stalled, handed over |
          +--------------- retry <----------------+
 
-When the worker is lost, gives the request back or stalls, the relay submits the request to another
-one, which goes on after the last token that the client was given:
-:class:`mayfly_server.dispatch.request_progress.RequestProgress` knows which that is. A request that
-waits for a worker is held: without an answer until a worker has accepted it, with comments in its
-stream afterwards, and never without a bound.
+If the worker is lost, gives the request back unfinished (handover) or stalls, the relay submits the
+request to another worker, which continues after the last token that the client got:
+:class:`mayfly_server.dispatch.request_progress.RequestProgress` keeps these tokens. A request that
+waits for a worker gets no HTTP answer until a worker has accepted it, and comments in its stream
+afterwards. Every wait has a time limit.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from mayfly_server.metrics import Metrics, PromptMetrics
 from mayfly_server.settings import FrontSettings
 
 _RETRY_FULL_S = 1.0
-"""Seconds until a worker whose queue was full is asked again."""
+"""Seconds after which a request is submitted again to a worker whose queue was full."""
 
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """An event without news: the request is still held or running."""
+    """An event that only says that the request still waits for a worker or still runs."""
 
 
 Event = Delta | Progress | Waiting
@@ -59,8 +59,8 @@ Event = Delta | Progress | Waiting
 
 @dataclass(slots=True)
 class _Attempt:
-    """A request's present attempt, on one worker. ``heard_at`` is when that worker last said
-    something about it."""
+    """The present try of a request on one worker. ``heard_at`` is the time of that worker's last
+    message about the request."""
 
     link: Link
     mailbox: Mailbox[Message]
@@ -69,21 +69,21 @@ class _Attempt:
 
 @dataclass(frozen=True, slots=True)
 class PendingVerdict:
-    """The death of a worker that had the request, and whose cause its reaper has not given yet. It
-    is waited for until the time ``until``."""
+    """A verdict that is waited for until the time ``until``: the reaper of a dead worker tells
+    which requests may have caused the worker's death."""
 
     worker: Incarnation
     until: float
 
 
 class Relay:
-    """Takes one prompt through the fleet. Call :meth:`start`, then iterate over :meth:`events` to
-    the end, and call :meth:`close` in any case.
+    """Runs one prompt on the workers of the fleet, on one after the other if workers are lost. Call
+    :meth:`start`, then iterate over :meth:`events` to the end, and call :meth:`close` in any case.
 
     Args:
-        key: the conversation that the prompt belongs to, for routing.
-        tenant: the caller's key's name; what workers die of is quarantined for that tenant alone.
-        overfull: is set when more waits to be read by the client than may.
+        key: the conversation that the prompt belongs to; its requests go to the same worker.
+        tenant: the name of the client's API key; a quarantine of the request holds for it alone.
+        overfull: set when the client has more unread bytes than ``max_unread_bytes``.
     """
 
     def __init__(
@@ -114,12 +114,13 @@ class Relay:
         self._accepted_digest: str | None = None
         self._last_digest = ""
         self._excluded: set[Incarnation] = set()
-        """Workers that this request is not given to again."""
+        """Workers that this request is not submitted to again."""
         self._disconnected: set[Incarnation] = set()
-        """Excluded workers that may be alive and well behind a connection that was lost: they are
-        asked again where there is no other."""
+        """Excluded workers of which only the connection was lost, and which may still be healthy:
+        they get the request again if there is no other worker."""
         self._full: dict[Incarnation, float] = {}
-        """Workers with a full queue, and the Retry-After of each in seconds."""
+        """Workers that rejected the request because of a full queue, each with the seconds after
+        which it wants to be asked again."""
         now = self._loop.time()
         self._hold_until = now + settings.queue_wait_s
         self._deadline = now + (settings.request_timeout_s or math.inf)
@@ -130,36 +131,37 @@ class Relay:
 
     @property
     def digest(self) -> str:
-        """The digest of the model that generates the text; known after :meth:`start`."""
+        """The digest (hash) of the model that generates the text; known after :meth:`start`."""
         return self._accepted_digest or ""
 
     @property
     def prompt_tokens(self) -> int:
-        """The prompt's length; known after :meth:`start`."""
+        """The prompt's length in tokens; known after :meth:`start`."""
         accepted = self._progress.accepted
         return accepted.prompt_tokens if accepted else 0
 
     @property
     def usage(self) -> Usage:
-        """The tokens used; known once :meth:`events` has ended."""
+        """The numbers of prompt and generated tokens; known once :meth:`events` has ended."""
         assert self._usage is not None, "usage is known at the end"
         return self._usage
 
     async def start(self) -> None:
-        """Returns when a worker has accepted the request.
+        """Waits until a worker has accepted the request.
 
         Raises:
-            InvalidRequest: no worker could ever run it.
-            Overloaded, Unavailable: none can now.
-            DeadlineExceeded: it has taken longer than any request may.
-            RequestFailed: it met a fault of its own.
+            InvalidRequest: no worker can ever run the request.
+            Overloaded, Unavailable: no worker can run the request now.
+            DeadlineExceeded: the request has taken longer than ``request_timeout_s``.
+            RequestFailed: the request itself makes the model or its workers fail.
         """
         self._prompt_metrics.arrived()
         while self._progress.accepted is None:
             self._first += await self._step()
 
     async def events(self) -> AsyncIterator[list[Event]]:
-        """Yields new events until every choice has ended. Raises as :meth:`start`."""
+        """Yields lists of new events until every choice of the request has ended. Raises the errors
+        that :meth:`start` raises."""
         events, self._first = self._first, []
         while True:
             if events:
@@ -169,12 +171,13 @@ class Relay:
             events = await self._step()
 
     def close(self) -> None:
-        """Ends the request; a worker that still runs it is told to stop."""
+        """Ends the request. If a worker still runs the request, the worker is told to stop."""
         self._cancel_attempt()
         self._prompt_metrics.ended(self._usage)
 
     async def _step(self) -> list[Event]:
-        """Takes the request one step further. Raises as :meth:`start`."""
+        """Makes one step (chooses a worker, submits, receives or waits) and returns new events.
+        Raises the errors that :meth:`start` raises."""
         patience_s = self._check_limits()
         if self._attempt is not None:
             return await self._receive(self._attempt, patience_s)
@@ -186,8 +189,8 @@ class Relay:
         return await self._wait_for_worker(patience_s)
 
     def _check_limits(self) -> float:
-        """Returns for how many seconds the next step may wait. Raises a failure that the client has
-        yet to read, ShuttingDown or DeadlineExceeded."""
+        """Returns the number of seconds that the next step may wait. Raises ShuttingDown,
+        DeadlineExceeded, or an error that was kept until the client had the text before it."""
         if self._failure is not None:
             raise self._failure
         if self._fleet.closing:
@@ -211,8 +214,8 @@ class Relay:
         return self._handle(attempt, messages)
 
     def _handle(self, attempt: _Attempt, messages: list[Message]) -> list[Event]:
-        """Turns a worker's messages into events. An error among them is kept until the client has
-        got what came before it."""
+        """Turns a worker's messages into events for the client. If a message is an error, the error
+        is kept in ``_failure`` and raised by the next step, after these events."""
         events: list[Event] = []
         try:
             for message in messages:
@@ -233,8 +236,8 @@ class Relay:
         return events
 
     def _end_if_stalled(self, attempt: _Attempt) -> None:
-        """Ends an attempt whose worker has been silent about it for too long. A request that is
-        queued there may wait as long as the worker's engine moves at all."""
+        """Ends the attempt if its worker has sent nothing about the request for too long. While the
+        request is in the worker's queue, progress of the worker with other requests counts, too."""
         since = attempt.heard_at
         bound = self._settings.accept_wait_s
         if self._progress.accepted is not None:
@@ -252,8 +255,8 @@ class Relay:
             self._retry(attempt, over)
 
     def _note_accepted(self, link: Link) -> None:
-        """Keeps the model's digest: from its acceptance on, a request's text is that of one
-        model."""
+        """Keeps the digest of the worker's model: an accepted request continues only on workers
+        whose model has the same digest."""
         self._accepted_digest = self._accepted_digest or _digest(link) or None
         self._prompt_metrics.accepted(self.prompt_tokens)
 
@@ -262,14 +265,15 @@ class Relay:
             self._attempt.link.cancel(self._progress.rid, self._progress.attempt)
             self._attempt = None
 
-    # An attempt is over and the request is not
+    # The request continues after an attempt has ended
 
     def _retry(self, attempt: _Attempt, retry: Retry) -> None:
-        """Ends an attempt so that the next step looks for another worker.
+        """Notes why an attempt ended without ending the request, so that the next step chooses
+        another worker.
 
         Raises:
-            WorkersLost: the request has outlived as many workers as it may.
-            RequestFailed: workers die of it.
+            WorkersLost: ``max_attempts`` workers were lost or failed with the request.
+            RequestFailed: the request is to blame for the deaths of workers.
         """
         worker = attempt.link.incarnation
         if self._progress.accepted is None:
@@ -295,12 +299,13 @@ class Relay:
             self._hold_until = self._loop.time() + self._settings.failover_wait_s
             self._prompt_metrics.continued(retry.cause)
         self._log.info(
-            "retrying on another worker", cause=retry.cause, attempt=self._progress.attempt
+            "retrying request on another worker", cause=retry.cause, attempt=self._progress.attempt
         )
 
     async def _await_verdict(self, pending: PendingVerdict) -> list[Event]:
-        """Waits for the reaper to say which requests may have killed a worker, a moment after it is
-        gone. A request that went on before would go on without a suspect's flag."""
+        """Waits for the reaper of a dead worker to tell which requests may have caused the death,
+        and counts the death if this request is among them. Only then is it known whether the
+        request has to continue as a suspect, of which a worker runs only one at a time."""
         now = self._loop.time()
         loss = self._fleet.rosters.loss(pending.worker)
         left = pending.until - now
@@ -313,8 +318,8 @@ class Relay:
         return [Waiting()]
 
     def _count_death(self, kind: str) -> None:
-        """Counts a worker's death in a forward pass with this request. Raises RequestFailed, and
-        quarantines the request, where that was one time too often."""
+        """Counts the death of a worker that had this request in its last forward pass. If the
+        record makes the request the culprit, quarantines it and raises RequestFailed."""
         self._progress.worker_died(kind)
         record = self._progress.record
         self._log.info("worker died while running this request", kind=kind, deaths=record.deaths)
@@ -334,7 +339,7 @@ class Relay:
         return self._fleet.choose(self._model, self._key, digest=digest, refused=refused)
 
     def _submit(self, link: Link) -> list[Event]:
-        """Gives the request to a worker. Raises RequestFailed if it is in quarantine."""
+        """Submits the request to a worker. Raises RequestFailed if the request is in quarantine."""
         self._last_digest = _digest(link)
         kind = self._fleet.quarantine_kind(self._fingerprint)
         if kind is not None:
@@ -352,14 +357,15 @@ class Relay:
         name = link.incarnation
         self._log = self._log.bind(node=name.node, slot=name.slot, incarnation=name.number)
         if self._settings.logs.prompts and self._progress.attempt == 1:
-            self._log.info("asked", prompt=asdict(self._generation.prompt))
+            self._log.info("request submitted to a worker", prompt=asdict(self._generation.prompt))
         return []
 
     def _fingerprint(self) -> str:
         return fingerprint(self._generation, self._last_digest, self._tenant)
 
     async def _wait_for_worker(self, patience_s: float) -> list[Event]:
-        """Raises Overloaded or Unavailable where waiting longer is not worth it."""
+        """Waits for a change of the workers. Raises Overloaded or Unavailable if no worker can be
+        expected in time."""
         left = self._hold_until - self._loop.time()
         if left <= 0 or not self._worth_waiting(left):
             raise self._no_worker()
@@ -391,8 +397,8 @@ def _digest(link: Link) -> str:
 
 
 def _failure(kind: str) -> RequestFailed:
-    """The error for a request that workers die of: the first time, and as long as it is in
-    quarantine."""
+    """The error for a request that is to blame for faults of workers: when it is found to be, and
+    again for each request that is refused while it is in quarantine."""
     if kind in KINDS and KINDS[kind].scope in ("request", "batch"):
         text = f"The model failed on this request again and again ({kind})."
     else:

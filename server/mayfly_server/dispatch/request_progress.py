@@ -1,4 +1,4 @@
-"""The progress of a request: what its client was given so far, whichever workers generated it.
+"""The progress of a request: the tokens that its client got so far, from one worker or several.
 
 ::
 
@@ -6,16 +6,17 @@
     idle ---------------> sent ----------> running ------ the last choice's end --> ended
       ^                    |                  |
       |   Rejected: full,  |                  |  Handover, lost, a gap, a repeat,
-      |   leaving; lost    |                  |  an end that is none
+      |   leaving; lost    |                  |  Finish before all choices ended
       +--------------------+------------------+
                            |                  |
                            +--- Rejected: ----+--- Failed: an error, and no further attempt
                                 invalid
 
-A state machine without clock or connection: it makes the messages to submit, takes the messages
-that arrive, and returns what is new to the client. Each token id passes it exactly once, whatever
-becomes of the workers. Everything in a delta belongs to its ids or to its choice's end: a prompt's
-echo to the first of them.
+The class :class:`RequestProgress` is a state machine without clock or connection: it makes the
+messages that submit the request, takes the workers' messages, and returns what is new to the
+client. Each generated token is passed on exactly once, even if workers are lost. All content of a
+delta belongs to its token ids or to the end of its choice; an echo of the prompt belongs to the
+first id.
 """
 
 from __future__ import annotations
@@ -43,15 +44,15 @@ from mayfly_server.errors import InvalidRequest, RequestFailed
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """An attempt is over and the request is not.
+    """The end of an attempt (one try of a request on one worker) that does not end the request.
 
     Attributes:
         cause: the reason, for logs and metrics.
         worker_full: the worker's queue is full; the worker may take the request later.
-        retry_after_s: in how many seconds, if the worker said so.
-        worker_stays: the worker goes on serving.
-        in_failed_pass: whether the request was in the forward pass that the worker failed in; None
-            where only the worker's reaper can know.
+        retry_after_s: seconds after which the full worker wants to be asked again, if it said so.
+        worker_stays: the worker keeps on serving, so the request may go to it again.
+        in_failed_pass: True if the request was in the forward pass in which the worker failed;
+            None if only the worker's reaper can tell.
     """
 
     cause: str
@@ -63,14 +64,14 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Every choice has ended."""
+    """The end of a request: every choice has ended. ``usage`` counts the tokens of all attempts."""
 
     usage: Usage
 
 
 @dataclass(slots=True)
 class _Choice:
-    """One choice's token ids so far."""
+    """The token ids of one choice of a request so far."""
 
     ids: list[int] = field(default_factory=list)
     ended: bool = False
@@ -81,14 +82,15 @@ class _Choice:
 
 
 class RequestProgress:
-    """The tokens and ends of each choice, and the attempts at the request.
+    """The progress of one request over its attempts, each of which is a try on one worker: the
+    tokens and the end of each choice.
 
     Attributes:
         attempt: the number of the present attempt, from 1 on.
-        losses: how many workers failed to end the request.
-        record: the deaths of workers while they ran the request.
-        started: whether the present worker has begun with the request.
-        accepted: the first worker's acceptance.
+        losses: the number of workers that did not end the request although they should have.
+        record: the deaths of workers that had the request in their last forward pass.
+        started: True if the present worker has begun the request's prefill or decoding.
+        accepted: the message by which the first worker accepted the request; None before.
     """
 
     def __init__(self, rid: str, generation: Generation) -> None:
@@ -108,7 +110,8 @@ class RequestProgress:
         return all(choice.ended for choice in self._choices)
 
     def submit(self) -> Submit:
-        """Begins the next attempt: with the whole request at first, later with what is missing."""
+        """Begins the next attempt. Returns the message for the worker: the request, with the tokens
+        that earlier workers generated."""
         self.attempt += 1
         self.started = False
         self._flagged = self.record.suspect(self._point)
@@ -123,17 +126,17 @@ class RequestProgress:
         )
 
     def worker_died(self, kind: str) -> None:
-        """Records that the last attempt's worker died, or threw its batch away, in a forward pass
-        with this request in it."""
+        """Records that the last attempt's worker died, or lost its batch, by this kind of fault in
+        a forward pass that this request was in."""
         self.record = self.record.after(kind, self._point, flagged=self._flagged)
 
     def receive(self, message: Message) -> Delta | Progress | Retry | Ended | None:
-        """Takes a message about the present attempt. Returns what is new to the client or to the
-        relay; None after an acceptance.
+        """Takes the worker's next message about the request. Returns what is new: generated tokens,
+        progress, or the end of the attempt or of the request; None if the worker has accepted.
 
         Raises:
-            InvalidRequest: the worker says that this can never run, or not to its end.
-            RequestFailed: the request met a fault of its own.
+            InvalidRequest: the worker says that the request can never run, or not to its end.
+            RequestFailed: the request itself makes the model fail, and would do so again.
         """
         match message:
             case Delta():
@@ -168,14 +171,14 @@ class RequestProgress:
                 return self._lost("lost", in_failed_pass=None if message.reached else False)
 
     def stalled(self) -> Retry | Ended:
-        """Ends the present attempt because its worker has been silent about it for too long."""
+        """Ends the present attempt because its worker has sent nothing about it for too long."""
         return self._lost("stalled")
 
     def _grammar_failed(self, why: str) -> InvalidRequest:
         """The error for an output format that turned out, during generation, to be too complex."""
         asked = self._generation.output.constraint
         return InvalidRequest(
-            f"The output cannot follow this to its end: {why}.",
+            f"The output cannot follow this format to its end: {why}.",
             param=asked.param if asked else "tools",
             code="format_too_complex",
         )
@@ -213,8 +216,8 @@ class RequestProgress:
         return tuple(len(choice.ids) for choice in self._choices)
 
     def _usage(self, last: Usage) -> Usage:
-        """Counts the tokens that passed here. What only a worker can know is taken from the last
-        worker's usage."""
+        """Counts the request's tokens over all attempts. The numbers of cached and of reasoning
+        tokens are those that the last worker counted."""
         prompt = self.accepted.prompt_tokens if self.accepted else 0
         completion = sum(len(choice.ids) for choice in self._choices)
         return Usage(

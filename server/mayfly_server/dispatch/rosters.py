@@ -1,7 +1,7 @@
-"""The latest roster of every node, and its age.
+"""The latest roster of every node: the list of the node's workers and their states, and its age.
 
-A node that has gone silent keeps its workers: they may well be alive, their streams go on, and they
-only get no new work.
+A node that sends no rosters any more may only be unreachable: the streams of its workers go on, but
+its workers get no new requests.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from mayfly_protocol.roster import Loss, Roster, SlotView
 
 @dataclass(frozen=True, slots=True)
 class Incarnation:
-    """The name of one worker process: no other one, before or after it, has the same."""
+    """The unique name of one worker process: node, ``epoch`` (which names one process of the node's
+    reaper), slot, and the ``number`` of the worker process within that epoch."""
 
     node: str
     epoch: str
@@ -24,7 +25,15 @@ class Incarnation:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A slot of a node, by the latest roster; ``address`` is the node's."""
+    """A slot, a place of a node for one worker process at a time, by the node's latest roster.
+
+    Attributes:
+        address: the node's address in the front end's settings.
+        epoch: names the process of the node's reaper; it changes when the reaper starts again.
+        view: the worker in the slot, and its state.
+        heard_at: the time at which the roster came.
+        silent: no roster has come from the node for too long.
+    """
 
     address: str
     node: str
@@ -39,35 +48,38 @@ class Slot:
 
     @property
     def name(self) -> str:
-        """The slot's name, which all its incarnations share."""
+        """The slot's name, which stays the same when its worker process is replaced."""
         return f"{self.node}/{self.view.slot}"
 
     @property
     def capacity(self) -> int:
-        """The number of requests that the worker says it can run together."""
+        """The number of sequences that the worker can run in one batch; 1 if it is not known."""
         return max(1, self.view.card.rows) if self.view.card is not None else 1
 
 
 EPOCHS_REMEMBERED = 16
-"""Void reapers of one address that are remembered."""
+"""Number of replaced reaper processes of one address that are remembered, to ignore their
+rosters."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Heard:
-    """A roster, and when it came."""
+    """A roster, and the time at which it came."""
 
     roster: Roster
     at: float
     void: tuple[str, ...] = ()
-    """Epochs of reapers that were at this address before."""
+    """Epochs of the reaper processes that were at this address before; their rosters are
+    ignored."""
 
 
 class Rosters:
-    """The latest roster of each node, by the address it was heard at. Times are on the caller's
-    monotonic clock.
+    """The latest roster (list of the workers and their states) of each node, by the node's address.
+    Times are on the caller's monotonic clock. A node is silent if no roster has come from it for
+    ``silence_s`` seconds.
 
-    A new reaper at an address makes the ones before it void, with all of their incarnations: their
-    rosters that still come, over a slower connection, change nothing.
+    If a roster of a new reaper process comes from an address, rosters of the earlier reapers there,
+    which may still come over a slower connection, are ignored.
     """
 
     def __init__(self, silence_s: float) -> None:
@@ -75,7 +87,8 @@ class Rosters:
         self._heard: dict[str, _Heard] = {}
 
     def update(self, address: str, roster: Roster, now: float) -> bool:
-        """Takes a roster, unless it is older than the known one. Returns whether it was taken."""
+        """Takes a node's roster. Returns False if the roster was ignored, as older than the
+        latest."""
         known = self._heard.get(address)
         void: tuple[str, ...] = ()
         if known is not None:
@@ -90,33 +103,34 @@ class Rosters:
         return True
 
     def forget(self, address: str) -> None:
-        """Drops what was heard at an address."""
+        """Drops the roster of the node at an address."""
         self._heard.pop(address, None)
 
     def __contains__(self, address: str) -> bool:
-        """Tells whether a roster was ever heard at an address."""
+        """True if a roster has come from the node at this address."""
         return address in self._heard
 
     def __bool__(self) -> bool:
         return bool(self._heard)
 
     def nodes(self, now: float) -> Iterator[tuple[Roster, bool]]:
-        """Yields every node's roster, and whether the node has been silent since."""
+        """Yields each node's latest roster, and True if the node has been silent for too long."""
         for heard in self._heard.values():
             yield heard.roster, now - heard.at > self._silence_s
 
     def slots(self, now: float) -> Iterator[Slot]:
-        """Yields every slot of every node."""
+        """Yields every slot of every node, with the state of its worker."""
         for address, heard in self._heard.items():
             silent = now - heard.at > self._silence_s
             for view in heard.roster.slots:
                 yield Slot(address, heard.roster.node, heard.roster.epoch, view, heard.at, silent)
 
     def is_gone(self, incarnation: Incarnation) -> bool:
-        """Tells whether a worker's own reaper says that it no longer serves.
+        """True if the latest roster of a worker's reaper does not list the worker as ready or
+        draining.
 
-        A reaper that is itself new (another epoch) says nothing about the workers of the one
-        before it: those finish what they have, and the ends of their connections say the rest.
+        A new reaper process (another epoch) does not know the workers of the one before it. These
+        workers finish their requests and end; the front end sees that by their connections.
         """
         for roster in self._of(incarnation):
             return not any(
@@ -128,7 +142,8 @@ class Rosters:
         return False
 
     def loss(self, incarnation: Incarnation) -> Loss | None:
-        """A lost worker's verdict by its own reaper; there for a minute after the loss."""
+        """The cause of a worker's loss, as its reaper found it; None if the roster has none.
+        Rosters list a loss for one minute."""
         for roster in self._of(incarnation):
             for loss in roster.losses:
                 if (loss.slot, loss.incarnation) == (incarnation.slot, incarnation.number):
@@ -136,7 +151,8 @@ class Rosters:
         return None
 
     def is_watched(self, incarnation: Incarnation, now: float) -> bool:
-        """Tells whether a worker's own reaper is heard, so that a verdict on it can come."""
+        """True if rosters of the worker's reaper arrive, so that the cause of its loss can still
+        come."""
         return any(
             now - heard.at <= self._silence_s
             for heard in self._heard.values()

@@ -1,12 +1,13 @@
 """Routing of requests to workers: weighted rendezvous hashing with bounded loads.
 
-Every front end ranks the workers of a conversation in the same order, without having spoken to
-the others: by a hash of (worker, conversation) (Thaler and Ravishankar, "A name-based mapping
-scheme for rendezvous", 1996), weighted so that a worker which can run twice as many requests is
-the first choice of twice as many conversations (Schindelhauer and Schomaker, "Weighted distributed
-hash tables", 2005). The first of the ranking holds the conversation's prefix in its cache, so it is
-taken unless it has more than 1.25 times its share of the load, by what it can run (Mirrokni, Thorup
-and Zadimoghaddam, "Consistent hashing with bounded loads", 2016); then the next one is.
+Every front end ranks the workers for a conversation in the same order, without exchanging messages
+with other front ends: by a hash of (worker, conversation) (Thaler and Ravishankar, "A name-based
+mapping scheme for rendezvous", 1996), weighted so that a worker which can run twice as many
+requests is the first choice of twice as many conversations (Schindelhauer and Schomaker, "Weighted
+distributed hash tables", 2005). The first worker in the ranking has the conversation's prefix in
+its KV cache, so it is chosen unless its load exceeds 1.25 times its share, in proportion to its
+capacity (Mirrokni, Thorup and Zadimoghaddam, "Consistent hashing with bounded loads", 2016).
+Otherwise the next worker in the ranking is considered.
 """
 
 from __future__ import annotations
@@ -24,9 +25,14 @@ LOAD_BOUND = 1.25
 
 @dataclass(frozen=True, slots=True)
 class Candidate(Generic[W]):
-    """A worker that could take the request. ``name`` is the same on every front end and for
-    every incarnation of the slot; ``load`` counts the requests it has, running and waiting, and
-    ``capacity``, which is more than 0, those that it can run together."""
+    """A worker that could take the request.
+
+    Attributes:
+        name: the worker's name, equal on every front end and for the processes that replace it.
+        load: the number of requests that run or wait on the worker.
+        worker: the worker itself, in any form.
+        capacity: the number of requests that the worker can run together, at least 1.
+    """
 
     name: str
     load: int
@@ -35,8 +41,9 @@ class Candidate(Generic[W]):
 
 
 def choose(candidates: Iterable[Candidate[W]], key: bytes | None) -> Candidate[W] | None:
-    """Chooses the best candidate for a conversation; the least loaded one if ``key`` is None.
-    Returns None if there are no candidates."""
+    """Chooses the worker for a request of the conversation ``key``: equal keys mostly lead to the
+    same worker. If ``key`` is None, chooses the worker with the least load in proportion to its
+    capacity. Returns None if there are no candidates."""
     ranking = sorted(candidates, key=lambda candidate: candidate.name)
     if not ranking:
         return None
@@ -45,7 +52,7 @@ def choose(candidates: Iterable[Candidate[W]], key: bytes | None) -> Candidate[W
     ranking.sort(key=lambda candidate: _score(candidate, key), reverse=True)
     total = sum(candidate.load for candidate in ranking) + 1
     capacity = sum(candidate.capacity for candidate in ranking)
-    # There always is such a candidate: not all of them can have more than their share.
+    # At least one candidate fits: not all of them can have more than their share of the load.
     return next(
         candidate
         for candidate in ranking

@@ -1,4 +1,5 @@
-"""Tokenizing and detokenizing, by any worker of the model."""
+"""Tokenizing and detokenizing: the front end asks any worker of the model, since it has no
+tokenizer itself."""
 
 from __future__ import annotations
 
@@ -18,13 +19,14 @@ from mayfly_server.settings import FrontSettings
 async def ask_worker(
     fleet: Fleet, settings: FrontSettings, model: str, question: Callable[[str, int], Inquiry]
 ) -> Tokenized | Detokenized:
-    """Asks one worker after the other ``question(rid, attempt)`` until one answers. A worker that
-    is lost, leaves or says nothing is asked once.
+    """Asks workers of a model, one after the other, until one answers. A worker that is lost, is
+    about to end or does not answer in time is not asked again. ``question`` makes the message from
+    an id and the number of workers asked so far.
 
     Raises:
-        InvalidRequest: the question has no answer.
+        InvalidRequest: the worker says that the question is invalid.
         Overloaded, Unavailable: no worker can answer now.
-        RequestFailed: a worker failed on the question.
+        RequestFailed: a worker failed while it computed the answer.
     """
     loop = asyncio.get_running_loop()
     until = loop.time() + settings.queue_wait_s
@@ -43,7 +45,10 @@ async def ask_worker(
             case Rejected(reason="invalid"):
                 raise InvalidRequest(answer.message, param=answer.param, code=answer.code)
             case Rejected(reason="full"):
-                raise Overloaded("Too many questions wait.", retry_after_s=answer.retry_after_s)
+                raise Overloaded(
+                    "Too many requests to tokenize or detokenize wait.",
+                    retry_after_s=answer.retry_after_s,
+                )
             case Failed():
                 raise RequestFailed("The model failed on this request.", code=answer.kind)
             case _:
@@ -51,7 +56,8 @@ async def ask_worker(
 
 
 async def _ask_one(link: Link, inquiry: Inquiry, patience_s: float) -> Message | None:
-    """The worker's answer; None if none comes in time."""
+    """Asks one worker. Returns its answer; None if no answer comes within ``patience_s``
+    seconds."""
     mailbox: Mailbox[Message] = Mailbox()
     link.ask(inquiry, mailbox)
     try:
@@ -62,7 +68,8 @@ async def _ask_one(link: Link, inquiry: Inquiry, patience_s: float) -> Message |
 
 
 async def _wait(fleet: Fleet, model: str, left_s: float) -> None:
-    """Waits for a change in the fleet. Raises Unavailable where that is not worth it."""
+    """Waits at most ``left_s`` seconds for a change of the nodes' workers. Raises Unavailable if no
+    worker of the model can be expected to be ready within that time."""
     found = fleet.availability(model)
     if fleet.closing or not found.coming or not found.pause_s <= left_s:
         raise found.error(model)

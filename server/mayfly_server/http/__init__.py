@@ -1,4 +1,4 @@
-"""HTTP in front of the API: limits on connections, and the middleware that checks every request.
+"""HTTP below the API routes: limits on connections, and the middleware that checks every request.
 
 ::
 
@@ -6,12 +6,12 @@
         |
     HttpMetrics         middleware   counts requests by route, status and error
     RequestId           middleware   gives the request an id
-    Expect100           middleware   closes after an answer to a body that was not asked for
-    TrustedHosts        hosts        the name that a request is for: DNS rebinding
-    CORS, OriginCheck   origins      the site that a browser's request comes from
-    AuthMiddleware      auth         keys, and how much each may ask for (rate_limit)
-    BodyLimit           middleware   the body's length
-    RelativeRedirects   middleware   redirects of addresses with a slash too many
+    Expect100           middleware   closes a connection whose client waits for "100 Continue"
+    TrustedHosts        hosts        checks the Host header, against DNS rebinding
+    CORS, OriginCheck   origins      checks the web site that a browser's request comes from
+    AuthMiddleware      auth         checks API keys and their rate limits (rate_limit)
+    BodyLimit           middleware   limits the length of a body
+    RelativeRedirects   middleware   makes redirects of paths with a superfluous slash relative
         v
     the routes
 """

@@ -1,7 +1,7 @@
-"""API keys: those in environment variables, and those of a file that may change meanwhile.
+"""API keys of clients, from environment variables and from a file that may change at any time.
 
-Keys are random and long (:func:`new_key` draws 256 bits), so a plain SHA-256 digest is all that is
-stored: there is nothing to guess. A keys file is TOML::
+Keys are random and long (:func:`new_key` makes 256 bits), so that they cannot be guessed, and only
+their plain SHA-256 digests are stored. A keys file is TOML::
 
     [[keys]]
     name = "alice"
@@ -10,8 +10,8 @@ stored: there is nothing to guess. A keys file is TOML::
     concurrency = 4               # optional: requests at a time
     admin = true                  # optional: may operate and observe the server
 
-Environment variables hold keys in clear: MAYFLY_API_KEYS several, separated by commas,
-MAYFLY_ADMIN_KEY one admin key.
+Environment variables hold keys in clear text: MAYFLY_API_KEYS holds several keys, separated by
+commas, MAYFLY_ADMIN_KEY holds one admin key.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ _log = structlog.get_logger(__name__)
 
 
 def exposed_address(listener: socket.socket) -> str | None:
-    """The address at which other machines can reach a listening socket; None if they cannot."""
+    """The address at which other machines can reach a listening socket; None if it is only
+    reachable from this machine."""
     if listener.family not in (socket.AF_INET, socket.AF_INET6):
         return None
     address: str = listener.getsockname()[0]
@@ -51,17 +52,20 @@ def exposed_address(listener: socket.socket) -> str | None:
 
 
 def keys_needed(address: str) -> str:
-    """The error text for a server without keys that would listen at an exposed address."""
+    """The error text for a server without API keys that other machines could reach at
+    ``address``."""
     return f"others could use this server at {address} without a key: {_NEEDED}"
 
 
 class KeysError(Exception):
-    """API keys cannot be used. The text is for the operator and never holds a key."""
+    """The configured API keys cannot be used. The text tells the operator why, and never holds a
+    key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """An API key. ``digest`` is its SHA-256; a limit that is None does not limit."""
+    """An API key. ``name`` is its owner's, for logs; ``digest`` is the key's SHA-256;
+    ``concurrency`` is the number of requests at a time. A limit of None means no limit."""
 
     name: str
     digest: bytes
@@ -71,18 +75,18 @@ class Key:
 
 
 def new_key() -> str:
-    """A fresh random key."""
+    """A new random API key."""
     return f"mf-{secrets.token_urlsafe(32)}"
 
 
 def digest_of(key: str) -> bytes:
-    """A key's SHA-256."""
+    """The SHA-256 digest of an API key."""
     return hashlib.sha256(key.encode()).digest()
 
 
 def find_key(keys: Iterable[Key], presented: Iterable[str]) -> Key | None:
-    """The first known key among those that a request presented. Takes equally long whichever key
-    it is, and if none is known."""
+    """The known key that equals one of the keys ``presented`` by a request; None if there is none.
+    The time that this takes does not depend on which key it is, so that timing reveals nothing."""
     digests = [digest_of(candidate) for candidate in presented]
     found = None
     for key in keys:
@@ -124,7 +128,7 @@ def file_entry(
     requests_per_minute: int | None = None,
     concurrency: int | None = None,
 ) -> str:
-    """The text that adds one key to a keys file."""
+    """The TOML text that adds one API key, as its SHA-256, to the end of a keys file."""
     lines = ["", "[[keys]]", f'name = "{name}"', f'sha256 = "{digest_of(key).hex()}"']
     if admin:
         lines.append("admin = true")
@@ -152,7 +156,8 @@ class _File(BaseModel):
 
 
 def parse_keys_file(text: str) -> tuple[Key, ...]:
-    """Reads the keys in a keys file's text. Raises KeysError with the place and the problem."""
+    """Reads the API keys in the text of a keys file. Raises KeysError, which names the wrong line
+    or field and the problem."""
     try:
         entries = _File.model_validate(tomllib.loads(text)).keys
     except tomllib.TOMLDecodeError as error:
@@ -160,7 +165,9 @@ def parse_keys_file(text: str) -> tuple[Key, ...]:
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise KeysError(f"{place}: {first['msg']}; {HINT}") from None  # it would show the input
+        raise KeysError(
+            f"{place}: {first['msg']}; {HINT}"
+        ) from None  # the original error would show the input
     names = [entry.name for entry in entries]
     for name in names:
         if names.count(name) > 1:
@@ -178,7 +185,7 @@ def parse_keys_file(text: str) -> tuple[Key, ...]:
 
 
 def read_keys_file(path: Path) -> tuple[Key, ...]:
-    """Reads a keys file. Raises KeysError."""
+    """Reads the API keys in a file. Raises KeysError if the file cannot be used."""
     try:
         return parse_keys_file(path.read_text())
     except OSError as error:
@@ -190,11 +197,12 @@ def read_keys_file(path: Path) -> tuple[Key, ...]:
 
 
 class Keyring:
-    """All known keys: ``fixed`` ones and those of ``file``, which is read again when it changes.
+    """All API keys that a server knows: the ``fixed`` keys, and the keys in ``file``, which can be
+    read again when it changes.
 
     Raises:
-        KeysError: the file cannot be used. A server that was meant to need keys must not start
-            without them.
+        KeysError: the file cannot be used. A server that is configured to require keys must not
+            start without them.
     """
 
     def __init__(self, fixed: tuple[Key, ...] = (), file: Path | None = None) -> None:
@@ -205,21 +213,22 @@ class Keyring:
 
     @property
     def required(self) -> bool:
-        """True if any key is configured, so that requests need one."""
+        """True if keys are configured, so that requests have to present an API key."""
         return bool(self._fixed) or self._file is not None
 
     def find(self, presented: Iterable[str]) -> Key | None:
-        """The first known key among those that a request presented."""
+        """The known key that equals one of the keys that a request presented; None if there is
+        none."""
         return find_key((*self._fixed, *self._read), presented)
 
     def reload_if_changed(self) -> None:
-        """Reads the file again if it has changed. Where that fails, the keys read before stay in
-        force, and the log says why."""
+        """Reads the keys file again if it has changed. If it cannot be used, the previous keys stay
+        in force, and an error is logged."""
         if self._file is None or self._watch is None or not self._watch.changed():
             return
         try:
             self._read = read_keys_file(self._file)
         except KeysError as error:
-            _log.error("API keys not reloaded, the previous ones stay in force", reason=str(error))
+            _log.error("API keys not reloaded, the previous keys stay in force", reason=str(error))
             return
         _log.info("API keys reloaded", keys=[key.name for key in self._read])

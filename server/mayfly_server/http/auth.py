@@ -1,18 +1,17 @@
-"""Authentication: which paths need an API key, and the middleware that asks for it.
+"""Authentication of clients: the paths that need an API key, and the middleware that checks it.
 
 ================================  ============================================================
-path                              with any key configured
+path                              access if any API key is configured
 ================================  ============================================================
-``/livez`` ``/readyz`` ``/health``  open; a caller without a key is told "ok" or "unavailable" only
-``/`` ``/page/...``               open: the files of the live page, which say nothing of the server
-``/metrics``                      an admin's key, or open if the operator says so
+``/livez`` ``/readyz`` ``/health``  open; without a key, the answer is only "ok" or "unavailable"
+``/`` ``/page/...``               open: the status page's files, which hold no data of the server
+``/metrics``                      an admin's key, or open if the setting ``metrics`` is ``open``
 ``/mayfly/...`` ``/openapi.json``   an admin's key
-every other, existing or not      any key
+every other path, even unknown    any key
 ================================  ============================================================
 
-The table goes by path alone, so that a route that is added needs a key until somebody opens it.
-Without any key configured everything is open, and the server listens on the loopback interface
-only.
+The table goes by the path alone, so that a route added later needs a key unless it is listed here.
+If no key is configured, every path is open, and the server listens on the loopback interface only.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ PROBES = frozenset({"/livez", "/readyz", "/health"})
 
 
 class Access(Enum):
-    """A path's demand: no key, any key, or an admin's."""
+    """The access to a path: open to everyone, with any API key, or with an admin's key."""
 
     OPEN = "open"
     KEY = "key"
@@ -42,8 +41,8 @@ class Access(Enum):
 
 
 def access_to(path: str, metrics: MetricsAccess, open_paths: Collection[str] = ()) -> Access:
-    """The access that a path needs once keys are configured. ``open_paths`` are open beside the
-    probes."""
+    """The access to a path if API keys are configured. ``metrics`` decides about ``/metrics``; the
+    paths ``open_paths`` are open, as the health probes are."""
     if path in PROBES or path in open_paths or (path == "/metrics" and metrics == "open"):
         return Access.OPEN
     if path in ("/metrics", "/openapi.json") or path.startswith("/mayfly/"):
@@ -52,9 +51,9 @@ def access_to(path: str, metrics: MetricsAccess, open_paths: Collection[str] = (
 
 
 def presented_keys(scope: Scope) -> Iterator[str]:
-    """The keys that a request carries, as OpenAI's clients send them (``Authorization: Bearer``)
-    or as Anthropic's do (``x-api-key``). A key in the address does not count: it would end up in
-    logs."""
+    """Yields the API keys in a request's headers: ``Authorization: Bearer``, as OpenAI's clients
+    send it, and ``x-api-key``, as Anthropic's do. A key in the URL is ignored, because URLs end up
+    in logs."""
     for name, value in scope["headers"]:
         if name == b"x-api-key":
             yield value.decode("latin-1").strip()
@@ -65,10 +64,11 @@ def presented_keys(scope: Scope) -> Iterator[str]:
 
 
 class AuthMiddleware:
-    """Answers 401, 403 or 429 to requests that lack the key they need or exceed its limits.
+    """Middleware that answers 401, 403 or 429 to requests without the necessary API key, or beyond
+    the key's limits.
 
-    ``scope["state"]["guest"]`` tells the probes that the caller has no key, ``["tenant"]`` tells
-    every other route the name of the caller's key.
+    For the routes it sets ``scope["state"]["guest"]``, which is True if a request to a health probe
+    has no key, and ``scope["state"]["tenant"]``, the name of the request's key.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class AuthMiddleware:
         try:
             self._admit(key, access, given=bool(given))
         except (Unauthorized, Forbidden, RateLimited) as refused:
-            # What is left of the body is not worth reading.
+            # The connection is closed: the rest of the body is not worth reading.
             await error_response(refused, scope, close=True)(scope, receive, send)
             return
         assert key is not None
@@ -106,8 +106,8 @@ class AuthMiddleware:
             self._quotas.leave(key)
 
     def _admit(self, key: Key | None, access: Access, *, given: bool) -> None:
-        """Counts a request that may go on. Raises Unauthorized, Forbidden or RateLimited if it may
-        not; ``given`` says whether it carried any key."""
+        """Counts a request against its key's limits. Raises Unauthorized, Forbidden or RateLimited
+        if the request is refused. ``given`` is True if it had any key, even an unknown one."""
         if key is None:
             raise Unauthorized(
                 "This API key is not known here."

@@ -1,8 +1,8 @@
-"""A request's body: JSON, read strictly.
+"""Strict parsing of a request's JSON body.
 
-Strictly UTF-8, one value, no NaN or Infinity, no number that JSON's readers do not agree on, no
-unpaired surrogate, nested at most 200 deep (the parser's own bound, which costs no stack). Every
-POST route reads its body this way before anything looks at it.
+A body has to be UTF-8 with one JSON value, without NaN or Infinity, numbers that JSON parsers read
+differently, or unpaired surrogates, and nested at most 200 levels deep (the parser's own limit,
+which costs no stack). Every POST route reads its body this way before the body is validated.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from mayfly_server.errors import BodyTooLarge, InvalidRequest, UnsupportedMediaT
 from mayfly_server.http.ignored_fields import field_names, take_unknown
 
 MAX_VALUES = 1_000_000
-"""Largest number of values in one body: a value costs more memory than its bytes."""
+"""Largest number of JSON values in one body. A parsed value takes far more memory than its bytes,
+so that a limit on the bytes is not enough."""
 
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
 _MAYBE_TOO_BIG = re.compile(rb"\d{19}|\d[eE]\+?\d{3}")
 
 
 def parse_json(raw: bytes | str) -> Any:
-    """Parses a JSON text. Raises ValueError with the problem and its place in the text."""
+    """Parses a JSON text strictly. Raises ValueError, which names the problem and, except for
+    numbers that are too large, its place in the text."""
     # By default the parser would keep short strings, which are a client's text, in memory.
     value = from_json(raw, allow_inf_nan=False, cache_strings="keys")
     data = raw.encode() if isinstance(raw, str) else raw
@@ -37,8 +39,8 @@ def parse_json(raw: bytes | str) -> Any:
 
 
 def _check_numbers(value: Any) -> None:
-    """Raises ValueError for integers beyond 64 bits and floats that are not finite: JSON readers
-    do not agree on them."""
+    """Raises ValueError if a JSON value holds an integer of more than 64 bits or a float that is
+    not finite: JSON parsers read such numbers differently."""
     pending = [value]
     while pending:
         match pending.pop():
@@ -53,7 +55,7 @@ def _check_numbers(value: Any) -> None:
 
 
 def parse_object(raw: bytes) -> dict[str, Any]:
-    """Parses a request's body.
+    """Parses a request's body strictly as a JSON object.
 
     Raises:
         InvalidRequest: the body is no JSON object.
@@ -73,8 +75,9 @@ def parse_object(raw: bytes) -> dict[str, Any]:
 
 
 def _too_many_values(raw: bytes) -> bool:
-    """Counts the separators of values, which costs little. Strings, which may contain separators,
-    are taken out only where that decides."""
+    """True if a JSON text holds more than :data:`MAX_VALUES` values. It counts the commas and
+    opening brackets, which is fast; strings, which may contain these, are removed only if that
+    decides."""
     if raw.count(b'"') > 2 * MAX_VALUES:
         return True
     return _separators(raw) > MAX_VALUES and _separators(_STRING.sub(b"", raw)) > MAX_VALUES
@@ -85,7 +88,8 @@ def _separators(raw: bytes) -> int:
 
 
 class _Parsed(Request):
-    """A request whose body was parsed already. FastAPI calls :meth:`body`, then :meth:`json`."""
+    """A request whose body was parsed already. FastAPI calls :meth:`body`, which returns any JSON
+    text, and then :meth:`json`, which returns the parsed body."""
 
     def __init__(self, request: Request, parsed: dict[str, Any]) -> None:
         super().__init__(request.scope, request.receive)
@@ -99,8 +103,8 @@ class _Parsed(Request):
 
 
 class StrictRoute(APIRoute):
-    """A route whose body is read by :func:`parse_object`, without its unknown fields unless
-    ``strict_fields`` is set."""
+    """A FastAPI route whose body is parsed strictly, by :func:`parse_object`, and has to have a
+    JSON Content-Type. Unknown fields of the body are removed unless ``strict_fields`` is set."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()

@@ -1,12 +1,12 @@
-"""Errors as HTTP answers: one shape for whatever refuses a request, FastAPI and Starlette included.
+"""Errors as HTTP answers: all errors, FastAPI's and Starlette's included, get one of two shapes.
 
-OpenAI's shape is :meth:`mayfly_server.errors.RequestError.envelope`. Anthropic's, for requests to
-its API, is::
+Requests to OpenAI's API get :meth:`mayfly_server.errors.RequestError.envelope`. Requests to
+Anthropic's API get::
 
     {"type": "error", "error": {"type": ..., "message": ...}, "request_id": ...}
 
-The types there are Anthropic's, and so is the status 529 for what OpenAI's API calls 429 or 503:
-the server cannot take the request now, and may soon. OpenAI's ``code`` stands in
+``type`` is one of Anthropic's error types. Anthropic's status 529 replaces 429 and 503 if the
+server cannot take the request now but may soon. OpenAI's ``code`` is put into
 ``error.details.error_code``.
 """
 
@@ -76,19 +76,20 @@ _TYPES: dict[int, AnthropicErrorType] = {
 
 
 def speaks_anthropic(scope: Scope) -> bool:
-    """Tells whether a request is for Anthropic's API, so that its errors need Anthropic's shape."""
+    """True if a request is for Anthropic's API, so that its errors need Anthropic's shape."""
     path: str = scope["path"]
     return path == PREFIX or path.startswith(f"{PREFIX}/")
 
 
 def request_id(scope: Scope) -> str:
-    """A request's id; empty before the middleware has set it."""
+    """The id of a request; empty if the middleware RequestId has not set it yet."""
     found: str = scope.get("state", {}).get("request_id", "")
     return found
 
 
 def add_headers(headers: MutableHeaders, scope: Scope) -> None:
-    """Puts a request's id, and the names of its ignored fields, into its answer's headers."""
+    """Puts a request's id, and the names of the fields that were ignored, into the headers of its
+    answer."""
     found: str = scope["state"]["request_id"]
     headers["x-request-id"] = found
     if speaks_anthropic(scope):
@@ -100,12 +101,12 @@ def add_headers(headers: MutableHeaders, scope: Scope) -> None:
 
 
 def anthropic_status(error: RequestError) -> int:
-    """An error's HTTP status in Anthropic's API."""
+    """The HTTP status of an error in Anthropic's API."""
     return OVERLOADED if isinstance(error, Overloaded | Unavailable) else error.status
 
 
 def anthropic_error(error: RequestError, id: str) -> AnthropicErrorAnswer:
-    """An error's JSON in Anthropic's shape; ``id`` is the request's."""
+    """The JSON object of an error in Anthropic's shape; ``id`` is the id of the request."""
     status = anthropic_status(error)
     kind = _TYPES.get(status) or ("api_error" if status >= 500 else "invalid_request_error")
     content: AnthropicErrorObject = {"type": kind, "message": error.message}
@@ -123,7 +124,8 @@ UNDER_V1 = (
     "/v1/models",
     "/v1/responses",
 )
-"""Addresses that clients build from a base URL and an ending of their own."""
+"""Paths that clients build from a base URL and a fixed ending; some leave out ``/v1`` or double
+it."""
 
 _CODES = {
     "missing": "missing_required_parameter",
@@ -134,10 +136,11 @@ _CODES = {
 
 
 def error_response(error: RequestError, scope: Scope, *, close: bool = False) -> JSONResponse:
-    """An error's answer in the shape of the API that the request is for.
+    """Makes the HTTP answer for an error, in the shape of the API that the request is for.
 
-    ``close`` ends the connection, because the rest of the request is not going to be read. The
-    error is kept in ``scope["state"]["refusal"]`` to be counted.
+    With ``close``, the connection ends after the answer, because the rest of the request is not
+    going to be read. The error is kept in ``scope["state"]["refusal"]``, where the middleware
+    HttpMetrics finds and counts it.
     """
     scope.setdefault("state", {})["refusal"] = error
     if speaks_anthropic(scope):
@@ -151,7 +154,8 @@ def error_response(error: RequestError, scope: Scope, *, close: bool = False) ->
 
 
 def install_handlers(app: FastAPI) -> None:
-    """Makes an application answer every exception as a :class:`RequestError`."""
+    """Installs exception handlers, so that the application answers every exception with the JSON of
+    a :class:`RequestError`."""
 
     @app.exception_handler(RequestError)
     async def known(request: Request, error: RequestError) -> JSONResponse:
@@ -180,12 +184,13 @@ def install_handlers(app: FastAPI) -> None:
 
 
 def internal_error() -> RequestError:
-    """The error that a client reads for an unhandled exception."""
+    """The error that a client gets for an unhandled exception of the server."""
     return RequestError("The server met an error of its own.", code="internal_error")
 
 
 def validation_error(found: Sequence[Any], body: Any = None) -> InvalidRequest:
-    """The error for pydantic's findings about a body: the first finding, with its field."""
+    """Makes the error for a body that pydantic found invalid, from the first problem in
+    ``found``."""
     first = found[0]
     param = field_path(_place(first, body))
     place = f"{param}: " if param else ""
@@ -193,7 +198,8 @@ def validation_error(found: Sequence[Any], body: Any = None) -> InvalidRequest:
 
 
 def _problem(error: Any) -> str:
-    """Pydantic's message, unless it repeats text of the client's."""
+    """The text of one of pydantic's problems. Messages that would repeat the client's text are
+    replaced."""
     if error["type"] == "union_tag_invalid":
         return f"The type should be one of {error['ctx']['expected_tags']}"
     if error["type"] == "extra_forbidden":
@@ -205,8 +211,8 @@ def _problem(error: Any) -> str:
 
 
 def _place(error: Any, body: Any) -> list[str | int]:
-    """The error's place in the body: pydantic's location without the names of a union's members,
-    which are no fields."""
+    """The path of the wrong field in the body: pydantic's location without the names of the members
+    of unions, which are not fields."""
     location = error["loc"][1:]
     here, place = body, []
     for number, part in enumerate(location, start=1):
@@ -223,7 +229,7 @@ def _place(error: Any, body: Any) -> list[str | int]:
             and part == here.get("type")
             and not isinstance(inner, dict | list)
         ):
-            continue  # a block of type text has a field of that name
+            continue  # a content block of type "text" has a field "text"
         here = inner
         place.append(part)
     if error["type"] in ("union_tag_invalid", "union_tag_not_found"):
@@ -232,8 +238,8 @@ def _place(error: Any, body: Any) -> list[str | int]:
 
 
 def field_path(parts: Sequence[str | int]) -> str | None:
-    """Writes a place as in ``messages[0].content``. A name that no field of ours could have came
-    from the client and is not repeated."""
+    """Writes the path of a field, as in ``messages[0].content``; None if it is empty. A name that
+    is not a plausible field name is the client's text and is written as ``?``."""
     path = ""
     for part in parts:
         if isinstance(part, int):
@@ -246,7 +252,7 @@ def field_path(parts: Sequence[str | int]) -> str | None:
 
 
 def _routing_error(error: HTTPException, request: Request) -> RequestError:
-    """The error for an address or a method that has no route."""
+    """Makes the error for a request whose path or method has no route."""
     if error.status_code == 404:
         meant = _intended_address(request)
         hint = f"; did you mean {meant}?" if meant else "."
@@ -262,8 +268,8 @@ def _routing_error(error: HTTPException, request: Request) -> RequestError:
 
 
 def _intended_address(request: Request) -> str | None:
-    """The address that a client may have meant. Some clients take a base URL with /v1, others
-    without, and people mix them up."""
+    """The path that a client with a wrong base URL may have meant; None if the path resembles none.
+    Some clients want a base URL with ``/v1``, others without, and people mix them up."""
     path: str = request.scope["path"]
     for address in UNDER_V1:
         if path in (address.removeprefix("/v1"), f"/v1{address}"):

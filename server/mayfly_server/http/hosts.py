@@ -1,18 +1,19 @@
-"""The ``Host`` check, against DNS rebinding.
+"""The check of the ``Host`` header, against DNS rebinding.
 
-A page of any site can have its own name resolve to 127.0.0.1 and then talk to a server there as if
-it were that site. The page cannot change the ``Host`` header that the browser sends.
+The owner of a web site can make the site's name resolve to 127.0.0.1, so that the site's page talks
+to a server on the visitor's machine. The page cannot change the ``Host`` header that the browser
+sends.
 
-Where no key protects the server, or names were configured, a request has to be for
+If no API key protects the server, or if host names are configured, ``Host`` has to be one of
 
-- ``localhost``, a name below it, or a loopback address,
-- this machine's own name, or that one in ``.local``,
-- any address, where the connection came in from beyond the loopback interface (an address cannot be
+- ``localhost``, a name that ends in ``.localhost``, or a loopback address,
+- this machine's host name, without its domain, too, and in ``.local``,
+- any IP address, if the connection did not come in at the loopback interface (an address cannot be
   rebound),
-- a configured name; ``*.example.com`` means every name below it, and ``*`` any at all.
+- a configured name; ``*.example.com`` means every name below example.com, and ``*`` any name.
 
-Anything else is answered 421. A request of HTTP/1.1 without exactly one ``Host`` is answered 400;
-one of HTTP/1.0 may lack it, for no browser has spoken that in this century.
+Other requests are answered 421. A request of HTTP/1.1 without exactly one ``Host`` is answered 400;
+a request of HTTP/1.0 may lack the header, since browsers stopped to use that version long ago.
 """
 
 from __future__ import annotations
@@ -31,20 +32,24 @@ _HOST = re.compile(r"(\[[0-9a-f:.]{2,45}\]|[a-z0-9_.-]{1,255})(?::\d{1,5})?")
 
 
 def host_name(header: str) -> str | None:
-    """The name or address in a ``Host`` header, without port and brackets; None if it is none."""
+    """The host name or IP address in a ``Host`` header, without port and brackets; None if the
+    header is malformed."""
     found = _HOST.fullmatch(header.strip().lower())
     return found[1].strip("[]").rstrip(".") if found else None
 
 
 def own_names() -> frozenset[str]:
-    """This machine's host name, as it is, without its domain, and in ``.local``."""
+    """The names of this machine: its host name, the same without its domain, and that in
+    ``.local``."""
     name = socket.gethostname().lower().rstrip(".")
     first = name.partition(".")[0]
     return frozenset({name, first, f"{first}.local"}) if first else frozenset()
 
 
 class HostPolicy:
-    """The rules above. ``allowed`` are the configured names, ``own`` this machine's."""
+    """The host names that requests may be for, as a protection against DNS rebinding. ``allowed``
+    are the configured names (``*.example.com`` and ``*`` included), ``own`` this machine's
+    names."""
 
     def __init__(self, allowed: Sequence[str], own: frozenset[str]) -> None:
         self._allows_all = "*" in allowed
@@ -52,8 +57,8 @@ class HostPolicy:
         self._parents = tuple(name[1:].lower() for name in allowed if name.startswith("*."))
 
     def allows(self, host: str, local_address: str | None) -> bool:
-        """Tells whether a connection that came in at ``local_address`` may carry requests for
-        ``host``."""
+        """True if a request may be for ``host``. ``local_address`` is this machine's address at
+        which the connection came in."""
         if self._allows_all or host in self._names or host.endswith(self._parents):
             return True
         if host == "localhost" or host.endswith(".localhost") or is_loopback(host):
@@ -63,7 +68,8 @@ class HostPolicy:
 
 
 class TrustedHosts:
-    """Answers 421 or 400 to requests whose ``Host`` the policy does not allow."""
+    """Middleware that answers 421 to requests whose ``Host`` header the policy does not allow, and
+    400 if the header is missing or malformed."""
 
     def __init__(self, app: ASGIApp, policy: HostPolicy) -> None:
         self._app = app

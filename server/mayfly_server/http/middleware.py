@@ -1,4 +1,5 @@
-"""Small middleware that every request passes; :mod:`mayfly_server.http` draws the order of all."""
+"""Small ASGI middleware that every HTTP request passes: metrics, request ids, body limit,
+redirects."""
 
 from __future__ import annotations
 
@@ -17,18 +18,19 @@ from mayfly_server.metrics import Metrics
 
 NO_ROUTE = "none"
 CLIENT_GONE = "499"
-"""The status of a request whose client left before there was an answer, as proxies log it."""
+"""Status counted for a request whose client disconnected before it was answered. Proxies log this
+number, too."""
 _HARMLESS_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 _log = structlog.get_logger(__name__)
 
 
 class HttpMetrics:
-    """Counts every HTTP request by its route and status, and by the error that refused it.
+    """Middleware that counts every HTTP request by route and status, and by the error that refused
+    it.
 
-    A route is known only where routing got as far: a request that was refused before, or has no
-    route, counts as ``none``. An address that a client made up is never a label. This is the
-    outermost middleware.
+    The route is ``none`` for requests that were refused before routing, and for paths without a
+    route, so that clients cannot create new label values. This is the outermost middleware.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -61,9 +63,9 @@ class HttpMetrics:
 
 
 class RequestId:
-    """Gives every request an id: the client's own ``x-request-id`` if it is harmless, else a random
-    one. The id comes back with the answer, stands in every log line of the request, and in
-    ``scope["state"]``."""
+    """Middleware that gives every request an id: the client's ``x-request-id`` if it has only
+    harmless characters, otherwise a random id. The id is a header of the answer and a field of
+    every log line about the request; routes find it in ``scope["state"]["request_id"]``."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -87,17 +89,16 @@ class RequestId:
             try:
                 await self._app(scope, receive, with_id)
             except Exception:
-                _log.exception("unhandled exception")
+                _log.exception("unhandled exception while a request was answered")
                 raise
 
 
 class Expect100:
-    """Closes the connection after an answer to a client that still waits to send its body
-    (``Expect: 100-continue``).
+    """Middleware that closes the connection if a client with ``Expect: 100-continue`` got its
+    answer before the server asked for the request's body.
 
-    A client that gets its answer instead of being asked for the body may keep the body to itself
-    and send its next request where the server still reads the body, or it may send it. The server
-    cannot tell which (RFC 9110, 10.1.1), so such a connection ends with the answer.
+    Such a client may still send the body, or send its next request instead. The server cannot tell
+    which of these the next bytes are (RFC 9110, 10.1.1), so it ends the connection.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -129,8 +130,8 @@ def _expects_100(scope: Scope) -> bool:
 
 
 class BodyLimit:
-    """Answers 413 to a request whose body is declared, or turns out to be, longer than ``limit``
-    bytes. Bytes beyond the limit are never kept."""
+    """Middleware that answers 413 to a request whose body is longer than ``limit`` bytes, by its
+    Content-Length or as counted while it arrives. Bytes beyond the limit are not kept in memory."""
 
     def __init__(self, app: ASGIApp, limit: int) -> None:
         self._app = app
@@ -159,17 +160,19 @@ class BodyLimit:
 
 
 class RelativeRedirects:
-    """Makes the redirects of addresses with a slash too many relative.
+    """Middleware that makes Starlette's redirects of paths with a superfluous final slash relative.
 
-    A server behind a proxy that ends TLS does not know that its clients speak HTTPS: a redirect to
-    a whole address would send them, with their keys, to an unencrypted one.
+    A server behind a proxy that terminates TLS does not know that its clients use HTTPS: a redirect
+    to an absolute URL would send the clients, with their API keys, to an unencrypted address.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not scope.get("path", "").endswith("/"):  # nearly all, and streams with them
+        if not scope.get("path", "").endswith(
+            "/"
+        ):  # true of nearly all requests, and of all streams
             await self._app(scope, receive, send)
             return
 

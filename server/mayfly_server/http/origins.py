@@ -1,13 +1,14 @@
-"""The ``Origin`` check, against requests that a browser sends on behalf of another site.
+"""The check of the ``Origin`` header, against requests that a browser sends for another site's
+page.
 
-A page of any site may send a POST to any address, a loopback one included, as long as it looks
-like a form's: with another content type than ours, or with none at all. The page cannot read the
-answer, but it would have started the work. So a request that could change anything and whose
-``Origin`` is elsewhere is refused with 403, whatever its key, unless that origin was configured. An
-origin with the request's own ``Host`` is not elsewhere; ``null`` is.
+A page of any web site can make the browser send a POST to any address, even a loopback address, if
+the request looks like a form's: with a content type other than JSON, or none. The page cannot read
+the answer, but the server would do the work. So requests with methods other than GET, HEAD and
+OPTIONS are refused with 403, whatever their API key, if their ``Origin`` is foreign: neither
+configured nor equal to the request's own ``Host``. ``null`` counts as foreign.
 
-Configured origins also get the CORS headers that let their pages read answers: never with
-credentials, which no route of ours looks at.
+Configured origins also get the CORS headers that let their pages read answers. Credentials
+(cookies) are never allowed, since no route of this server uses them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
-    """Wraps an application in the CORS headers for these origins."""
+    """Wraps an application so that its answers have the CORS headers that let pages of these
+    origins read them."""
     return CORSMiddleware(
         app,
         allow_origins=origins,
@@ -36,8 +38,8 @@ def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
 
 
 class OriginCheck:
-    """Answers 403 to requests of foreign origins. ``allowed`` are whole origins
-    (``https://example.com``); ``*`` allows all."""
+    """Middleware that answers 403 to requests which a browser sends for a page of another site.
+    ``allowed`` are whole origins, such as ``https://example.com``; ``*`` allows all."""
 
     def __init__(self, app: ASGIApp, allowed: Sequence[str]) -> None:
         self._app = app
@@ -46,7 +48,7 @@ class OriginCheck:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and self._foreign(scope):
             refused = Forbidden(
-                "Requests of this origin are not taken; --cors-origins lets it in.",
+                "Requests from pages of this origin are refused; --cors-origins allows the origin.",
                 code="origin_not_allowed",
             )
             await error_response(refused, scope, close=True)(scope, receive, send)

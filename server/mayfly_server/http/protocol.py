@@ -1,7 +1,7 @@
-"""The HTTP protocol of a connection: limits on what it may cost before any request is understood.
+"""The HTTP protocol of a connection: limits on its bytes and time before a request is understood.
 
-Uvicorn's parser bounds neither the number nor the size of headers, nor the time that a request
-takes to arrive, nor how long an answer may lie unread. Here it does::
+Uvicorn limits neither the number and the size of headers, nor the time that a request takes to
+arrive, nor the time that an answer may stay unread. :class:`LimitedHttpProtocol` does::
 
                      accept                     too many connections: 503
                        |
@@ -10,16 +10,17 @@ takes to arrive, nor how long an answer may lie unread. Here it does::
         |            HEAD      head_wait_s           : 408
         |              |       bytes, headers, address: 431, 431, 414
         |              v
-        |            BODY      body_wait_s, and a second more for each body_bytes_per_s: 408
+        |            BODY      body_wait_s, and 1 s more for every body_bytes_per_s bytes: 408
         |              |       (its length is limited by the middleware BodyLimit)
         |              v
         |            ANSWER    unread for slow_reader_s: cut
         | keep-alive   |
         +--------------+
 
-The clock of HEAD and BODY stands still while the server itself does not read, as with a request
-that comes in behind one that is being answered. Bytes there that never become a request get no
-answer: the connection ends after the present one.
+The time limits of HEAD and BODY do not run while the server itself does not read from the
+connection, as when a request comes in while an earlier one is being answered (pipelining). If these
+early bytes turn out to be invalid, they get no answer, and the connection ends after the present
+answer.
 """
 
 from __future__ import annotations
@@ -44,17 +45,18 @@ from mayfly_server.http import sse
 from mayfly_server.settings import ConnectionLimits
 
 _FRAMING = 8
-"""Bytes that may come beside each byte of a body: chunks of one byte have five."""
+"""Number of bytes of chunked encoding allowed for each byte of a body: a chunk of one byte has
+five."""
 
 
 class LingeringTransport(asyncio.Transport):
     """A transport that lets the client read the last answer before it closes.
 
-    Data that comes in after a socket was closed makes the kernel send a reset, and a reset throws
-    away what the other side had not read yet. So a server that refuses a request in its middle must
-    not close at once: where ``unread()`` says that more may come, :meth:`close` ends this side's
-    direction only, reads and discards what still comes, and closes when the client has done so
-    ("lingering close", as in nginx). In any case the connection is cut after ``linger_s`` seconds.
+    If data comes in after a socket was closed, the kernel sends a TCP reset, and the reset discards
+    the answer that the client has not read yet. So a server that refuses a request before its end
+    must not close at once. If ``unread()`` is true (more data may come), :meth:`close` ends only
+    the sending direction, reads and discards data until the client closes, too ("lingering close",
+    as in nginx). After ``linger_s`` seconds the connection is cut in any case.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class LingeringTransport(asyncio.Transport):
         self._linger_s = linger_s
         self._closing = False
         self._last: asyncio.TimerHandle | None = None
-        # Called for every chunk of every stream: without a detour.
+        # These methods are called for every chunk of every stream, so they are called directly.
         self.write = transport.write  # type: ignore[method-assign]
         self.pause_reading = transport.pause_reading  # type: ignore[method-assign]
         self.resume_reading = transport.resume_reading  # type: ignore[method-assign]
@@ -94,7 +96,7 @@ class LingeringTransport(asyncio.Transport):
         return self._closing or self._transport.is_closing()
 
     def lost(self) -> None:
-        """Stops the timer, because the connection is gone."""
+        """Stops the timer that would cut the connection, because the connection has ended."""
         self._closing = True
         if self._last is not None:
             self._last.cancel()
@@ -119,20 +121,23 @@ class LingeringTransport(asyncio.Transport):
 
 
 class PersistentParser:
-    """A parser that ignores a client's wish for another protocol than HTTP/1.1, as Java's own
-    client has with each request by default (``Upgrade: h2c``).
+    """An HTTP/1.1 parser that ignores the header ``Upgrade``, by which a client asks for another
+    protocol. Java's own HTTP client sends ``Upgrade: h2c`` with each request by default.
 
-    A server may go on as if nothing had been asked (RFC 9110, 7.8). httptools' parser takes what
-    follows the head of such a request, its body included, for the other protocol's. So the head is
-    parsed once more, without that field::
+    A server may ignore the header (RFC 9110, 7.8), but httptools' parser stops after the head of
+    such a request, as if the following bytes, which are the request's body, belonged to the other
+    protocol. So a new parser parses the head once more, without ``Upgrade``, and then the rest::
 
         head, Upgrade --> HttpParserUpgrade --> another parser: the same head, less one field
                                                      |
                           what followed the head ----+--> body, next request ...
 
-    It has the methods of httptools' parser that Uvicorn uses. While :meth:`should_upgrade`,
-    ``callbacks`` has to ignore the ends of head and message; the ``head`` that it then gives is
-    parsed again, and with it the message.
+    The class has those methods of httptools' parser that Uvicorn uses.
+
+    Args:
+        callbacks: the object with the parser's callback methods. While ``should_upgrade()`` is
+            true, its methods for the end of a head and of a message must do nothing.
+        head: returns the present request's head as bytes, without ``Upgrade``.
     """
 
     def __init__(self, callbacks: object, head: Callable[[], bytes]) -> None:
@@ -142,7 +147,7 @@ class PersistentParser:
 
     def _begin(self) -> None:
         parser = httptools.HttpRequestParser(self._callbacks)
-        # As Uvicorn sets it: bytes behind a request that closes the connection are no error.
+        # As in Uvicorn: bytes after a request that closes the connection are no error.
         parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self.get_method = parser.get_method
         self.get_http_version = parser.get_http_version
@@ -151,7 +156,8 @@ class PersistentParser:
         self._feed = parser.feed_data
 
     def feed_data(self, data: bytes) -> None:
-        """Parses bytes of the connection. Raises httptools.HttpParserError."""
+        """Parses the next bytes of the connection, and calls the callbacks. Raises
+        httptools.HttpParserError if they are not HTTP."""
         left = memoryview(data)
         while True:
             try:
@@ -165,8 +171,9 @@ class PersistentParser:
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
-    """Uvicorn's protocol with the limits above. ``on_refusal`` is called with every error that is
-    answered here, because no middleware sees such a request."""
+    """Uvicorn's HTTP protocol, with limits on the size, the number of headers and the duration of
+    requests. A request beyond a limit is refused before any middleware sees it; ``on_refusal`` is
+    called with the error, so that it is counted."""
 
     def __init__(
         self,
@@ -180,12 +187,12 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._on_refusal = on_refusal
         self._refusal: RequestError | None = None
         self._ignore_input = False
-        """True once incoming bytes are discarded, while an answer goes on."""
+        """True if incoming bytes are discarded until the present answer has ended."""
         self._in_head = False
         self._in_request = False
         self._head = 0
         self._headers = 0
-        self._overhead = 0  # about the bytes of the request that were no body
+        self._overhead = 0  # received bytes of the request that are not its body
         self._body = 0
         self._clock: asyncio.TimerHandle | None = None
         self._began = 0.0
@@ -272,18 +279,19 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def _plain_head(self) -> bytes:
-        """The present request's head, without a wish for another protocol."""
+        """The present request's line and headers as bytes, without the header ``Upgrade``."""
         version = self.parser.get_http_version().encode()
         line = b" ".join((self.parser.get_method(), self.url, b"HTTP/" + version))
         fields = (b"%s: %s" % field for field in self.headers if field[0] != b"upgrade")
         return b"\r\n".join((line, *fields, b"", b""))
 
     def send_400_response(self, msg: str) -> None:
-        """Answers when the parser has given up; called by Uvicorn."""
+        """Answers a request that the parser could not parse, or that :meth:`_fail` refused. Uvicorn
+        calls it."""
         self._refuse(self._refusal or InvalidRequest("This is no HTTP request."))
 
     def _fail(self, refusal: RequestError) -> None:
-        """Makes the parser give up."""
+        """Refuses the request while it is being parsed: the parser stops."""
         self._refusal = refusal
         raise refusal
 
@@ -354,7 +362,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     # Refusals
 
     def _unread(self) -> bool:
-        """True if the client may still be sending bytes that will be discarded."""
+        """True if the client may still send bytes, which will be discarded."""
         return self._in_request or self.cycle is None
 
     def _head_too_large(self) -> HeadersTooLarge:
@@ -363,8 +371,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         )
 
     def _refuse(self, error: RequestError) -> None:
-        """Answers with an error and closes the connection. Nothing is sent where an answer has
-        begun, or it is another request's turn."""
+        """Refuses the present request: answers with the error, and closes the connection. The error
+        is not sent if the answer has begun, or if earlier requests have not been answered yet."""
         self._stop_clock()
         self._on_refusal(error)
         if self._in_body:
@@ -384,7 +392,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
 
 def _raw(error: RequestError) -> bytes:
-    """An error's whole answer, as bytes."""
+    """The whole HTTP answer for an error, as bytes."""
     content = sse.encode(error.envelope()).encode()
     headers = error.headers() | {
         "content-type": "application/json",

@@ -1,6 +1,6 @@
-"""Rate limits of API keys: requests in a minute, and requests at a time.
+"""Rate limits of API keys: requests per minute, and requests at a time.
 
-Each front end counts for itself: behind several front ends, a key may send as many times as much.
+Each front end counts by itself: with n front ends, a key may send up to n times its limit.
 """
 
 from __future__ import annotations
@@ -11,20 +11,23 @@ from mayfly_server.errors import RateLimited
 from mayfly_server.http.api_keys import Key
 
 _TRY_AGAIN_S = 1.0
-"""The Retry-After of a key with too many requests at a time: their ends cannot be foretold."""
+"""Retry-After, in seconds, if a key has too many requests at a time. It is a guess, because nobody
+knows when one of them will end."""
 
 
 @dataclass(slots=True)
 class Bucket:
-    """A token bucket that holds a minute's requests and fills evenly. Times are seconds on the
-    caller's monotonic clock."""
+    """A token bucket for the requests of one API key: it holds at most ``per_minute`` tokens, gains
+    as many per minute, and each request takes one token. ``level`` is the number of tokens at the
+    time ``filled_at``. Times are seconds on the caller's monotonic clock."""
 
     per_minute: int
     level: float
     filled_at: float
 
     def take(self, now: float) -> float:
-        """Takes one request out; returns 0, or the seconds until there will be one."""
+        """Takes one token for a request and returns 0. If there is none, returns the seconds until
+        there will be one."""
         filled = (now - self.filled_at) * self.per_minute / 60
         self.level = min(float(self.per_minute), self.level + filled)
         self.filled_at = now
@@ -35,15 +38,16 @@ class Bucket:
 
 
 class Quotas:
-    """The running requests and the token buckets of every key."""
+    """The rate limits of all API keys: each key's number of running requests and its token
+    bucket."""
 
     def __init__(self) -> None:
         self._running: dict[bytes, int] = {}
         self._buckets: dict[bytes, Bucket] = {}
 
     def enter(self, key: Key, now: float) -> None:
-        """Counts the begin of a request. Raises RateLimited, and counts nothing, if the key's
-        limits are exceeded."""
+        """Counts a request that begins. Raises RateLimited if the key has reached a limit; the
+        request is not counted then."""
         running = self._running.get(key.digest, 0)
         if key.concurrency is not None and running >= key.concurrency:
             raise RateLimited(
@@ -61,7 +65,7 @@ class Quotas:
         self._running[key.digest] = running + 1
 
     def leave(self, key: Key) -> None:
-        """Counts the end of a request that :meth:`enter` has counted."""
+        """Counts the end of a request that :meth:`enter` has counted as begun."""
         left = self._running[key.digest] - 1
         if left:
             self._running[key.digest] = left

@@ -1,4 +1,4 @@
-"""Server-sent events, as OpenAI's clients read them."""
+"""Server-sent events in the form that OpenAI's clients read: each event holds one line of JSON."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ HEADERS = {
 DONE = "data: [DONE]\n\n"
 
 encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-"""Encodes JSON as one line of ASCII, which no proxy misreads."""
+"""Encodes a value as JSON in one line of ASCII, since a newline would end the event's
+data, and proxies could misread other characters."""
 
 
 def event(content: Mapping[str, object]) -> str:
-    """An event with a JSON object as its data."""
+    """The text of a server-sent event with a JSON object as its data."""
     return f"data: {encode(content)}\n\n"
 
 
 class OpenAIEnds:
-    """The begin of OpenAI's streams of completions, and their end after an error."""
+    """The first text of a stream of completions in OpenAI's API, which is empty, and the last text
+    of a stream that an error ends."""
 
     def begin(self) -> str:
         return ""
@@ -34,5 +36,5 @@ class OpenAIEnds:
 
 
 def comment(text: str) -> str:
-    """A comment, which clients skip; it keeps the connection open."""
+    """The text of a comment in an event stream. Clients skip it; it keeps the connection open."""
     return f": {text}\n\n"
