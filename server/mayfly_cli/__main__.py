@@ -1,7 +1,7 @@
 """The console script ``mayfly``, also ``python -m mayfly_cli``.
 
-It is apart from :mod:`mayfly_cli.app` so that Ctrl-C ends the process quietly from the first
-moment, while that module is still being imported.
+This module is separate from :mod:`mayfly_cli.app`, so that Ctrl-C ends the process without a
+traceback even while :mod:`mayfly_cli.app` is being imported.
 """
 
 from __future__ import annotations

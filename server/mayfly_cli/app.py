@@ -1,10 +1,11 @@
-"""The ``mayfly`` command.
+"""The ``mayfly`` command and its subcommands.
 
-Each command has a module. All of them are read at each start, so they import at the top only what
-is cheap; the rest a command imports when it runs.
+Each subcommand has a module. Every start imports all of these modules, so they import at the top
+only what is fast to import; a subcommand imports the rest when it runs.
 
-Exit codes: 0 done, or stopped by Ctrl-C or SIGTERM; 1 failed (a sentence on stderr says why); 2
-wrong usage. Only this package may import the reaper, and no other package may import this one.
+Exit codes: 0 done, or stopped by Ctrl-C or SIGTERM; 1 failed (a sentence on stderr tells why); 2
+wrong usage. mayfly_cli is the only package that may import mayfly_reaper, and no other package may
+import mayfly_cli.
 """
 
 from __future__ import annotations
@@ -81,5 +82,5 @@ app.command()(version.version)
 
 
 def main() -> None:
-    """Runs the command that the arguments name."""
+    """Runs the subcommand that the process's arguments name."""
     app()

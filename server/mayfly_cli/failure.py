@@ -1,4 +1,4 @@
-"""The end of a command that cannot go on."""
+"""The end of a ``mayfly`` command that fails."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ import typer
 
 
 def fail(message: str) -> NoReturn:
-    """Prints the reason on stderr, and ends the command with exit code 1."""
+    """Prints ``message`` on stderr, and ends the command with exit code 1."""
     typer.secho(f"mayfly: {message}", fg=typer.colors.RED, err=True)
     raise typer.Exit(1)

@@ -155,8 +155,8 @@ def test_where_the_file_is_looked_for(nowhere: Path, monkeypatch: pytest.MonkeyP
         ("[[models]]\npath = 'a'\nport = 2", "models 0: there is no key 'port'"),
         ("[[models]]\npath = 'a'\nworkers = 0", "models 0.workers: Input should be greater"),
         ("[[models]]\npath = 'a'\nkv_bits = 7", "models 0.kv_bits: 7 is not one of 2, 3"),
-        ("models = 5", "models: they are a list of tables, each under [[models]]"),
-        ("[models]\npath = 'a'", "models: they are a list of tables, each under [[models]]"),
+        ("models = 5", "models: has to be a list of tables, each under [[models]]"),
+        ("[models]\npath = 'a'", "models: has to be a list of tables, each under [[models]]"),
         ("[[model]]\npath = 'a'", "tables are [[models]]"),
         ("[model]\npath = 'a'", "tables are [[models]]"),
         ("port = 'x'", "port: Input should be a valid integer"),
@@ -166,15 +166,18 @@ def test_where_the_file_is_looked_for(nowhere: Path, monkeypatch: pytest.MonkeyP
         ("queue_wait = nan", "queue_wait: Input should be"),
         ("queue_wait = inf", "queue_wait: Input should be a finite number"),
         ("allowed_hosts = [1]", "allowed_hosts 0: Input should be a valid string"),
-        ("allowed_hosts = ['a.example:80']", "'a.example:80' has another form than"),
-        ("allowed_hosts = ['http://a']", "'http://a' has another form than"),
-        ("allowed_hosts = ['[::1]']", "'[::1]' has another form than"),
-        ("cors_origins = ['https://a.example/']", "'https://a.example/' has another form than"),
-        ("cors_origins = ['*', 'a.example']", "'a.example' has another form than https://"),
-        ("cors_origins = ['https://A.example']", "has another form than https://app.example.com"),
+        ("allowed_hosts = ['a.example:80']", "'a.example:80' does not have the form of"),
+        ("allowed_hosts = ['http://a']", "'http://a' does not have the form of"),
+        ("allowed_hosts = ['[::1]']", "'[::1]' does not have the form of"),
+        ("cors_origins = ['https://a.example/']", "'https://a.example/' does not have the form of"),
+        ("cors_origins = ['*', 'a.example']", "'a.example' does not have the form of https://"),
+        (
+            "cors_origins = ['https://A.example']",
+            "does not have the form of https://app.example.com",
+        ),
         ("adapter = 'none'", "adapter: there is no folder"),
         ("api_keys_file = 'none'", "api_keys_file: there is no file"),
-        ("port = 1\nport = 2", "is no TOML: "),
+        ("port = 1\nport = 2", "is not TOML: "),
         ("model = 'a'\n[[models]]\npath = 'a'", "model and models exclude each other"),
         ("name = 'x'\n[[models]]\npath = 'a'", "name: goes with a single model"),
     ],
@@ -196,7 +199,7 @@ def test_what_makes_no_sense_in_a_file(nowhere: Path, text: str, problem: str) -
     [
         ("MAYFLY_PORT", "tcp://10.0.0.1:80", "MAYFLY_PORT: Input should be a valid integer"),
         ("MAYFLY_INSECURE", "perhaps", "MAYFLY_INSECURE: Input should be a valid boolean"),
-        ("MAYFLY_MODELS", "[", "MAYFLY_MODELS: no JSON"),
+        ("MAYFLY_MODELS", "[", "MAYFLY_MODELS: not JSON"),
         ("MAYFLY_MODELS", '[{"pth": "a"}]', "there is no key 'pth'; did you mean path?"),
         ("MAYFLY_ADAPTER", "none", "MAYFLY_ADAPTER: there is no folder none"),
     ],
@@ -214,7 +217,7 @@ def test_what_makes_no_sense_as_an_option() -> None:
     for options, problem in (
         (["--kv-bits", "7"], "7 is not one of"),
         (["--metrics", "all"], "all is not one of"),
-        (["--models", "["], "no JSON"),
+        (["--models", "["], "not JSON"),
         (["--port", "x"], "port"),
         (["a-model", "--models", "[]"], "exclude each other"),
     ):
@@ -239,7 +242,7 @@ def test_strange_variables_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MAYFLY_SERVICE_HOST", "10.0.0.1")
     monkeypatch.setenv("MAYFLY_API_KEYS", "secret")
     first, second = load(None, {}).notes
-    assert first == "the variable MAYFLY_PROT means nothing; did you mean MAYFLY_PORT?"
+    assert first == "the environment variable MAYFLY_PROT is not known; did you mean MAYFLY_PORT?"
     assert "MAYFLY_SERVICE_HOST" in second
 
 

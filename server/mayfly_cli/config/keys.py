@@ -1,11 +1,11 @@
-"""Keys of the configuration, derived from the settings dataclasses of the server's parts.
+"""The keys of the configuration, derived from the settings dataclasses of all Mayfly packages.
 
 A field of ``FrontSettings``, ``NodeSettings``, ``WorkerSettings`` or of a dataclass nested in them
 is a key if it is annotated with an :class:`mayfly_protocol.options.Option`: the key ``max_rows`` is
 the option ``--max-rows``, the variable ``MAYFLY_MAX_ROWS`` and a line of ``mayfly.toml``.
-:func:`build` goes the other way, from the values of keys to such a dataclass. Times are seconds.
+:func:`build` makes such a dataclass from the values of keys. Times are seconds.
 
-The command line reads this module at each start, so it imports nothing that takes long.
+Every start of the command ``mayfly`` imports this module, so it imports nothing that takes long.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CONFIG_VARIABLE = "MAYFLY_CONFIG"
 PREFIX = "MAYFLY_"
 
 Values = Mapping[str, Any]
-"""Values by the names of their keys."""
+"""Values of configuration keys, by the names of the keys."""
 T = TypeVar("T")
 
 _NAME = "Name of the model for clients; by default its own name."
@@ -33,7 +33,7 @@ _NAME = "Name of the model for clients; by default its own name."
 
 @dataclass(frozen=True, kw_only=True)
 class ModelTable:
-    """Keys that only a ``[[models]]`` table has."""
+    """Keys that exist only inside of a ``[[models]]`` table of the configuration file."""
 
     path: Annotated[str, Option("The model's folder or Hugging Face repository id.")]
     name: Annotated[str | None, Option(_NAME)] = None
@@ -42,7 +42,7 @@ class ModelTable:
 
 @dataclass(frozen=True, kw_only=True)
 class CommandSettings:
-    """Keys that the commands use themselves."""
+    """Keys that the commands themselves use; they belong to no part of the server."""
 
     model: Annotated[
         str | None,
@@ -70,8 +70,14 @@ class CommandSettings:
 
 @dataclass(frozen=True)
 class ConfigKey:
-    """A key of the configuration. ``type`` is the type of its value without None; ``optional``
-    means that None is its default."""
+    """A key of the configuration, such as ``max_rows``.
+
+    Attributes:
+        type: the type of the key's value, without None.
+        optional: True if the value may be None.
+        one_of: the allowed values; empty if all values of the type are allowed.
+        declared: the declaration on the field of a settings dataclass: help text and limits.
+    """
 
     name: str
     type: Any
@@ -94,8 +100,8 @@ class ConfigKey:
 
 
 def keys_of(*settings: type[Any]) -> dict[str, ConfigKey]:
-    """Returns the keys of settings dataclasses and of those nested in them, by name. Raises
-    TypeError if a name is declared twice, in different ways."""
+    """Returns the keys that settings dataclasses, and dataclasses nested in them, declare, by name.
+    Raises TypeError if two different keys have the same name."""
     found: dict[str, ConfigKey] = {}
     for each in settings:
         for _, part in _declarations(each):
@@ -107,13 +113,15 @@ def keys_of(*settings: type[Any]) -> dict[str, ConfigKey]:
 
 
 def build(settings: type[T], values: Values, **others: Any) -> T:
-    """Makes a settings dataclass from values of keys, with ``others`` for fields that are no keys
-    or have another value. A field whose key has no value keeps its default."""
+    """Makes an instance of a settings dataclass from the values of keys. ``others`` are the values
+    of fields that are not keys, or that override a key's value. Fields without a value keep their
+    defaults."""
     return settings(**(field_values(settings, values) | others))
 
 
 def field_values(settings: type[Any], values: Values) -> dict[str, Any]:
-    """Returns the values of a settings dataclass's fields, from values of keys."""
+    """Returns arguments for a settings dataclass, by field: the values of the fields' keys,
+    converted. Fields whose keys have no value are left out."""
     found: dict[str, Any] = {}
     for field, part in _declarations(settings):
         if not isinstance(part, ConfigKey):
@@ -127,7 +135,8 @@ def field_values(settings: type[Any], values: Values) -> dict[str, Any]:
 
 
 def _declarations(settings: type[Any]) -> tuple[tuple[str, ConfigKey | type[Any]], ...]:
-    """Returns the fields of a dataclass that are keys or settings dataclasses themselves."""
+    """Returns the fields of a settings dataclass, each with its configuration key, or with its type
+    if it is a nested settings dataclass. Other fields are left out."""
     hints = get_type_hints(settings, include_extras=True)
     found: list[tuple[str, ConfigKey | type[Any]]] = []
     for field in fields(settings):
@@ -165,15 +174,16 @@ _POOL = keys_of(Pool)
 _WORKER = {name: key for name, key in keys_of(WorkerSettings).items() if name not in _LOG}
 
 SHARED: Mapping[str, ConfigKey] = {"workers": _POOL["workers"], **_WORKER, **_POOL}
-"""Keys that may differ from model to model: outside of ``[[models]]`` they hold for every model
-that sets nothing else."""
+"""Keys that may differ from model to model. Outside of the ``[[models]]`` tables, a key's value
+holds for every model whose table does not set the key."""
 TABLE: Mapping[str, ConfigKey] = {**keys_of(ModelTable), **SHARED}
-"""Keys of a ``[[models]]`` table."""
+"""All keys that a ``[[models]]`` table may hold."""
 SERVER: Mapping[str, ConfigKey] = {
     **keys_of(CommandSettings, FrontEnd, Network, FrontSettings, NodeSettings),
     **SHARED,
 }
-"""Keys outside of the tables."""
+"""All keys that may stand outside of the ``[[models]]`` tables; each is also an option and a
+variable."""
 
 _NETWORK = keys_of(Network)
 _MODELS = {"model", "name", "aliases", "models"}
@@ -183,11 +193,13 @@ COMMANDS: Mapping[str, frozenset[str]] = {
     "node": frozenset({*_MODELS, *_NETWORK, *keys_of(NodeSettings), *SHARED, "state_dir"}),
     "front": frozenset({*keys_of(FrontEnd, FrontSettings), "models", "state_dir", "stop_grace"}),
 }
-"""Names of the keys that a command uses. A file may hold any key: several commands share it."""
+"""Names of the keys that each command has as options. A configuration file may hold all keys,
+because several commands share it."""
 
 DEFAULTS: Values = {name: key.default for name, key in SERVER.items()}
 
 
 def table(path: str, given: Values) -> Values:
-    """Returns the values of a ``[[models]]`` table, with defaults for those that are not given."""
+    """Returns the values of all keys of a ``[[models]]`` table, from its ``path``, the ``given``
+    values and the defaults."""
     return {**{name: key.default for name, key in TABLE.items()}, "path": path, **given}

@@ -1,7 +1,7 @@
-"""Values of the configuration's keys, and the source of each.
+"""Loading of the configuration: the value of every key, and the source of each value.
 
-An option is stronger than a variable, a variable than the file, the file than the default. Paths in
-the file are relative to the file's folder.
+A key's value is taken from the command's option, or else the environment variable, or else the
+configuration file, or else the default. Paths in the file are relative to the file's folder.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ FILE_NAME = "mayfly.toml"
 
 
 class ConfigurationError(Exception):
-    """Invalid configuration; the text is for the operator. ``option`` is the flag of the option
-    whose value is invalid, if the value came from one."""
+    """The configuration is invalid; the text tells the operator why. ``option`` is the command-line
+    option with the invalid value, None if the value has another source."""
 
     def __init__(self, message: str, option: str | None = None) -> None:
         super().__init__(message)
@@ -50,8 +50,14 @@ class ConfigurationError(Exception):
 
 @dataclass(frozen=True)
 class Configuration:
-    """Values of all keys. ``origins`` names the source of each value that is no default:
-    ``--port``, ``MAYFLY_PORT``, or the file's path. ``notes`` are sentences for the operator."""
+    """The loaded configuration: the values of all keys.
+
+    Attributes:
+        origins: the source of each value that is not a default: an option (``--port``), a variable
+            (``MAYFLY_PORT``), or the path of the configuration file.
+        file: the configuration file, if there is one.
+        notes: warnings for the operator.
+    """
 
     values: Values
     origins: Mapping[str, str]
@@ -60,7 +66,8 @@ class Configuration:
 
     @property
     def models(self) -> tuple[Values, ...]:
-        """The values of each model to serve: of at least one."""
+        """The values of the keys of each model to serve: from the ``[[models]]`` tables, or one
+        model from the other keys."""
         values = self.values
         if values["models"]:
             return tuple(values["models"])
@@ -69,7 +76,8 @@ class Configuration:
 
 
 def load(config: Path | None, given: Values) -> Configuration:
-    """Reads the values of all keys from the options ``given``, the environment and a file.
+    """Reads the values of all keys from the ``given`` options, the environment and the ``config``
+    file (by default the usual ``mayfly.toml``, if it exists).
 
     Raises:
         ConfigurationError: an invalid value, an unknown key, or a file that is not TOML.
@@ -92,7 +100,8 @@ def load(config: Path | None, given: Values) -> Configuration:
 class _Source:
     values: Values
     name: Callable[[ConfigKey], str]
-    """Returns the text by which a key's value is traced to this source."""
+    """Returns the text that names this source of a key's value, such as ``--port`` for an
+    option."""
 
 
 def _found_file() -> Path | None:
@@ -102,8 +111,9 @@ def _found_file() -> Path | None:
 
 
 def _merged(sources: Iterable[_Source]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Takes each key's value from the strongest source. One model and several exclude each other:
-    the stronger source decides."""
+    """Takes each key's value from the first of the ``sources`` that has it. Returns the values, and
+    the names of their sources. ``model`` and ``models`` exclude each other: if two sources give one
+    of them each, the first source's counts."""
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for source in sources:
@@ -129,20 +139,21 @@ class _EnvironmentSettings(BaseSettings):
 
 @cache
 def _environment_settings() -> type[BaseSettings]:
-    """Makes the class by which pydantic-settings finds the keys' variables. Their texts are
-    validated later, together with those of the other sources."""
+    """Makes the class by which pydantic-settings reads the environment variables of all keys, as
+    texts. The texts are validated later, together with the values from other sources."""
     texts: dict[str, Any] = dict.fromkeys(SERVER, (str | None, None))
     return create_model("Settings", __base__=_EnvironmentSettings, **texts)
 
 
 def _unknown_variables(environment: Mapping[str, str]) -> Iterator[str]:
-    """Yields a note for each variable with Mayfly's prefix that is no key. It is no error: others
-    may have set it, as Kubernetes does for each service."""
+    """Yields a warning for each environment variable that begins with ``MAYFLY_`` but belongs to no
+    key. It is not an error, because other programs set such variables: Kubernetes does so for each
+    service."""
     known = {key.variable for key in SERVER.values()}
     known |= {*SECRET_VARIABLES, CONFIG_VARIABLE}
     for name in sorted(environment):
         if name.startswith(PREFIX) and name not in known:
-            yield f"the variable {name} means nothing{_nearest(name, known)}"
+            yield f"the environment variable {name} is not known{_nearest(name, known)}"
 
 
 # The file
@@ -154,7 +165,7 @@ def _from_file(file: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigurationError(f"{file} cannot be read: {error.strerror or error}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{file} is no TOML: {error}") from error
+        raise ConfigurationError(f"{file} is not TOML: {error}") from error
     for name in values:
         if name not in SERVER:
             raise ConfigurationError(f"{file}: {_unknown(name, SERVER)}")
@@ -169,7 +180,8 @@ def _from_file(file: Path) -> dict[str, Any]:
 
 
 def _make_paths_absolute(values: dict[str, Any], keys: Iterable[ConfigKey], folder: Path) -> None:
-    """Replaces relative paths of a file. A model may also be the name of a repository."""
+    """Makes the paths among a file's values absolute; they are relative to ``folder``. A model that
+    is not a folder there is the id of a repository and is left as it is."""
     for key in keys:
         value = values.get(key.name)
         if not isinstance(value, str):
@@ -193,14 +205,15 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 
 @cache
 def _adapter() -> TypeAdapter[dict[str, Any]]:
-    """Makes the validator of types and ranges. Keys without a value are left out of its result."""
+    """Makes pydantic's validator for the types and ranges of the keys' values. Its result holds
+    only the keys that have a value."""
     tables = _typed_dict("Table", {**_hints(TABLE), "path": Required[_hint(TABLE["path"])]})
     server = {**_hints(SERVER), "models": GenericAlias(list, (tables,))}
     return TypeAdapter(_typed_dict("Server", server))
 
 
 def _typed_dict(name: str, hints: dict[str, Any]) -> Any:
-    make: Any = TypedDict  # whose keys are known at run time only
+    make: Any = TypedDict  # the keys are known at run time only
     made = make(name, hints, total=False)
     made.__pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
     return made
@@ -232,7 +245,8 @@ def _validated(values: Values, origins: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _parsed(name: str, value: Any, origins: Mapping[str, str]) -> Any:
-    """Reads a text of a variable or an option: a list has commas, and models are JSON."""
+    """Parses a key's text from a variable or option: lists are separated by commas, and ``models``
+    is JSON. Other values are returned unchanged."""
     if name == "models":
         return _tables(value, origins)
     if SERVER[name].is_list and isinstance(value, str):
@@ -245,9 +259,9 @@ def _tables(value: Any, origins: Mapping[str, str]) -> list[dict[str, Any]]:
         try:
             value = json.loads(value)
         except ValueError as error:
-            raise _error(("models",), f"no JSON: {error}", origins) from error
+            raise _error(("models",), f"not JSON: {error}", origins) from error
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
-        raise _error(("models",), "they are a list of tables, each under [[models]]", origins)
+        raise _error(("models",), "has to be a list of tables, each under [[models]]", origins)
     for number, each in enumerate(value):
         for name in each:
             if name not in TABLE:
@@ -256,7 +270,8 @@ def _tables(value: Any, origins: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def _check(values: Values, origins: Mapping[str, str]) -> None:
-    """Checks what types and ranges do not say. Raises ConfigurationError."""
+    """Checks allowed values, patterns, the existence of files, and keys that exclude each other.
+    Raises ConfigurationError."""
     _check_values(values, SERVER.values(), (), origins)
     for number, each in enumerate(values["models"]):
         _check_values(each, TABLE.values(), ("models", number), origins)
@@ -280,7 +295,7 @@ def _check_values(
         if declared.pattern:
             for text in value:
                 if not re.fullmatch(declared.pattern, text):
-                    problem = f"{text!r} has another form than {declared.example}"
+                    problem = f"{text!r} does not have the form of {declared.example}"
                     raise _error(at, problem, origins)
         if declared.exists:
             path = Path(value).expanduser()

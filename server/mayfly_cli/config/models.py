@@ -1,4 +1,4 @@
-"""Models as they are configured, and as they are served."""
+"""The configured models: their worker settings, and the names and aliases for clients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from mayfly_reaper.settings import Pool
 
 @dataclass(frozen=True)
 class ConfiguredModel:
-    """A model to serve: its configured values, and the folder and name of the fetched model."""
+    """A model to serve: the values of its configuration keys, the local folder of the fetched
+    model, and the model's own name."""
 
     values: Values
     path: Path
@@ -27,7 +28,7 @@ class ConfiguredModel:
 
     @property
     def pool(self) -> Pool:
-        """The settings of this model's workers."""
+        """The settings of the workers that serve this model."""
         return build(
             Pool,
             self.values,
@@ -38,8 +39,8 @@ class ConfiguredModel:
 
 
 def aliases_of(models: Iterable[ConfiguredModel]) -> dict[str, str]:
-    """Returns the model's name for each alias. Raises ConfigurationError if two models have the
-    same name or alias."""
+    """Returns a mapping from each alias to the name of its model. Raises ConfigurationError if a
+    name or alias belongs to two models."""
     models = list(models)
     names = [*(model.name for model in models)]
     names += [alias for model in models for alias in model.values["aliases"]]
@@ -53,8 +54,9 @@ def aliases_of(models: Iterable[ConfiguredModel]) -> dict[str, str]:
 
 
 def aliases_by_path(tables: Iterable[Values]) -> dict[str, str]:
-    """Returns the model's name for each alias, for a front end that has fetched no model: the
-    table's name, or the last part of its path, as nodes name it."""
+    """Returns a mapping from each alias to the name of its model, from ``[[models]]`` tables, for a
+    front end, which does not fetch models. A model's name is the table's ``name``, or else the last
+    part of its ``path``: nodes name the model by the same rule."""
     return {
         alias: table["name"] or table["path"].rstrip("/").rpartition("/")[2]
         for table in tables

@@ -1,7 +1,8 @@
-"""Options of a command, made from the configuration's keys for Typer, which reads a signature.
+"""Command-line options, made from the keys of the configuration. Typer reads a function's
+signature, so a signature is made that has a parameter for each option.
 
-The options themselves are declared on the fields of the settings dataclasses, in ``settings.py`` of
-protocol, reaper and server.
+The texts and limits of the options are declared on the fields of the settings dataclasses, in the
+modules ``settings.py`` of the packages mayfly_protocol, mayfly_reaper and mayfly_server.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ _CONFIG = Annotated[
 
 
 def configured(config: Path | None, given: Values) -> Configuration:
-    """Loads a command's configuration. Ends the command if it is invalid: as wrong usage, if an
-    option has the invalid value."""
+    """Loads the configuration of a command from its options ``given``, the environment and a file.
+    Ends the command if the configuration is invalid: with exit code 2 if the invalid value is an
+    option's, otherwise with 1."""
     from mayfly_cli.config.loading import ConfigurationError, load
 
     try:
@@ -52,8 +54,9 @@ def configured(config: Path | None, given: Values) -> Configuration:
 def with_options(
     command: Callable[[Path | None, Values], Any], names: Collection[str] = SERVER.keys()
 ) -> Callable[..., Any]:
-    """Turns a command that takes ``(config, given)`` into one that has the keys with these names as
-    options. ``given`` holds the options that are on the command line."""
+    """Turns a function that takes ``(config, given)`` into a Typer command that has ``--config``
+    and an option for each configuration key in ``names``. ``given`` holds the values of the options
+    that are on the command line."""
 
     def run(config: Path | None, **options: Any) -> Any:
         given = {name: value for name, value in options.items() if value not in (None, [])}
@@ -73,7 +76,8 @@ def with_options(
 
 
 def typer_option(key: ConfigKey, **others: Any) -> Any:
-    """Declares a key's option for Typer."""
+    """Makes the Typer option of a configuration key; ``others`` are more arguments of
+    typer.Option."""
     declared = key.declared
     names = [key.flag, *declared.aliases]
     if key.type is bool:
@@ -102,7 +106,7 @@ def _help(key: ConfigKey) -> str:
         parts.append(f"One of {', '.join(map(str, key.one_of))}.")
     if key.is_list:
         parts.append("May be repeated.")
-    # A switch that is off, and an option without a value, need no default in the text.
+    # The help names no default that is false, zero, empty or missing.
     if key.default and not key.optional:
         parts.append(f"(default: {str(key.default).lower()})")
     return " ".join(parts)

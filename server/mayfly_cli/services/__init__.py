@@ -1,7 +1,7 @@
-"""Mayfly as a service of the system, under launchd on macOS or systemd on Linux.
+"""Mayfly as a service of the operating system, under launchd on macOS or systemd on Linux.
 
 ::
 
-    Service --> ServiceManager.files: a text for each path --> written, checked, started
+    Service --> ServiceManager.files: text of each file --> written, checked, started
                 ServiceManager.status <-- output of launchctl or systemctl
 """

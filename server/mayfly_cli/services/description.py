@@ -1,4 +1,4 @@
-"""A service's description, for any service manager."""
+"""The description of an operating system's service that runs Mayfly, for launchd or systemd."""
 
 from __future__ import annotations
 
@@ -14,17 +14,25 @@ Role = Literal["serve", "node", "front"]
 Scope = Literal["user", "system"]
 
 _MARGIN_S = 5.0
-"""Reserve for processes to start and end on a busy machine."""
+"""Seconds added to the time for stopping a service, since a busy machine ends processes slowly."""
 _FRONT_EXTRA_S = 2.0
-"""Time that :mod:`mayfly_server.uvicorn_server` adds to the grace."""
+"""Seconds that a front end takes to send its last errors after its grace time
+(``LAST_ERRORS_S`` in :mod:`mayfly_server.uvicorn_server`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A service to install. ``command`` is its argument list, with absolute paths; ``user`` the
-    user that it runs as in the system's scope; ``listen`` a front end's ``ADDRESS:PORT``, if the
-    manager binds them; ``stop_s`` the seconds from SIGTERM to SIGKILL, ``stop_reason`` the reason
-    for their number."""
+    """A service to install.
+
+    Attributes:
+        role: the ``mayfly`` command that the service runs.
+        scope: ``user`` for a service of the logged-in user, ``system`` for one of the machine.
+        command: the program and its arguments, with absolute paths.
+        stop_s: seconds from SIGTERM to SIGKILL when the service is stopped.
+        stop_reason: a sentence with the reason for ``stop_s``, for a comment in the service's file.
+        user: the user that a service of the machine runs as.
+        listen: each ``ADDRESS:PORT`` of a front end whose sockets the service manager opens.
+    """
 
     name: str
     role: Role
@@ -37,12 +45,13 @@ class Service:
 
 
 def node_stop_s(memory_bytes: int, budgets: Budgets) -> int:
-    """Returns the seconds that a node needs from SIGTERM to its end: the timeouts of all steps by
-    which the reaper ends a worker, with ``memory_bytes`` of memory to free."""
+    """Returns the seconds that a node may need from SIGTERM to its end: the sum of the timeouts of
+    all steps by which a worker is ended, from a request to SIGKILL. Freeing ``memory_bytes`` of
+    memory takes part of the time."""
     steps = [step_timeout(step, budgets.stop_s, memory_bytes, budgets) for step in ORDERLY]
     return math.ceil(sum(step for step in steps if math.isfinite(step)) + _MARGIN_S)
 
 
 def front_stop_s(settings: FrontSettings) -> int:
-    """Returns the seconds that a front end needs from SIGTERM to its end."""
+    """Returns the seconds that a front end may need from SIGTERM to its end."""
     return math.ceil(settings.notice_s + settings.grace_s + _FRONT_EXTRA_S + _MARGIN_S)

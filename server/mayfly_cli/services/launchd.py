@@ -1,8 +1,8 @@
-"""Services under launchd, by ``launchctl`` and property lists.
+"""Services under macOS's launchd, managed by ``launchctl`` and property list files.
 
-A service of the user is a LaunchAgent of the logged-in user (domain ``gui/UID``), a service of the
-system a LaunchDaemon. ``launchctl print`` shows its state, in a form that Apple does not promise to
-keep: fields that are not understood are left out.
+A service of the user is a LaunchAgent (domain ``gui/UID``), a service of the system is a
+LaunchDaemon. ``launchctl print`` shows a service's state in a format that Apple may change, so
+fields that cannot be read are left out.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ from mayfly_cli.services.manager import (
 PREFIX = "mayfly."
 _NO_SUCH_SERVICE = (3, 113)  # of launchctl print, older and newer
 _FIELD = re.compile(r"^\t(?P<key>[a-z][a-z ]*) = (?P<value>[^{].*)$", re.MULTILINE)
-"""A field with one tab before it belongs to the service, not to its endpoints or environment."""
+"""A line ``key = value`` of ``launchctl print``. Lines with one tab before them describe the
+service; lines with more tabs describe its endpoints or environment and do not match."""
 
 
 def render(service: Service, log: Path) -> str:
-    """Writes a service's property list, with reasons in comments."""
+    """Returns the text of a service's property list, with comments that explain the values."""
     user = ""
     if service.scope == "system" and service.user is not None:
         user = f"\n    <key>UserName</key>\n    <string>{escape(service.user)}</string>"
@@ -52,7 +53,9 @@ def render(service: Service, log: Path) -> str:
 
 
 def parse(printed: CommandOutput) -> ServiceStatus:
-    """Reads the output of ``launchctl print`` for a service whose files exist."""
+    """Reads a service's state from the output of ``launchctl print``. The service's file exists.
+    Raises ServiceError if the command failed for another reason than that no such service is
+    loaded."""
     if printed.code in _NO_SUCH_SERVICE:
         return ServiceStatus(installed=True, running=False, state="not loaded")
     if printed.code:
@@ -82,7 +85,8 @@ def _ended(fields: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Launchd:
-    """launchd as a :class:`ServiceManager`."""
+    """The :class:`ServiceManager` for macOS's launchd. ``root`` is the folder of the system's
+    files, ``own`` makes a user the owner of a file; tests replace both."""
 
     home: Path
     uid: int
@@ -134,7 +138,8 @@ class Launchd:
         )
 
     def _make_logs(self, service: Service) -> None:
-        """Creates the log file. It must be the user's own, or the job ends with EX_CONFIG."""
+        """Creates the service's log file. The file has to belong to the service's user, otherwise
+        launchd ends the service with EX_CONFIG."""
         folder = self._logs(service.scope)
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -146,7 +151,8 @@ class Launchd:
             raise ServiceError(f"{folder} cannot be used for logs: {error}") from error
 
     def _bootout(self, target: str) -> None:
-        """Ends the service; returns when it has ended, or ExitTimeOut is over."""
+        """Stops the service if it is loaded. Returns when the service has ended, or when its
+        ``ExitTimeOut`` is over."""
         if self.run(("launchctl", "print", target)).code == 0:
             run_checked(self.run, "launchctl", "bootout", target)
 
@@ -170,5 +176,5 @@ class Launchd:
 
 
 def make_launchd() -> Launchd:
-    """Makes the manager of this user's launchd."""
+    """Makes the manager for launchd on this machine, with this user's home folder and id."""
     return Launchd(Path.home(), os.getuid())

@@ -1,4 +1,5 @@
-"""The interface of the system's service managers, and helpers for both."""
+"""The interface to the operating system's service managers (launchd and systemd), and functions
+that both implementations use."""
 
 from __future__ import annotations
 
@@ -14,12 +15,13 @@ from mayfly_cli.services.description import Scope, Service
 
 
 class ServiceError(Exception):
-    """A service manager that refuses or is missing; the text is its error message."""
+    """The service manager failed or is not installed, or a service's file cannot be used. The text
+    tells the operator why."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommandOutput:
-    """Exit status and output of a command."""
+    """Exit status and output of a command that has ended."""
 
     code: int
     stdout: str
@@ -27,14 +29,19 @@ class CommandOutput:
 
 
 RunCommand = Callable[[Sequence[str]], CommandOutput]
-"""Runs a command to its end."""
+"""Function that runs a command to its end and returns its output."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceStatus:
-    """State of a service. ``state`` is the manager's own term; ``ended`` describes the end of the
-    last run, if there was one; ``problems`` has a sentence for each problem that keeps the service
-    from working."""
+    """The state of a service.
+
+    Attributes:
+        state: the state in the service manager's own words.
+        ended: the reason why the service's last process ended; empty if it is not known.
+        starts: the number of times that the service was started, if it is known.
+        problems: a sentence for each problem that keeps the service from working.
+    """
 
     installed: bool
     running: bool
@@ -46,13 +53,15 @@ class ServiceStatus:
 
 
 class ServiceManager(Protocol):
-    """Installs and watches services: launchd or systemd."""
+    """Interface to a service manager (launchd or systemd), to install services and see their
+    state."""
 
     def files(self, service: Service) -> dict[Path, str]:
-        """Returns the text of each file that the service consists of."""
+        """Returns the texts of the files that define the service, by their paths."""
 
     def install(self, service: Service) -> None:
-        """Writes the files, checks them, and starts the service, or restarts it if it runs.
+        """Writes the service's files, checks them, and starts the service, or restarts it if it
+        runs.
 
         Raises:
             ServiceError: the files were refused, or the service cannot be started.
@@ -71,7 +80,7 @@ class ServiceManager(Protocol):
 
 
 def run(command: Sequence[str]) -> CommandOutput:
-    """Runs a command to its end. Raises ServiceError if it does not exist."""
+    """Runs a command to its end. Raises ServiceError if there is no such command."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError as error:
@@ -82,7 +91,7 @@ def run(command: Sequence[str]) -> CommandOutput:
 
 
 def run_checked(run: RunCommand, *command: str) -> str:
-    """Runs a command and returns its stdout. Raises ServiceError if it fails."""
+    """Runs a command and returns its stdout. Raises ServiceError if its exit status is not 0."""
     done = run(command)
     if done.code:
         message = (done.stderr or done.stdout).strip() or f"exit status {done.code}"
@@ -91,7 +100,8 @@ def run_checked(run: RunCommand, *command: str) -> str:
 
 
 def write_files(texts: dict[Path, str]) -> None:
-    """Writes files, and makes their folders. Raises ServiceError if one cannot be written."""
+    """Writes texts to files, and makes missing folders. Raises ServiceError if a file cannot be
+    written."""
     for path, text in texts.items():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -102,13 +112,13 @@ def write_files(texts: dict[Path, str]) -> None:
 
 
 def template(name: str) -> Template:
-    """Reads one of this package's templates."""
+    """Reads a template of a service's file from this package's folder ``templates``."""
     return Template((files(__package__) / "templates" / name).read_text(encoding="utf-8"))
 
 
 def missing_program(command: Sequence[str]) -> tuple[str, ...]:
-    """Returns the problem of a service whose program was moved or removed; empty if there is
-    none."""
+    """Returns a sentence if the program of a service's ``command`` does not exist any more;
+    otherwise an empty tuple."""
     if command and Path(command[0]).exists():
         return ()
     program = command[0] if command else "its program"

@@ -1,7 +1,7 @@
-"""Services under systemd, by ``systemctl`` and unit files.
+"""Services under systemd, managed by ``systemctl`` and unit files.
 
-A front end has two units: systemd holds its socket, so that no client is refused while the process
-is replaced.
+A front end has two units, a service and a socket: systemd keeps the listening socket open, so that
+no client is refused while the front end's process is replaced.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _TARGETS = {"system": "multi-user.target", "user": "default.target"}
 
 
 def quoted(argument: str) -> str:
-    """Quotes an argument for ``ExecStart=``, where systemd expands ``%`` and ``$`` within quotes,
-    too."""
+    """Quotes an argument for ``ExecStart=`` in a unit file. ``%`` and ``$`` are doubled, because
+    systemd expands them even within quotes."""
     argument = argument.replace("%", "%%").replace("$", "$$")
     if _SAFE.fullmatch(argument):
         return argument
@@ -43,7 +43,7 @@ def quoted(argument: str) -> str:
 
 
 def render(service: Service) -> dict[str, str]:
-    """Writes a service's units, by their names."""
+    """Returns the texts of a service's unit files, by their names."""
     kind = "front" if service.role == "front" else "node"
     name = PREFIX + service.name
     system = service.scope == "system"
@@ -67,12 +67,12 @@ def render(service: Service) -> dict[str, str]:
 
 
 def _without_gaps(unit: str) -> str:
-    """Removes the blank lines of template fields that are empty."""
+    """Removes from a unit's text the blank lines that empty template fields left."""
     return re.sub(r"\n(?=\n(?!\[|#|\n))", "", unit)
 
 
 def parse(shown: str) -> ServiceStatus:
-    """Reads the output of ``systemctl show``."""
+    """Reads a service's state from the output of ``systemctl show``."""
     fields = dict(line.partition("=")[::2] for line in shown.splitlines())
     if fields.get("LoadState") == "not-found":
         return ServiceStatus(installed=False, running=False, state="not installed")
@@ -98,7 +98,8 @@ def parse(shown: str) -> ServiceStatus:
 
 @dataclass(frozen=True, slots=True)
 class Systemd:
-    """systemd as a :class:`ServiceManager`."""
+    """The :class:`ServiceManager` for systemd. ``user_units`` and ``system_units`` are the folders
+    for unit files."""
 
     user_units: Path
     system_units: Path = Path("/etc/systemd/system")
@@ -142,7 +143,7 @@ class Systemd:
         return replace(status, problems=status.problems + missing_program(_command(path)))
 
     def _require_manager(self, scope: Scope) -> None:
-        """Raises ServiceError if systemd does not answer, before files are written for it."""
+        """Raises ServiceError if systemd does not answer. Called before unit files are written."""
         try:
             self._systemctl(scope, "show", "--property=Version")
         except ServiceError as error:
@@ -167,5 +168,5 @@ def _command(unit: Path) -> list[str]:
 
 
 def make_systemd() -> Systemd:
-    """Makes the manager of this user's and the system's units."""
+    """Makes the manager for systemd's units of this user and of the system."""
     return Systemd(platformdirs.user_config_path() / "systemd" / "user")
