@@ -2,11 +2,11 @@
 
 ::
 
-    stdin EOF (reaper gone) --+
-    SIGTERM                 --+--> drain: admit nothing, finish what runs --> Bye, os._exit
-    Drain message           --+
-    fault of the engine ---------> hand all requests over, send Fault     --> os._exit(70),
-                                                                              or 75 if worn out
+    stdin EOF (supervisor gone) --+
+    SIGTERM                     --+--> drain: admit nothing, finish what runs --> Bye, os._exit
+    Drain message               --+
+    fault of the engine -------------> hand all requests over, send Fault     --> os._exit(70),
+                                                                       or 75 if only worn out
 
 The process never ends by returning from ``main``: a process in which a thread used MLX may abort in
 its destructors, so every way out is ``os._exit``, after a bounded wait for the last messages to be

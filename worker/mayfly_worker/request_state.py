@@ -83,14 +83,14 @@ class RequestState:
 
     def _echo(self, choice: int) -> str:
         """The prompt's text, which precedes the first token of a choice if the client asked for an
-        echo. Empty for a continued choice, whose earlier worker has sent it."""
+        echo. Empty for a choice that another worker began, since that worker has sent the text."""
         assert self.prepared is not None
         return "" if self._completion.get(choice) else self.prepared.echo
 
     @property
     def harmless(self) -> bool:
         """True once every running choice has generated so many tokens on this worker (YOUNG_TOKENS)
-        that the request cannot be what an earlier worker crashed on."""
+        that the request cannot be what crashed the worker on which it ran before."""
         return self.prepared is not None and all(
             self._completion.get(choice.index, 0) - _resumed_tokens(self.submit, choice.index)
             >= YOUNG_TOKENS

@@ -1,8 +1,8 @@
 """Admission: the memory budget that decides which waiting request may start.
 
 Every row of a batch takes the longest row's length in the KV cache, so a batch costs ``rows *
-longest`` tokens; when rows join a batch, the batch is copied, so that there must be room for two of
-it at that moment.
+longest`` tokens; when rows join a batch, the batch is copied, so that there must be room for
+both copies at that moment.
 
 The length of an answer is not known in advance. To reserve ``max_tokens``, which often is all that
 the context leaves, would let few requests run where many would fit. So a sequence is admitted for

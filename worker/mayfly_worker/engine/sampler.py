@@ -3,7 +3,7 @@
 A token is sampled by the Gumbel-max trick: the argmax of ``logits / temperature`` plus Gumbel noise
 (Gumbel 1954; see Huijben et al., "A review of the Gumbel-max trick", 2022), which is a draw from
 the softmax. Where the logits of a resumed or batched run differ in their last bits, the argmax
-almost never does, while an inverse-CDF draw often would.
+almost never differs, while an inverse-CDF draw often would differ.
 
 The order of operations on a row's logits is
 

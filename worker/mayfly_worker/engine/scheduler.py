@@ -227,8 +227,8 @@ class Engine:
             mx.clear_cache()
 
     def _make_room(self) -> None:
-        """Sends the newest decoding sequences back to the queue while all of them exceed the memory
-        budget. A sequence that was sent back starts again from the prefix cache, or from its
+        """While the decoding sequences exceed the memory budget, sends the newest of them back to
+        the queue. A sequence that was sent back starts again from the prefix cache, or from its
         tokens."""
         while len(self._decode) > 1 and not self._budget.holds(self._batches()):
             newest, row = max(enumerate(self._decode.rows), key=lambda each: each[1].id)

@@ -44,8 +44,8 @@ def locate_error(
 
 
 def endless_definition(schema: dict[str, Any]) -> str | None:
-    """Returns the place of a definition that requires itself, so that no document could ever end;
-    None if there is none.
+    """Returns the place (a JSON pointer) of a definition in a JSON schema that requires itself, so
+    that no document could ever end; None if there is none.
 
     A definition can end if all definitions that it requires can end. The set of definitions that
     can end is grown from the empty set until nothing changes.
@@ -78,8 +78,9 @@ def _ends(node: Any, ending: set[str], places: dict[str, Any]) -> bool:
 
 
 def _required(node: dict[str, Any]) -> Iterator[Any]:
-    """Yields the subschemas of which every document of a JSON schema has a value. (A schema that
-    also allows other types than an object or an array is taken to end.)"""
+    """Yields the subschemas of which every document of the JSON schema ``node`` must have a value.
+    Only those in ``allOf`` are yielded if ``type`` is neither object nor array, since a document of
+    another type needs no properties or items."""
     if isinstance(node.get("allOf"), list):
         yield from node["allOf"]
     if node.get("type") == "object":

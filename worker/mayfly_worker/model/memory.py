@@ -87,8 +87,7 @@ def within(card: ModelCard, budget: Budget) -> ModelCard:
     """Returns the model card (what front ends know of the model) with its context reduced to the
     length that memory can hold for one sequence.
 
-    Clients are shown this context, so an answer that fills the memory ends as one that fills the
-    context does.
+    Clients are shown this context, so an answer that fills the memory has filled the context, too.
     """
     if budget.bytes_per_token <= 0:
         return card

@@ -128,9 +128,11 @@ class ChoiceText:
         self._call_count = 0
         self._ended = False
         self.tokens = 0
-        """Number of ids fed, including replayed ids and an end token."""
+        """Number of token ids fed to this object, including replayed ids of another worker and an
+        end token."""
         self.reasoning_tokens = 0
-        """Number of ids that belong to the reasoning, including its end marker."""
+        """Number of token ids that belong to the reasoning of this choice, including its end
+        marker."""
 
     @property
     def stop(self) -> str | None:

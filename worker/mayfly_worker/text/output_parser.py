@@ -27,9 +27,9 @@ class OutputParser:
         forced: bool = False,
         parallel: bool = True,
     ) -> None:
-        """``state`` is the state in which the answer begins (None: the format's own). With
-        ``forced`` all text except for reasoning is parsed as tool calls; without ``parallel`` only
-        the first call counts."""
+        """``state`` is the state in which the answer begins: normal text, reasoning or tool call
+        (None: the initial state of ``markers``). With ``forced`` all text except for reasoning is
+        parsed as tool calls; without ``parallel`` only the first call counts."""
         self._markers = markers
         self._tools = tools
         self._forced = forced

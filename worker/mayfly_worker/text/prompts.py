@@ -92,8 +92,9 @@ variables, or the names are arguments of transformers."""
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
     """A prompt as token ids. The first ``system_tokens`` ids belong to the system prompt and the
-    tools, and are the same in other conversations with these (0 if there is neither).
-    ``in_reasoning`` says that the prompt ends inside reasoning, which the model goes on with."""
+    tools; other conversations with the same system prompt and tools begin with the same ids (0 if
+    there is neither). ``in_reasoning`` says that the prompt ends inside reasoning, which the model
+    goes on with."""
 
     ids: list[int]
     system_tokens: int = 0
@@ -259,8 +260,8 @@ def _source(tokenizer: Any, tools: bool) -> str | None:
 def _system_tokens(
     ids: Sequence[int], messages: Sequence[dict[str, Any]], template: _Template, tokenizer: Any
 ) -> int:
-    """Returns the number of leading ids that equal those of the system prompt and the tools
-    followed by an empty question."""
+    """Returns the number of leading ids that the conversation shares with one that consists of its
+    system prompt, its tools and an empty question alone."""
     leading = next(
         (n for n, m in enumerate(messages) if m.get("role") not in SYSTEM_ROLES), len(messages)
     )
