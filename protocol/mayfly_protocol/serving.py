@@ -106,7 +106,8 @@ class Accepted:
 @dataclass(frozen=True, slots=True)
 class Rejected:
     """Answer that the worker does not run the request. ``invalid``: the request can never run (a
-    400 with ``message``, ``param`` and ``code``); ``full``: the worker has no room, try again after
+    400 with ``message``, ``param`` and ``code``, and for a prompt that is too long the numbers of
+    its and the context's tokens); ``full``: the worker has no room, try again after
     ``retry_after_s``; ``leaving``: this worker admits nothing any more, but another worker may."""
 
     rid: str
@@ -116,6 +117,8 @@ class Rejected:
     param: str | None = None
     code: str | None = None
     retry_after_s: float | None = None
+    prompt_tokens: int | None = None
+    context: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

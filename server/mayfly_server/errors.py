@@ -4,6 +4,7 @@
 
     RequestError                     status  type                   retryable
     ├── InvalidRequest                  400  invalid_request_error  no
+    │   ├── ContextExceeded             400
     │   ├── Unauthorized                401
     │   ├── Forbidden                   403
     │   ├── ModelNotFound               404
@@ -116,6 +117,33 @@ class InvalidRequest(RequestError):
 
     status = 400
     type = "invalid_request_error"
+
+
+class ContextExceeded(InvalidRequest):
+    """The prompt, in the field ``param``, leaves the context no room for an answer.
+
+    ``tokens``, those of the prompt and at least one of the answer, are more than ``context``.
+    Agents recognize the message's sentence, or the code, and shorten the conversation.
+    """
+
+    default_code = "context_length_exceeded"
+
+    def __init__(self, prompt_tokens: int, context: int, *, param: str | None) -> None:
+        self.tokens = max(prompt_tokens, context + 1)
+        self.context = context
+        place = "prompt" if param == "prompt" else "messages"
+        if prompt_tokens > context:
+            used = f"your {place} resulted in {prompt_tokens} tokens"
+        else:
+            used = (
+                f"you requested {self.tokens} tokens ({prompt_tokens} in the {place}, "
+                f"{self.tokens - prompt_tokens} in the completion)"
+            )
+        super().__init__(
+            f"This model's maximum context length is {context} tokens. However, {used}. Please "
+            f"reduce the length of the {place}.",
+            param=param,
+        )
 
 
 class Unauthorized(InvalidRequest):

@@ -22,7 +22,7 @@ from mayfly_protocol.serving import (
 )
 from mayfly_server.dispatch.mailbox import Lost
 from mayfly_server.dispatch.request_progress import Ended, RequestProgress, Retry
-from mayfly_server.errors import InvalidRequest, RequestFailed
+from mayfly_server.errors import ContextExceeded, InvalidRequest, RequestFailed
 
 GENERATION = Generation("m", TextPrompt("p"), Sampling(seed=1))
 
@@ -162,6 +162,31 @@ def test_rejections() -> None:
         attempted.receive(Rejected("r", 3, "invalid", "no", param="stop", code="bad"))
     error = caught.value
     assert (error.message, error.param, error.code) == ("no", "stop", "bad")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "param", "sentence"),
+    [
+        (9000, "messages", "However, your messages resulted in 9000 tokens."),
+        (9000, "prompt", "However, your prompt resulted in 9000 tokens."),
+        (8192, "messages", "However, you requested 8193 tokens (8192 in the messages, 1 in the"),
+    ],
+)
+def test_N25_a_context_that_is_full_is_said_as_clients_look_for_it(
+    tokens: int, param: str, sentence: str
+) -> None:
+    attempted = RequestProgress("r", GENERATION)
+    attempted.submit()
+    with pytest.raises(ContextExceeded) as caught:
+        attempted.receive(
+            Rejected("r", 1, "invalid", "long", param, prompt_tokens=tokens, context=8192)
+        )
+    error = caught.value
+    assert error.message.startswith("This model's maximum context length is 8192 tokens. ")
+    assert sentence in error.message
+    assert f"Please reduce the length of the {param}." in error.message
+    assert (error.code, error.param, error.status) == ("context_length_exceeded", param, 400)
+    assert error.tokens > error.context == 8192
 
 
 def test_a_fault_of_its_own_names_its_kind_and_tells_no_details() -> None:

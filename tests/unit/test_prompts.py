@@ -13,7 +13,7 @@ from mlx_lm.chat_templates import deepseek_v32
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from mayfly_protocol.requests import ChatPrompt, TextPrompt, TokenPrompt
-from mayfly_worker.request_errors import InvalidInput
+from mayfly_worker.request_errors import InvalidInput, PromptTooLong
 from mayfly_worker.text.detokenize import hugging_face
 from mayfly_worker.text.prompts import RenderedPrompt, check_ids, render, token_budget
 from support import vocabularies
@@ -94,9 +94,10 @@ def test_R24_the_budget_is_what_the_context_leaves() -> None:
 def test_a_prompt_that_fills_the_context_is_refused_with_the_numbers(
     prompt: int, asked: int | None
 ) -> None:
-    with pytest.raises(InvalidInput, match=rf"{prompt} tokens.*128 tokens") as error:
+    with pytest.raises(PromptTooLong, match=rf"{prompt} tokens.*128 tokens") as error:
         token_budget(prompt, asked, 128)
     assert error.value.code == "context_length_exceeded"
+    assert (error.value.prompt_tokens, error.value.context) == (prompt, 128)
 
 
 # Chats

@@ -3,8 +3,9 @@
 ::
 
     Exception
-     +-- InvalidInput     before the request runs: becomes Rejected(reason="invalid"), HTTP 400
-     +-- GrammarFailed    while the request runs: becomes Failed, for this request alone
+     +-- InvalidInput         before the request runs: becomes Rejected(reason="invalid"), HTTP 400
+     |    +-- PromptTooLong   with the numbers of tokens
+     +-- GrammarFailed        while the request runs: becomes Failed, for this request alone
 """
 
 from __future__ import annotations
@@ -17,11 +18,29 @@ class InvalidInput(Exception):
     field as in the HTTP API; ``code`` is a fixed word that programs can test for.
     """
 
+    prompt_tokens: int | None = None
+    context: int | None = None
+
     def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
         self.code = code
+
+
+class PromptTooLong(InvalidInput):
+    """The prompt, in the field ``param``, leaves the context no room for an answer. Both sizes are
+    numbers of tokens."""
+
+    def __init__(self, prompt_tokens: int, context: int, param: str) -> None:
+        super().__init__(
+            f"the prompt has {prompt_tokens} tokens, and the context of {context} tokens "
+            "has to hold the prompt and the answer; shorten the prompt",
+            param,
+            code="context_length_exceeded",
+        )
+        self.prompt_tokens = prompt_tokens
+        self.context = context
 
 
 class GrammarFailed(Exception):

@@ -214,8 +214,8 @@ class RequestTable:
         rid, attempt = done.inquiry.rid, done.inquiry.attempt
         answer: Tokenized | Detokenized | Rejected | Failed
         match done.outcome:
-            case InvalidInput(message=message, param=param, code=code):
-                answer = Rejected(rid, attempt, "invalid", message, param, code)
+            case InvalidInput() as error:
+                answer = _rejection(rid, attempt, error)
             case Exception():
                 why = "the worker could not tokenize or detokenize"
                 answer = Failed(rid, attempt, "preparation", why)
@@ -231,10 +231,9 @@ class RequestTable:
         match done.outcome:
             case PreparedRequest() as prepared:
                 self._start(request, prepared)
-            case InvalidInput(message=message, param=param, code=code):
+            case InvalidInput() as error:
                 submit = request.submit
-                rejection = Rejected(submit.rid, submit.attempt, "invalid", message, param, code)
-                self._wire.send(request.peer, rejection)
+                self._wire.send(request.peer, _rejection(submit.rid, submit.attempt, error))
                 self._forget(request)
             case _:
                 why = "the request could not be prepared by the worker"
@@ -389,3 +388,16 @@ class RequestTable:
 
 def _key(peer: bytes, rid: str, attempt: int) -> str:
     return f"{peer.hex()}/{rid}/{attempt}"
+
+
+def _rejection(rid: str, attempt: int, error: InvalidInput) -> Rejected:
+    return Rejected(
+        rid,
+        attempt,
+        "invalid",
+        error.message,
+        error.param,
+        error.code,
+        prompt_tokens=error.prompt_tokens,
+        context=error.context,
+    )

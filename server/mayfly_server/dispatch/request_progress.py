@@ -39,7 +39,7 @@ from mayfly_protocol.serving import (
 )
 from mayfly_server.dispatch.mailbox import Lost, Message
 from mayfly_server.dispatch.quarantine import Point, Record
-from mayfly_server.errors import InvalidRequest, RequestFailed
+from mayfly_server.errors import ContextExceeded, InvalidRequest, RequestFailed
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +195,10 @@ class RequestProgress:
 
     def _rejected(self, rejected: Rejected) -> Retry:
         match rejected.reason:
+            case "invalid" if rejected.prompt_tokens and rejected.context:
+                raise ContextExceeded(
+                    rejected.prompt_tokens, rejected.context, param=rejected.param
+                )
             case "invalid":
                 raise InvalidRequest(rejected.message, param=rejected.param, code=rejected.code)
             case "full":

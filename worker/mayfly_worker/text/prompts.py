@@ -22,7 +22,7 @@ from itertools import takewhile
 from typing import Any
 
 from mayfly_protocol.requests import ChatPrompt, Prompt, TextPrompt
-from mayfly_worker.request_errors import InvalidInput
+from mayfly_worker.request_errors import InvalidInput, PromptTooLong
 from mayfly_worker.text.detokenize import hugging_face
 from mayfly_worker.text.markers import marker_strings
 
@@ -148,17 +148,12 @@ def token_budget(
     finish reason ``length``.
 
     Raises:
-        InvalidInput: the prompt, in the request's field ``param``, leaves room for no token at all
+        PromptTooLong: the prompt, in the request's field ``param``, leaves room for no token at all
             (or, with a ``max_tokens`` of 0, does not fit itself).
     """
     room = context - prompt_tokens
     if room < (0 if max_tokens == 0 else 1):
-        raise InvalidInput(
-            f"the prompt has {prompt_tokens} tokens, and the context of {context} tokens "
-            "has to hold the prompt and the answer; shorten the prompt",
-            param,
-            code="context_length_exceeded",
-        )
+        raise PromptTooLong(prompt_tokens, context, param)
     return room if max_tokens is None else min(room, max_tokens)
 
 
