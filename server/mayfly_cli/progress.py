@@ -1,12 +1,12 @@
-"""Output of ``mayfly serve`` and ``mayfly node``: fetching of models, starts of workers, losses.
+"""Output of ``mayfly serve`` and ``mayfly node``: models being fetched, workers starting and lost.
 
 ::
 
-    Node --> Reporter --> Bars        in a terminal
-         |           +--> PlainLines  elsewhere, for a file or a pipe
-         +-> LogLines                 log lines only, for programs (``--log-format json``)
+    Node --> Reporter --> Bars        if stdout is a terminal
+         |           +--> PlainLines  if stdout is a file or a pipe
+         +-> LogLines                 with ``--log-format json``: log lines only, for programs
 
-:class:`Reporter` decides which events are shown, a :class:`Renderer` how.
+:class:`Reporter` decides which events are shown, a :class:`Renderer` how they are shown.
 """
 
 from __future__ import annotations
@@ -47,42 +47,48 @@ LOADING = {
 UNDER_WAY = frozenset({"spawning", "loading", "canary"})
 
 _OVER_ECHO = Control(ControlType.CARRIAGE_RETURN)
-"""Output before each line: a terminal echoes Ctrl-C as ``^C``, and the line overwrites that."""
+"""Output before each line, so that the line overwrites the ``^C`` that a terminal shows for
+Ctrl-C."""
 
 
 class StartObserver(Observer, Protocol):
-    """Receives the events of a node, and those of fetching its models before it starts."""
+    """Receives the events of a node on this machine (its workers' starts and ends), and before them
+    the events of fetching the node's models."""
 
     def fetching(self, what: str, done: int, total: int) -> None:
-        """Receives the progress of a download or a conversion, in bytes; 0 of 0 if unknown."""
+        """Receives the progress of a model's download or conversion: ``done`` of ``total`` bytes, 0
+        of 0 if they are not known. ``what`` is ``download`` or ``convert``."""
 
     def fetched(self, name: str) -> None:
-        """Receives the name of a model that is on this machine now. Without a call of
-        :meth:`fetching` before, it was there already."""
+        """Receives the name of a model whose files are complete on this machine. If
+        :meth:`fetching` was not called before, nothing had to be fetched."""
 
     def close(self) -> None:
-        """Ends the output."""
+        """Ends the output, and restores the terminal."""
 
 
 class Renderer(Protocol):
-    """Shows activities and lines. Each activity belongs to a ``who``: a slot, or the model."""
+    """Shows activities with their progress, and lines of text. ``who`` names the subject of an
+    activity: ``model`` for the fetching of a model, or the slot of a starting worker."""
 
     def step(self, who: str, doing: str, done: int, total: int) -> None:
-        """Shows an activity's progress: ``done`` of ``total`` bytes, 0 of 0 if unknown."""
+        """Shows what ``who`` is doing, and the progress: ``done`` of ``total`` bytes, 0 of 0 if
+        they are not known."""
 
     def over(self, who: str) -> None:
-        """Ends the activity of ``who``."""
+        """Removes the activity of ``who``, because it has ended."""
 
     def line(self, text: str) -> None:
-        """Writes a line that stays."""
+        """Writes a line of text that is not removed later."""
 
     def close(self) -> None:
-        """Ends all activities."""
+        """Removes all activities."""
 
 
 class Reporter:
-    """Writes what a person wants to know of a node: each activity, each change of a slot once, and
-    how to send a first request. With ``needs_key``, the server asks for API keys."""
+    """Shows a node's events to a person: each activity, each change of a worker's state once, and a
+    ready-made first request with ``prompt``. ``needs_key`` is True if the server requires API
+    keys."""
 
     def __init__(
         self,
@@ -115,12 +121,12 @@ class Reporter:
             return
         self._renderer.over(view.slot)
         if view.state == "gone":
-            return  # a loss has a note of its own, and a requested end needs none
+            return  # the loss of a worker has a note of its own; an intended end needs none
         shown = (view.state, view.incarnation, view.detail)
         if self._shown.get(view.slot) != shown:
             self._shown[view.slot] = shown
             if view.detail in self._last_note:
-                view = replace(view, detail="")  # the line before contains it
+                view = replace(view, detail="")  # the last note contains this detail
             self._renderer.line(f"{view.slot}: {slot_text(view)}")
         if view.state == "ready":
             self._ready = view.model
@@ -135,11 +141,12 @@ class Reporter:
         self._renderer.line(text)
 
     def close(self) -> None:
-        """Restores the terminal."""
+        """Removes all activities, and restores the terminal."""
         self._renderer.close()
 
     def _announce(self) -> None:
-        """Shows the address and a first request once a worker and the front end are ready."""
+        """Shows the server's address and a first request, once, when a worker and the front end are
+        ready."""
         if self._announced or self._ready is None or self._address is None:
             return
         self._announced = True
@@ -149,7 +156,7 @@ class Reporter:
 
 
 def slot_text(view: SlotView) -> str:
-    """Describes the state of a slot that is not starting."""
+    """Describes the state of a worker for a person, unless the worker is starting."""
     detail = f": {view.detail}" if view.detail else ""
     match view.state:
         case "ready":
@@ -165,15 +172,15 @@ def slot_text(view: SlotView) -> str:
 
 
 def server_address(host: str, port: int) -> str:
-    """Returns the address at which a server that listens on ``host`` is reached from its own
+    """Returns the URL at which a server that listens on ``host`` is reached from its own
     machine."""
     reachable = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)  # noqa: S104
     return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
 
 
 def curl_command(server: str, model: str, prompt: str, *, needs_key: bool = False) -> str:
-    """Writes a curl command for a first request, ready to paste into a shell. With ``needs_key`` it
-    takes the API key from the same variable as `mayfly chat`."""
+    """Returns a curl command that sends ``prompt`` to a server, ready to paste into a shell. With
+    ``needs_key`` it sends the API key in the environment variable that `mayfly chat` reads, too."""
     messages = [{"role": "user", "content": prompt}]
     body = json.dumps({"model": model, "temperature": 0, "messages": messages})
     quoted = body.replace("'", "'\\''")
@@ -187,9 +194,9 @@ def curl_command(server: str, model: str, prompt: str, *, needs_key: bool = Fals
 
 
 class PlainLines:
-    """A :class:`Renderer` that writes lines without colours or times: one when an activity begins,
-    and one for every further tenth of it, at least ``soonest_s`` after the last line. After
-    ``latest_s`` there is a line in any case, so that the process does not seem to hang."""
+    """A :class:`Renderer` that writes plain lines. An activity has a line when it begins, and one
+    for every tenth of its bytes, but at most every ``soonest_s`` seconds. After ``latest_s``
+    seconds without a line there is another one, so that the process does not seem to hang."""
 
     def __init__(
         self,
@@ -229,15 +236,15 @@ class PlainLines:
 
 
 def measure(done: int, total: int) -> str:
-    """Describes a progress in bytes; empty if the total is not known."""
+    """Describes how much of an activity is done, in megabytes; empty if the total is not known."""
     return f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB" if total else ""
 
 
 class Bars:
-    """A :class:`Renderer` that draws a progress bar for each activity.
+    """A :class:`Renderer` that draws a progress bar for each activity in a terminal.
 
-    The bars are removed when the last activity ends, and only lines stay, so that no bar is drawn
-    over a server's log.
+    All bars are removed when the last activity ends, so that no bar is drawn over the log lines
+    that the server writes later.
     """
 
     def __init__(self, console: Console) -> None:
@@ -292,7 +299,8 @@ def _progress(console: Console) -> Progress:
 
 
 class LogLines:
-    """A :class:`StartObserver` that writes a log line for each change."""
+    """A :class:`StartObserver` that writes a log line for each event: models being fetched, changes
+    of workers' states, losses."""
 
     def __init__(self) -> None:
         self._log = structlog.get_logger(__name__)
@@ -302,11 +310,11 @@ class LogLines:
     def fetching(self, what: str, done: int, total: int) -> None:
         if what != self._fetching:
             self._fetching = what
-            self._log.info("fetching the model", step=what, total_bytes=total)
+            self._log.info("fetching the files of a model", step=what, total_bytes=total)
 
     def fetched(self, name: str) -> None:
         self._fetching = ""
-        self._log.info("model is ready to load", model=name)
+        self._log.info("model fetched: its workers can load it", model=name)
 
     def slot_changed(self, view: SlotView) -> None:
         shown = (view.state, view.incarnation, view.detail)
@@ -331,4 +339,4 @@ class LogLines:
         log(text, **({"slot": about.slot, "incarnation": about.incarnation} if about.slot else {}))
 
     def close(self) -> None:
-        """Does nothing: there is no output to end."""
+        """Does nothing: log lines need no end."""

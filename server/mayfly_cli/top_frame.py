@@ -1,6 +1,7 @@
-"""A frame of ``mayfly top``: a snapshot of a server's state, drawn for a terminal.
+"""A frame of ``mayfly top``: a snapshot of a server's workers, drawn for a terminal.
 
-Every state has a sign and a word; colour only repeats them.
+Every state of a worker is shown by a symbol and a word. Colours repeat the state, so that the frame
+is also readable without colours.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 Snapshot = dict[str, Any]
-"""The JSON of an event of ``/mayfly/events``."""
+"""The state of a server at one time: the JSON object in an event of the server's path
+``/mayfly/events``."""
 View = dict[str, Any]
-"""A worker in a snapshot."""
+"""The state of one worker in a snapshot, as a JSON object."""
 
 SIGNS = {
     "spawning": ("◌", "starting", "cyan"),
@@ -31,23 +33,24 @@ SIGNS = {
     "gone": ("†", "lost", "red"),
 }
 BAR = 16
-"""Length of a bar, in characters."""
+"""Length of a progress bar, in characters."""
 WIDE = 110
-"""Width that all columns need, in characters; a narrower frame leaves the less urgent ones out."""
+"""Width that all columns of a frame need, in characters. Narrower frames leave the age, the number
+of answers and the memory out."""
 LOSSES = 8
-"""Largest number of losses in a frame."""
+"""Largest number of lost workers that a frame lists."""
 UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def has_speeds(snapshot: Snapshot) -> bool:
-    """Returns True if the speed of every ready worker is known."""
+    """True if the speed (tokens per second) of every ready worker is known in a snapshot."""
     views = [view for view in _views(snapshot) if view["state"] == "ready"]
     return all(view.get("tokens_per_s") is not None for view in views)
 
 
 def frame(snapshot: Snapshot, width: int = 0, height: int = 0) -> RenderableType:
-    """Draws a snapshot for a terminal of ``width`` columns and ``height`` lines; 0 is any. In a low
-    terminal, losses are left out as far as needed."""
+    """Draws a snapshot for a terminal of ``width`` columns and ``height`` lines; 0 means no limit.
+    If the height is small, fewer lost workers are listed."""
     slots, remarks = workers(snapshot, wide=not 0 < width < WIDE), list(_remarks(snapshot))
     left = height - slots.row_count - len(remarks) - 6 if height else LOSSES
     losses = last_losses(snapshot)[: max(0, min(LOSSES, left))]
@@ -57,7 +60,8 @@ def frame(snapshot: Snapshot, width: int = 0, height: int = 0) -> RenderableType
 
 
 def totals(snapshot: Snapshot) -> Text:
-    """Draws the line with the totals."""
+    """Draws the first line of a frame: numbers of ready workers and of requests, and the total
+    speed."""
     views = list(_views(snapshot))
     slots = {(view["node"], view["slot"]) for view in views}
     ready = {(view["node"], view["slot"]) for view in views if view["state"] == "ready"}
@@ -76,7 +80,8 @@ def totals(snapshot: Snapshot) -> Text:
 
 
 def workers(snapshot: Snapshot, *, wide: bool = True) -> Table:
-    """Draws one row for each worker; a slot whose worker is being replaced has two."""
+    """Draws a table with one row for each worker. A slot has two rows while its worker is
+    replaced."""
     several = len(snapshot["nodes"]) > 1
     result = Table(box=None, pad_edge=False, header_style="bold")
     result.add_column("SLOT", overflow="fold")
@@ -97,7 +102,8 @@ def workers(snapshot: Snapshot, *, wide: bool = True) -> Table:
 
 
 def _remarks(snapshot: Snapshot) -> Iterator[Text]:
-    """Yields texts that do not fit into a column: silent nodes and details of slots."""
+    """Yields lines below the table: nodes that are silent or have no workers, and details of
+    workers."""
     several = len(snapshot["nodes"]) > 1
     for node in snapshot["nodes"]:
         if node["silent"]:
@@ -128,7 +134,8 @@ def _worker(view: View, wide: bool) -> Iterator[Text]:
 
 
 def _doing(view: View, wide: bool) -> str:
-    """Describes the progress of a load, or the fill of a batch."""
+    """Describes what a worker does: how much of its model is loaded, how many rows its batch has,
+    or when its start is tried again."""
     if not view["pid"]:
         retry_in_s = view["retry_in_s"]
         return "" if retry_in_s is None else f"again in {span(retry_in_s)}"
@@ -143,7 +150,8 @@ def _doing(view: View, wide: bool) -> str:
 
 
 def last_losses(snapshot: Snapshot) -> list[dict[str, Any]]:
-    """Returns the autopsies of all nodes, and the losses that have none yet, the latest first."""
+    """Returns the lost workers of all nodes, the latest first: their autopsies (records of the
+    cause), or the first report of the loss if the autopsy is not written yet."""
     found = []
     for node in snapshot["nodes"]:
         recorded = {(each["slot"], each["incarnation"]) for each in node["autopsies"]}
@@ -170,7 +178,8 @@ def _losses(losses: Iterable[dict[str, Any]]) -> Table:
 
 
 def bar(done: float, total: float) -> str:
-    """Draws a bar, with at least one block once something is done."""
+    """Draws a bar of :data:`BAR` characters, filled by the share ``done`` of ``total``. At least
+    one is filled if ``done`` is not 0."""
     filled = round(BAR * min(1.0, done / total)) if total else 0
     if done and total and not filled:
         filled = 1
@@ -178,14 +187,14 @@ def bar(done: float, total: float) -> str:
 
 
 def rate(per_second: float | None) -> str:
-    """Writes a speed; a dash if it is not known."""
+    """Formats a speed in tokens per second; a dash if it is not known."""
     if per_second is None:
         return "-"
     return f"{per_second:.0f}" if per_second >= 100 or not per_second else f"{per_second:.1f}"
 
 
 def span(seconds: float) -> str:
-    """Writes a duration in the largest unit that fits."""
+    """Formats a duration in whole seconds, minutes, hours or days: "5 min"."""
     for most, unit, word in ((60, 1, "s"), (3600, 60, "min"), (172_800, 3600, "h")):
         if seconds < most:
             return f"{int(max(0.0, seconds) // unit)} {word}"
@@ -193,7 +202,7 @@ def span(seconds: float) -> str:
 
 
 def size(count: float) -> str:
-    """Writes a number of bytes with a unit, in powers of ten."""
+    """Formats a number of bytes with a unit, in powers of 1000: "1.2 GB"."""
     value, unit = float(count), 0
     while value >= 999.5 and unit < len(UNITS) - 1:
         value /= 1000

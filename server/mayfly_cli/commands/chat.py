@@ -1,4 +1,4 @@
-"""``mayfly chat``: a conversation in the terminal, over the public API."""
+"""``mayfly chat``: a conversation with a model in the terminal, over a server's HTTP API."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ PROMPT = "> "
 
 
 class AnswerFailed(Exception):
-    """A message that the server refused, or an answer that it broke off; the text is the server's
-    error message."""
+    """The server refused a message or broke an answer off. The text is the server's error
+    message."""
 
 
 def chat(
@@ -81,7 +81,8 @@ def _read_message() -> str:
 
 
 def _answer(client: httpx.Client, request: dict[str, Any]) -> str:
-    """Prints an answer while it comes, and returns its text, up to Ctrl-C."""
+    """Sends a chat request, prints the answer while it arrives, and returns the answer's text.
+    Ctrl-C stops the answer; the text up to then is returned."""
     content = []
     try:
         with client.stream("POST", "/v1/chat/completions", json=request) as response:
@@ -102,7 +103,7 @@ def _answer(client: httpx.Client, request: dict[str, Any]) -> str:
 
 
 def deltas(stream: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Yields the first choice's deltas of a streamed chat completion.
+    """Yields the deltas (new pieces of the message) in the events of a streamed chat completion.
 
     Raises:
         AnswerFailed: the stream has an error or an event that is no chat completion, or it ends
@@ -127,7 +128,7 @@ def deltas(stream: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 
 def _message(answer: Any) -> str | None:
-    """Returns the message of an OpenAI error object; None if there is none."""
+    """Returns the message in an OpenAI error object; None if ``answer`` is not one."""
     try:
         return str(answer["error"]["message"])
     except (LookupError, TypeError):

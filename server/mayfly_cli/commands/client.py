@@ -1,4 +1,5 @@
-"""HTTP requests of the commands to a running server."""
+"""HTTP requests to a running server, for subcommands such as ``mayfly status`` and ``mayfly
+top``."""
 
 from __future__ import annotations
 
@@ -16,14 +17,16 @@ if TYPE_CHECKING:
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 KEY_VARIABLES = (ADMIN_KEY_VARIABLE, API_KEY_VARIABLE)
-"""Variables with an API key; the first that is set is sent: an admin's key is valid everywhere."""
+"""Environment variables that may hold the API key to send. The first that is set is used: that of
+an admin's key, which is valid for every path, if it is set."""
 
 Url = Annotated[str, typer.Option("--url", help="The server's address.")]
 
 
 def connect(url: str) -> httpx.Client:
-    """Makes a client for the server at ``url``, which may lack ``http://``, with the API key from
-    the environment, if there is one. Only connecting has a time limit, reading has none."""
+    """Makes an HTTP client for the server at ``url``, which may lack ``http://``. The client sends
+    the API key from the environment, if there is one. Connecting is limited to 5 s, reading is
+    not."""
     import httpx
 
     key = next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), None)
@@ -34,12 +37,14 @@ def connect(url: str) -> httpx.Client:
             base_url=full, headers=headers, timeout=httpx.Timeout(None, connect=5.0)
         )
     except (httpx.InvalidURL, ValueError) as error:
-        raise typer.BadParameter(f"{url!r} is no address: {error}", param_hint="--url") from error
+        raise typer.BadParameter(
+            f"{url!r} is not an address: {error}", param_hint="--url"
+        ) from error
 
 
 def get_json(client: httpx.Client, path: str) -> Any:
-    """Returns the JSON that the server answers to ``GET path``. Ends the command if no server
-    answers, or if the answer is not one of a Mayfly server."""
+    """Returns the parsed JSON answer to ``GET path``. Ends the command with an error if no server
+    answers, or if the answer is an error or is not JSON."""
     import httpx
 
     try:
@@ -55,8 +60,8 @@ def get_json(client: httpx.Client, path: str) -> Any:
 
 
 def get_events(client: httpx.Client, path: str) -> Iterator[str]:
-    """Yields the data of each server-sent event at ``path``, where one comes every second, until
-    the server ends the stream. Ends the command if the server refuses.
+    """Yields the data of each server-sent event at ``path``, until the server ends the stream. An
+    event has to come at least every 10 s. Ends the command with an error if the server refuses.
 
     Raises:
         httpx.RequestError: no server answers, or the connection is lost.
@@ -70,9 +75,9 @@ def get_events(client: httpx.Client, path: str) -> Iterator[str]:
 
 
 def events(lines: Iterable[str]) -> Iterator[str]:
-    """Yields the data of each server-sent event in a stream's lines, parsed as in the HTML
+    """Yields the data of each server-sent event in the lines of a stream, parsed as in the HTML
     standard: several ``data`` fields of one event are joined by newlines, comments and other fields
-    skipped, and an event that the stream's end cuts off is dropped."""
+    are skipped, and an event that is not complete at the end of the stream is dropped."""
     data: list[str] = []
     for line in lines:
         if line == "":
@@ -95,7 +100,7 @@ def _refusal(client: httpx.Client, path: str, status: int) -> str:
 
 
 def unreachable(client: httpx.Client, error: httpx.RequestError) -> str:
-    """Explains a request that reached no server, and says what to do."""
+    """Returns a sentence for the operator about a request that reached no server."""
     import httpx
 
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):

@@ -1,4 +1,4 @@
-"""``mayfly config``: shows a server's configuration as TOML, and writes a file with every key."""
+"""``mayfly config``: prints a server's configuration as TOML, or writes a file with all keys."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ def init(
 
 
 def settings_toml(configuration: Configuration) -> str:
-    """Writes the values in force, with the source of each, as TOML that loads as those values."""
+    """Returns the configuration's values as TOML, with the source of each value in a comment. The
+    TOML is a valid configuration file with these values."""
     lines = [
         (_line(key, configuration.values[name]), configuration.origins.get(name, "default"))
         for name, key in SERVER.items()
@@ -87,7 +88,8 @@ def settings_toml(configuration: Configuration) -> str:
 
 
 def template() -> str:
-    """Writes a configuration file that has every key, with its default, in a comment."""
+    """Returns the text of a configuration file in which every key is a comment, with its default
+    value."""
     blocks = [_block(key) for key in SERVER.values() if key.name != "models"]
     return "\n".join([_HEAD, *blocks, _MODELS])
 
@@ -104,12 +106,13 @@ def _comment(text: str) -> Iterator[str]:
 
 
 def _line(key: ConfigKey, value: Any) -> str:
-    """Writes a key's line: a comment if the value is None, since TOML has no null."""
+    """Returns the line ``key = value``. If the value is None, it is a comment, since TOML has no
+    null."""
     return f"# {key.name} =" if value is None else f"{key.name} = {toml(value)}"
 
 
 def toml(value: Any) -> str:
-    """Writes a value of one of the keys' types."""
+    """Formats a configuration value (bool, number, list, path or text) as TOML."""
     match value:
         case bool():
             return "true" if value else "false"
@@ -120,5 +123,5 @@ def toml(value: Any) -> str:
         case Path():
             return toml(str(value))
         case _:
-            # JSON's strings are TOML's, but for U+007F.
+            # A JSON string is a TOML string, except for the character U+007F.
             return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

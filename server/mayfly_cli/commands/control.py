@@ -1,8 +1,9 @@
-"""Commands to a running node, which is found by its state directory and needs no front end.
+"""Commands to a running node on this machine. The node is found by its state directory, and no
+front end is needed.
 
 - ``mayfly recycle`` replaces workers.
-- ``mayfly drain`` ends the node when its requests are finished.
-- ``mayfly quarantine`` lists and releases requests that are refused because workers died of them.
+- ``mayfly drain`` ends the node after its running requests have finished.
+- ``mayfly quarantine`` lists or releases requests that are refused because workers died of them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ app = typer.Typer(
 )
 
 ANSWER_S = 5.0
-"""Time in which a node answers."""
+"""Seconds within which a node has to answer a command."""
 POLL_S = 0.1
 
 StateDir = Annotated[
@@ -41,7 +42,7 @@ StateDir = Annotated[
 
 
 def state_directory(given: Path | None) -> Path:
-    """Returns the given state directory, or the platform's."""
+    """Returns the given state directory, or the platform's usual one, as an absolute path."""
     import platformdirs
 
     return (given or platformdirs.user_state_path("mayfly")).resolve()
@@ -76,7 +77,7 @@ def drain(
 ) -> None:
     """Take no new requests, finish the running ones, and end the server.
 
-    Ctrl-C ends the waiting for it, not the draining.
+    Ctrl-C ends only this command's waiting; the server still finishes its requests and ends.
     """
     from mayfly_protocol.roster import DrainNode
 
@@ -123,8 +124,8 @@ def clear(
 
 
 def send_command(state_dir: Path, message: ToNode) -> Done:
-    """Sends a command to the node, and returns its answer. Ends this command if there is no node,
-    or if it refuses."""
+    """Sends a command to the node with this state directory, and returns the node's answer. Ends
+    the ``mayfly`` command with an error if no node runs or answers, or if it refuses."""
     from mayfly_protocol.roster import Done
 
     answer = _exchange(state_dir, message)
@@ -136,7 +137,8 @@ def send_command(state_dir: Path, message: ToNode) -> Done:
 
 
 def read_roster(state_dir: Path) -> Roster:
-    """Asks the node for its roster. Ends the command if there is no node."""
+    """Asks the node with this state directory for its roster: the list of its workers and
+    quarantined requests. Ends the ``mayfly`` command with an error if no node runs or answers."""
     from mayfly_protocol.roster import Ask, Roster
 
     answer = _exchange(state_dir, Ask())
@@ -146,7 +148,8 @@ def read_roster(state_dir: Path) -> Roster:
 
 
 def has_node(state_dir: Path) -> bool:
-    """Returns True if a node's sockets are there; a node that was killed may have left them."""
+    """True if the sockets of a node with this state directory exist. A node that was killed may
+    have left its sockets behind."""
     return Path(_control_address(state_dir).removeprefix("ipc://")).exists()
 
 

@@ -1,7 +1,8 @@
-"""``mayfly doctor``: a check before a model is loaded that it fits this machine's memory.
+"""``mayfly doctor``: checks if a model fits this machine's memory, before it is loaded.
 
-The check needs MLX, so ``mayfly_worker.doctor`` runs as a process of its own and is not imported.
-It prints a JSON object: a :class:`mayfly_worker.doctor.Diagnosis`, or ``{"error": sentences}``.
+The check needs MLX, which the ``mayfly`` process does not import, so ``mayfly_worker.doctor`` runs
+as a child process. The child prints a JSON object: a :class:`mayfly_worker.doctor.Diagnosis`, or
+``{"error": sentences}``.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ DOCTOR = (sys.executable, "-P", "-m", "mayfly_worker.doctor")
 
 
 def _check_kv_bits(bits: int | None) -> int | None:
-    """Ends the command, as wrong usage, if MLX does not quantize to this number of bits."""
+    """Returns ``bits``. Ends the command with exit code 2 (wrong usage) if MLX cannot quantize the
+    KV cache to this number of bits."""
     widths = TABLE["kv_bits"].one_of
     if bits is not None and bits not in widths:
         raise typer.BadParameter(f"{bits} is not one of {', '.join(map(str, widths))}")
@@ -53,8 +55,8 @@ def doctor(
 ) -> None:
     """Check that a model fits this machine before it is loaded.
 
-    Shows the memory that it needs, and how many sequences may run at once. Exit code 1 if it does
-    not fit.
+    Shows the memory that the model needs, and how many sequences may run at once. Exit code 1 if
+    the model does not fit.
     """
     from json import dumps
 
@@ -86,11 +88,12 @@ def doctor(
 
 
 def examine(command: Sequence[str]) -> dict[str, Any]:
-    """Runs the check to its end, and returns the diagnosis. Ends the command if it fails."""
+    """Runs the child process that checks a model, and returns its diagnosis, a JSON object. Ends
+    the command with an error if the check fails."""
     import subprocess
     from json import loads
 
-    # In a session of its own a terminal's Ctrl-C does not reach it; it is ended from here.
+    # A session of its own keeps a terminal's Ctrl-C from the child; this process ends it instead.
     ran = subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, start_new_session=True
     )
@@ -133,8 +136,8 @@ def as_text(diagnosis: dict[str, Any]) -> RenderableType:
 
 
 def _kv_cache(diagnosis: dict[str, Any]) -> str:
-    """Returns the memory per token, per sequence or both: a model may have layers whose cache grows
-    with a sequence, and layers whose cache does not."""
+    """Describes the KV cache's memory per token, per sequence, or both: the cache of some layers
+    grows with each token of a sequence, that of other layers has a fixed size."""
     costs = [
         f"{size(diagnosis[key])} a {what}"
         for key, what in (("kv_bytes_per_token", "token"), ("kv_bytes_per_row", "sequence"))
@@ -144,7 +147,7 @@ def _kv_cache(diagnosis: dict[str, Any]) -> str:
 
 
 def size(count: int) -> str:
-    """Returns a number of bytes with a unit: "1.2 GB"."""
+    """Formats a number of bytes with a unit: "1.2 GB"."""
     for unit, bytes_of_it in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= bytes_of_it:
             return f"{count / bytes_of_it:.1f} {unit}"

@@ -1,4 +1,5 @@
-"""``mayfly drill``: sends real signals to the workers of a running server, under load."""
+"""``mayfly drill``: kills workers of a running server under load, and checks that no request is
+lost."""
 
 from __future__ import annotations
 
@@ -23,9 +24,9 @@ if TYPE_CHECKING:
 SIGNALS = ("kill", "segv", "abrt", "stop")
 PROMPTS = 8
 WATCH_S = 1.5
-"""Time in which the pool is watched for requests of others."""
+"""Seconds for which the workers are watched before the drill, to see if other clients use them."""
 WARM_UP_S = 1.0
-"""Time before each signal, so that streams are under way when it comes."""
+"""Seconds before each signal, so that streams are being generated when the signal comes."""
 
 
 def drill(
@@ -38,10 +39,14 @@ def drill(
     ] = None,
     signals: Annotated[
         str,
-        typer.Option(help=f"The signals to send, in this order: some of {','.join(SIGNALS)}."),
+        typer.Option(help=f"Signals to send, in this order: any of {','.join(SIGNALS)}."),
     ] = ",".join(SIGNALS),
-    rounds: Annotated[int, typer.Option(help="Number of times to send all of them.", min=1)] = 1,
-    clients: Annotated[int, typer.Option(help="Streams at a time.", min=1, max=256)] = 8,
+    rounds: Annotated[
+        int, typer.Option(help="Number of times that all signals are sent.", min=1)
+    ] = 1,
+    clients: Annotated[
+        int, typer.Option(help="Number of clients, each with one stream at a time.", min=1, max=256)
+    ] = 8,
     tokens: Annotated[int, typer.Option(help="Tokens of each answer.", min=2)] = 128,
     wait: Annotated[
         float,
@@ -93,8 +98,8 @@ def _numbers(names: str) -> list[signal.Signals]:
 
 
 def _reader(client: httpx.Client, model: str | None) -> ReadWorkers:
-    """Returns the function that reads the pool's workers. Ends the command if there are none, or
-    if they are of several models."""
+    """Returns the function that asks the server for the workers of a model. Ends the command with
+    an error if there are no workers, or if ``model`` is None and several models are served."""
     from mayfly_cli.drill.workers import workers_of
 
     def read() -> list[PoolWorker]:
@@ -110,8 +115,8 @@ def _reader(client: httpx.Client, model: str | None) -> ReadWorkers:
 
 
 def _count(found: Sequence[PoolWorker]) -> int:
-    """Returns the number of ready workers. Ends the command if a slot has none, or if none runs on
-    this machine."""
+    """Returns the number of ready workers. Ends the command with an error if a slot (place of a
+    node for one worker process) has no ready worker, or if no worker runs on this machine."""
     ready = [worker for worker in found if worker.ready]
     if len(ready) < len({worker.slot for worker in found}):
         fail("not all workers of the pool are ready: `mayfly status` shows their states")
@@ -153,7 +158,9 @@ def _send_all(
     count: int,
     wait_s: float,
 ) -> list[SentSignal]:
-    """Starts the clients and sends the signals, each when the pool has recovered from the last."""
+    """Starts the clients, and sends the signals ``numbers`` one after the other, each after all
+    ``count`` workers are ready again. Stops early if no worker is ready, or if the workers do not
+    recover, within ``wait_s`` seconds."""
     from mayfly_cli.drill.report import SentSignal
     from mayfly_cli.drill.workers import resume, signal_busiest, wait_full_capacity
 
@@ -178,7 +185,8 @@ def _send_all(
 
 
 def _continuations(client: httpx.Client) -> int | None:
-    """Reads the server's count of continuations; None if its metrics are not readable."""
+    """Reads from the server's metrics how many requests were continued on another worker, in all.
+    Returns None if the metrics are not readable."""
     import httpx
 
     try:

@@ -1,4 +1,5 @@
-"""``mayfly faults``: lists lost workers and their autopsies, and explains MLX's errors."""
+"""``mayfly faults``: lists lost workers, prints the record (autopsy) of each, and explains MLX's
+errors."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 app = typer.Typer(name="faults", help="List lost workers, and explain the faults that end them.")
 
 Record = dict[str, Any]
-"""An autopsy, as the reaper wrote it."""
+"""An autopsy: the record of a lost worker, as a JSON object, which the reaper wrote."""
 
 
 @app.callback(invoke_without_command=True)
@@ -100,8 +101,8 @@ def explain(
 
 
 def _read_records(state_dir: Path) -> list[Record]:
-    """Reads the autopsies of a state directory, the oldest first. Ends the command if they
-    cannot be read."""
+    """Reads the autopsies (records of lost workers) in a state directory, the oldest first. Ends
+    the command with an error if the file cannot be read."""
     from mayfly_reaper.crash_log import read_records
 
     try:
@@ -111,8 +112,8 @@ def _read_records(state_dir: Path) -> list[Record]:
 
 
 def _find(records: Iterable[Record], name: str) -> Record:
-    """Returns the autopsy whose id, or the number at its end, is ``name``. Ends the command if
-    there is none."""
+    """Returns the autopsy (record of a lost worker) whose id is ``name``, or ends with this number.
+    Ends the command with an error if there is none."""
     found = (each for each in records if name in (each.get("id"), str(each.get("incarnation"))))
     record = next(found, None)
     if record is None:
@@ -121,21 +122,24 @@ def _find(records: Iterable[Record], name: str) -> Record:
 
 
 def _summary(record: Record) -> Record:
-    """Returns the fields of an autopsy that a list shows; the first cause is one line."""
+    """Returns the fields of an autopsy (record of a lost worker) that a list shows. Of the first
+    cause, only the first line is kept."""
     cause = str(record.get("first_cause", {}).get("text", ""))
     listed = {name: record.get(name) for name in ("id", "time", "slot", "kind", "scope")}
     return {**listed, "first_cause": cause.partition("\n")[0]}
 
 
 def _console() -> Console:
-    """Makes a console: as wide as the terminal, or so wide elsewhere that nothing is cut off."""
+    """Makes a console for output: as wide as the terminal, or 1000 columns wide for a file or a
+    pipe, so that nothing is cut off."""
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() else 1000, highlight=False)
 
 
 def _table(records: Iterable[Record]) -> Table:
-    """Draws one row for each loss, in the given order; times are local."""
+    """Draws a table with one row for each lost worker, in the order of ``records``. Times are
+    local."""
     from datetime import datetime
 
     from rich.table import Table
@@ -155,7 +159,8 @@ def _table(records: Iterable[Record]) -> Table:
 
 
 def _autopsy(record: Record) -> RenderableType:
-    """Draws a whole autopsy, with the meaning of its fault."""
+    """Draws the whole autopsy (record of a lost worker), with an explanation of its kind of
+    fault."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -192,8 +197,9 @@ def _autopsy(record: Record) -> RenderableType:
 
 
 def _as_json(explanation: Explanation) -> dict[str, Any]:
-    """Returns an explanation for programs. ``line`` is counted from 1; ``later`` counts the later
-    faults by kind, with the line of each one's first."""
+    """Returns the explanation of a log's first fault as a JSON object. ``line`` is the fault's line
+    in the log, from 1 on. ``later`` lists the other kinds of fault in the log, each with its first
+    line and its number."""
     first = explanation.first
     return {
         "kind": first.kind.name,

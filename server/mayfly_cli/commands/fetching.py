@@ -1,7 +1,7 @@
-"""Fetching of a model into the cache, by a process of its own.
+"""Fetching of a model into the local cache, in a child process.
 
-Fetching needs MLX, so ``mayfly_worker.fetch`` runs as a process and is not imported. It writes one
-JSON object per line::
+Fetching needs MLX, which the ``mayfly`` process does not import, so ``mayfly_worker.fetch`` runs as
+a child process. The child writes one JSON object per line to stdout::
 
     {"event": "progress", "what": "download" | "convert", "done": int, "total": int}   any number
     {"event": "done", "path": str, "name": str}  or  {"event": "error", "message": str}   the last
@@ -18,31 +18,33 @@ from pathlib import Path
 from typing import IO
 
 STOP_S = 3.0
-"""Time from SIGTERM to SIGKILL."""
+"""Seconds from SIGTERM to SIGKILL when the child process is ended early."""
 
 OnProgress = Callable[[str, int, int], None]
-"""Receives the step, the bytes that are done and those in all (0 of 0: not known)."""
+"""Function that receives the progress: the step (``download`` or ``convert``), the bytes done and
+the total bytes (0 and 0 if they are not known)."""
 
 
 class FetchFailed(Exception):
-    """A model that could not be fetched; the text is the reason."""
+    """A model could not be fetched; the text is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A model in a local folder, and its name."""
+    """A fetched model: its local folder, and its name."""
 
     path: Path
     name: str
 
 
 def fetch(command: Sequence[str], on_progress: OnProgress) -> Fetched:
-    """Runs a fetch to its end.
+    """Runs the child process ``command`` that fetches a model, until it ends.
 
-    The child process does not outlive this call: an exception, such as Ctrl-C's, ends it first.
+    If the wait is interrupted by an exception, such as KeyboardInterrupt, the child is ended before
+    the exception is passed on.
 
     Raises:
-        FetchFailed: the child reported an error, or ended without an event.
+        FetchFailed: the child reported an error, or ended without a last event.
     """
     # A terminal's Ctrl-C goes to a whole process group. In a session of its own the child does not
     # get it, and is ended from here, without a traceback between the progress bars.
@@ -69,10 +71,11 @@ def fetch(command: Sequence[str], on_progress: OnProgress) -> Fetched:
 
 
 def read_events(lines: Iterable[str], on_progress: OnProgress) -> Fetched | None:
-    """Reads a fetch's events; returns None if they end without the last one.
+    """Reads the events, one JSON object per line, of a child process that fetches a model. Returns
+    None if the lines end before the event ``done``.
 
     Raises:
-        FetchFailed: an event is an error, or a line is no event.
+        FetchFailed: the child reported an error, or a line is not an event.
     """
     for line in lines:
         try:

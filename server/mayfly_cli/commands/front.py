@@ -17,8 +17,9 @@ def front(config: Path | None, given: Values) -> None:
     """Serve the models of nodes over an OpenAI-compatible HTTP API.
 
     A front end keeps no state: any number may serve the same nodes, and any may end at any time.
-    If the nodes are in the configuration file, they are read again as soon as it changes. Aliases
-    of models are those of this front end's own [[models]]; it does not learn those of the nodes.
+    If the nodes are listed in the configuration file, the list is read again whenever the file
+    changes. Aliases of models are taken from [[models]] in this front end's own configuration, not
+    from the nodes.
     """
     from mayfly_cli.config.models import aliases_by_path
     from mayfly_server import front

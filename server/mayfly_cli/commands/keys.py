@@ -1,6 +1,6 @@
-"""``mayfly keys``: makes API keys for clients (``new``), kept as hashes in a file, and manages the
-keys by which nodes and front ends authenticate each other (``init``, ``show``, ``trust``,
-``revoke``)."""
+"""``mayfly keys``: makes API keys for clients (``new``), which are stored as hashes in a file, and
+manages the keys by which nodes and front ends authenticate each other (``init``, ``show``,
+``trust``, ``revoke``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``mayfly node``: workers on this machine for front ends on any machine."""
+"""``mayfly node``: runs workers on this machine, for front ends on this and other machines."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def node(config: Path | None, given: Values) -> None:
 
 
 def _network(values: Values, workers: int) -> Network:
-    """Makes the settings of the node's ports. Ends the command, as wrong usage, if there are too
-    few ports for the workers."""
+    """Makes the settings of the node's addresses and ports. Ends the command with exit code 2
+    (wrong usage) if there are too few ports for this number of workers."""
     from mayfly_protocol.transport.addresses import AddressError
 
     try:
@@ -63,8 +63,8 @@ def _network(values: Values, workers: int) -> Network:
 
 
 def _require_address(network: Network, state_dir: Path) -> None:
-    """Ends the command if the node may not listen at its address, or cannot. The node checks that
-    too, but only after a download."""
+    """Ends the command with an error if the node cannot listen at its address, or may not, because
+    it has no key. The node checks that itself, but only after the models are downloaded."""
     from mayfly_reaper.paths import StartError, locked
     from mayfly_reaper.processes.front_end import listen
     from mayfly_reaper.publish.sockets import own_pair
@@ -85,7 +85,8 @@ def _require_address(network: Network, state_dir: Path) -> None:
 def _settings(
     values: Values, network: Network, models: list[ConfiguredModel], state_dir: Path
 ) -> NodeSettings:
-    """Makes the node's settings. Ends the command if two models have the same name."""
+    """Makes the node's settings. Ends the command with an error if two models have the same
+    name."""
     from mayfly_cli.config.loading import ConfigurationError
     from mayfly_cli.config.models import aliases_of
 

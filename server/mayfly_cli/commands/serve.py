@@ -1,4 +1,4 @@
-"""``mayfly serve``: a server on one machine, from a model's name to an address."""
+"""``mayfly serve``: fetches models and serves them over HTTP, all on this machine."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def serve(config: Path | None, given: Values) -> None:
 
 
 def _has_api_keys(values: Values) -> bool:
-    """Returns True if requests will need API keys. Ends the command if the keys cannot be read."""
+    """True if API keys are configured, so that requests need one. Ends the command with an error if
+    the keys cannot be read."""
     from mayfly_server.http.api_keys import KeysError, from_environment, read_keys_file
 
     file = values["api_keys_file"]
@@ -68,8 +69,9 @@ def _has_api_keys(values: Values) -> bool:
 
 
 def _require_address(values: Values, state_dir: Path, *, has_keys: bool) -> None:
-    """Ends the command if the address or the state directory is in use, or if the address needs
-    API keys. The node checks that too, but only after a download."""
+    """Ends the command with an error if the server's address or the state directory is in use, or
+    if other machines could reach the server and there are no API keys. The node checks that itself,
+    but only after the models are downloaded."""
     from mayfly_reaper.paths import StartError, locked
     from mayfly_reaper.processes.front_end import listen
     from mayfly_server.http.api_keys import exposed_address, keys_needed
@@ -84,7 +86,8 @@ def _require_address(values: Values, state_dir: Path, *, has_keys: bool) -> None
 
 
 def _settings(values: Values, models: list[ConfiguredModel], state_dir: Path) -> NodeSettings:
-    """Makes the node's settings. Ends the command if two models have the same name."""
+    """Makes the settings of the node and of its front end. Ends the command with an error if two
+    models have the same name."""
     from mayfly_cli.config.loading import ConfigurationError
     from mayfly_cli.config.models import aliases_of
 
@@ -92,7 +95,7 @@ def _settings(values: Values, models: list[ConfiguredModel], state_dir: Path) ->
         aliases = aliases_of(models)
     except ConfigurationError as error:
         fail(str(error))
-    # On one machine nobody else asks the reaper for its counters.
+    # On one machine, the front end's /metrics also has to show the reaper's metrics.
     front = build(FrontSettings, values, aliases=aliases, node_metrics=True)
     command = (*FRONT_END, "--settings", json.dumps(asdict(front), default=str))
     front_end = build(FrontEnd, values, command=command)

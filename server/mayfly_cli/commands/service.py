@@ -1,4 +1,4 @@
-"""``mayfly service``: runs Mayfly under the system's service manager."""
+"""``mayfly service``: runs Mayfly as a service, under launchd on macOS or systemd on Linux."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEFAULT_LISTEN = "127.0.0.1:8000"
 
 
 class ServiceCommand(StrEnum):
-    """A command that a service runs."""
+    """A ``mayfly`` subcommand that a service can run."""
 
     serve = "serve"
     node = "node"
@@ -46,7 +46,8 @@ def service() -> None:
 def install(
     what: Annotated[ServiceCommand, typer.Argument(help="The command that the service runs.")],
     arguments: Annotated[
-        list[str] | None, typer.Argument(help="Its arguments, after a `--`.", metavar="-- ...")
+        list[str] | None,
+        typer.Argument(help="Arguments of that command, after a `--`.", metavar="-- ..."),
     ] = None,
     name: Annotated[
         str | None, typer.Option(help="The service's name; by default that of the command.")
@@ -169,7 +170,8 @@ def _described(
 
 
 def _stop(front: bool) -> tuple[int, str]:
-    """Returns the seconds from SIGTERM to SIGKILL, and a sentence with the reason."""
+    """Returns the seconds that a service needs from SIGTERM to SIGKILL, and a sentence with the
+    reason. ``front`` is True for a service that runs a front end."""
     from mayfly_cli.services.description import front_stop_s, node_stop_s
     from mayfly_reaper.settings import Budgets
     from mayfly_server.settings import FrontSettings
@@ -188,14 +190,15 @@ def _stop(front: bool) -> tuple[int, str]:
 
 
 def _program() -> tuple[str, ...]:
-    """Returns the ``mayfly`` command of this Python, whatever the service manager's PATH is."""
+    """Returns the absolute command that runs ``mayfly`` by this Python, because a service manager
+    has another PATH."""
     script = Path(sys.executable).with_name("mayfly")
     return (str(script),) if script.exists() else (sys.executable, "-m", "mayfly_cli")
 
 
 def _absolute(arguments: Sequence[str]) -> list[str]:
-    """Makes arguments that name existing files absolute, since a service starts in another
-    folder."""
+    """Makes arguments (and values after ``=``) that are paths of existing files absolute, since a
+    service starts in another folder."""
 
     def resolved(argument: str) -> str:
         option, is_set, value = argument.rpartition("=")
@@ -230,8 +233,8 @@ def _scope(system: bool, *, must_be_root: bool = True) -> Scope:
 
 
 def _user(given: str | None) -> str:
-    """Returns the user that a service runs as. Ends the command if that is root, since no part of
-    Mayfly needs it."""
+    """Returns the user that a service of the system runs as: the given one, or the user who called
+    sudo. Ends the command if that is root, since no part of Mayfly needs root's rights."""
     import os
     import pwd
 

@@ -1,4 +1,5 @@
-"""Steps that ``mayfly serve`` and ``mayfly node`` share, from checks of the machine to the node."""
+"""Steps that both ``mayfly serve`` and ``mayfly node`` take: checks of the machine, fetching of
+models, and running the node."""
 
 from __future__ import annotations
 
@@ -20,24 +21,25 @@ if TYPE_CHECKING:
     from mayfly_cli.progress import StartObserver
 
 HARD_LIMIT_OF_MLX_LM = 4096
-"""Hard limit of open files that mlx_lm.utils sets in every process that imports it; the soft limit
-is 2048."""
+"""Hard limit of open files that mlx_lm.utils sets when it is imported; it sets the soft limit to
+2048. The import fails in a process whose hard limit is lower."""
 
 # -P: the folder that mayfly was started in must not shadow imports.
 FETCH = (sys.executable, "-P", "-m", "mayfly_worker.fetch")
 
 
 def treat_signals_as_ctrl_c() -> None:
-    """Makes SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does, until the node handles
-    them: so they end a download cleanly."""
+    """Makes SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does, so that they end a download
+    cleanly. The node sets its own signal handlers later."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves it
             signal.signal(number, signal.default_int_handler)
 
 
 def require_mlx() -> None:
-    """Ends the command if MLX is not installed: on Linux it comes with an extra that may be
-    missing. MLX is not imported, since this process becomes the reaper."""
+    """Ends the command with an error if MLX is not installed: on Linux it is an optional extra of
+    the package. MLX itself is not imported, because this process becomes the reaper, which must not
+    depend on MLX."""
     from importlib.util import find_spec
 
     if find_spec("mlx") is None or find_spec("mlx_lm") is None:
@@ -48,8 +50,9 @@ def require_mlx() -> None:
 
 
 def require_open_files() -> None:
-    """Raises the hard limit of open files for this process and its children if it is too low for
-    mlx-lm, whose import would end each worker. Ends the command if it cannot be raised."""
+    """Raises the hard limit of open files, for this process and its children, if it is too low: the
+    import of mlx-lm would fail in each worker. Ends the command with an error if the limit cannot
+    be raised."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -65,8 +68,9 @@ def require_open_files() -> None:
 
 
 def make_observer(values: Values, *, has_keys: bool) -> StartObserver:
-    """Configures this process's log, and returns what shows a node's start: progress bars in a
-    terminal, lines elsewhere, and only log lines if the log is JSON, for programs."""
+    """Configures the log of this process, and makes the observer that shows the start of a node: by
+    progress bars in a terminal, by lines of text in a file or pipe, or by log lines only if the log
+    is JSON. ``has_keys`` is True if requests need API keys."""
     from mayfly_cli.progress import PlainLines, Reporter
     from mayfly_protocol.common import logs
 
@@ -90,7 +94,8 @@ def run(
     settings: Callable[[list[ConfiguredModel]], NodeSettings],
     observer: StartObserver,
 ) -> int:
-    """Fetches the models and runs a node with them, to its end. Returns its exit status."""
+    """Fetches the models of the ``[[models]]`` ``tables``, and runs a node with them until it ends.
+    Returns the exit status. ``settings`` makes the node's settings from the fetched models."""
     from mayfly_reaper.node import Node
     from mayfly_reaper.paths import StartError
 
@@ -124,8 +129,8 @@ def _fetch(table: Values, observer: StartObserver) -> ConfiguredModel:
 def node_settings(
     values: Values, models: Iterable[ConfiguredModel], state_dir: Path, **others: Any
 ) -> NodeSettings:
-    """Makes a node's settings, with ``others`` for fields that only one command sets. The node's
-    name is that of the machine."""
+    """Makes the settings of the node on this machine, named after the machine. ``others`` are
+    settings that only one of ``mayfly serve`` and ``mayfly node`` has."""
     import socket
 
     return build(

@@ -1,4 +1,4 @@
-"""``mayfly status``: lists the slots of every node that a server knows."""
+"""``mayfly status``: lists the workers of every node that a running server knows."""
 
 from __future__ import annotations
 
@@ -38,8 +38,9 @@ def status(
 
 
 def table(nodes: list[dict[str, Any]]) -> Table:
-    """Draws one row for each slot, and one for a node without slots. A silent node is marked: its
-    rows may be out of date."""
+    """Draws a table with one row for each slot (a node's place for one worker process), and one row
+    for a node without slots. Nodes that have sent nothing lately are marked as silent, because
+    their rows may be out of date."""
     from rich.table import Table
     from rich.text import Text
 

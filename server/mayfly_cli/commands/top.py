@@ -1,4 +1,5 @@
-"""``mayfly top``: shows the server's live page in a terminal."""
+"""``mayfly top``: shows the workers of a running server in a terminal, and updates them every
+second."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 RETRY_S = 1.0
-"""Time between two attempts to connect again to a server that was lost."""
+"""Seconds between two tries to connect again to a server that does not answer any more."""
 
 
 def top(
@@ -38,8 +39,8 @@ def top(
 
 
 def _snapshots(client: httpx.Client) -> Iterator[dict[str, Any]]:
-    """Yields the server's snapshots until it ends the stream. Raises httpx.RequestError if the
-    connection is lost."""
+    """Yields snapshots of the server's state, one per second, until the server ends the stream.
+    Raises httpx.RequestError if the connection is lost."""
     import json
 
     for event in get_events(client, "/mayfly/events"):
@@ -69,8 +70,8 @@ def _print(client: httpx.Client) -> None:
 
 
 def _watch(client: httpx.Client) -> None:
-    """Draws frames, and connects again if the server is lost. A server that never answered is an
-    error."""
+    """Draws a frame for each snapshot of the server's state, and connects again if the connection
+    is lost. Ends the command with an error if the server has never answered."""
     import time
 
     import httpx

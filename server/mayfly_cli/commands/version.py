@@ -7,7 +7,7 @@ import platform
 import typer
 
 PARTS = ("mlx", "mlx-lm", "pyzmq", "fastapi", "uvicorn")
-"""Distributions whose versions belong in a bug report."""
+"""Names of the Python packages whose versions `mayfly version` prints, for bug reports."""
 
 
 def version() -> None:

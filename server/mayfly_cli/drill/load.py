@@ -1,7 +1,8 @@
-"""Clients that stream completions one after the other, and record when each chunk came.
+"""The load of a drill: clients that stream completions one after the other, and record when each
+chunk came.
 
-The requests are text completions that ignore the end token: any model answers them, and all answers
-are equally long.
+The requests are text completions that ignore the end token, so that every model can answer them and
+all answers have the same number of tokens.
 """
 
 from __future__ import annotations
@@ -17,13 +18,22 @@ from typing import Any
 import httpx
 
 SILENCE_S = 600.0
-"""Silence after which a stream counts as lost."""
+"""Seconds without data after which a stream counts as failed."""
 
 
 @dataclass
 class CompletionStream:
-    """The record of one request. ``request`` is the index of its body; times are by the monotonic
-    clock; ``error`` is the reason of a failure."""
+    """The record of one request for a streamed completion.
+
+    Attributes:
+        request: the index of the request's body among the bodies that the clients send in turn.
+        began: the time at which the request was sent, in seconds on the monotonic clock.
+        chunk_times: the time of each chunk with text, on the same clock.
+        text: the generated text so far.
+        tokens: the number of generated tokens, from the stream's last event; 0 before.
+        finish: the finish reason; None before the end.
+        error: the reason why the request failed; None if it did not fail.
+    """
 
     request: int
     began: float
@@ -35,8 +45,8 @@ class CompletionStream:
 
 
 class DrillLoad:
-    """Clients that send requests to a server. ``bodies`` are for ``POST /v1/completions``; the
-    clients take them in turn."""
+    """The load of a drill: clients in threads that send requests to a server. They send the
+    ``bodies`` to ``POST /v1/completions`` in turn; ``connect`` makes an HTTP client."""
 
     def __init__(
         self, connect: Callable[[], httpx.Client], bodies: Sequence[dict[str, Any]]
@@ -49,12 +59,13 @@ class DrillLoad:
         self.streams: list[CompletionStream] = []
 
     def run_once(self) -> list[CompletionStream]:
-        """Sends every request once, one after the other."""
+        """Sends each body once, one after the other, and returns the records."""
         with self._connect() as client:
             return [_stream(client, number, body) for number, body in enumerate(self._bodies)]
 
     def start(self, clients: int, total: int | None = None) -> None:
-        """Starts clients that send requests until :meth:`stop`, or until they sent ``total``."""
+        """Starts ``clients`` threads that send requests until :meth:`stop`, or until they have sent
+        ``total`` requests together."""
         for number in range(clients):
             thread = threading.Thread(
                 target=self._run, args=(total,), name=f"client {number}", daemon=True
@@ -64,11 +75,12 @@ class DrillLoad:
 
     @property
     def running(self) -> bool:
-        """True while a client sends requests."""
+        """True while any client still sends requests."""
         return any(thread.is_alive() for thread in self._threads)
 
     def stop(self) -> list[CompletionStream]:
-        """Lets every client finish its request; returns the records since the start."""
+        """Stops the clients after their present requests. Returns the records of all requests since
+        :meth:`start`."""
         self._stop.set()
         for thread in self._threads:
             thread.join()
@@ -99,7 +111,7 @@ def _stream(client: httpx.Client, number: int, body: dict[str, Any]) -> Completi
     except httpx.HTTPError as error:
         stream.error = f"the connection was lost: {error or type(error).__name__}"
     if stream.error is None and stream.finish is None:
-        stream.error = "the stream has no end"
+        stream.error = "the stream ended without a finish reason"
     if stream.error is None and stream.tokens != body["max_tokens"]:
         stream.error = f"{stream.tokens} tokens instead of {body['max_tokens']}"
     return stream

@@ -1,4 +1,5 @@
-"""The report of a drill: from the clients' records and the sent signals."""
+"""The report of a drill, from the records of the clients' streams and of the signals sent to
+workers."""
 
 from __future__ import annotations
 
@@ -11,19 +12,25 @@ from typing import Any
 from mayfly_cli.drill.load import CompletionStream
 
 AFTER_S = 1.0
-"""Time after a signal in which a gap that begins is attributed to the signal: a worker may still
-send some tokens after it."""
+"""Seconds after a signal in which a gap in a stream may begin to be blamed on the signal: a worker
+may still send some tokens after the signal."""
 LONGER = 4.0
-"""Shortest interruption, as a multiple of the stream's usual gap."""
+"""A gap between two chunks counts as an interruption if it is longer than this multiple of the
+stream's median gap, and longer than :data:`AT_LEAST_S`."""
 AT_LEAST_S = 0.05
-"""Shortest interruption in seconds."""
+"""Gaps of fewer seconds between two chunks do not count as interruptions."""
 
 
 @dataclass(frozen=True, slots=True)
 class SentSignal:
-    """A signal that was sent to a worker. ``at`` and ``full_at`` are by the monotonic clock;
-    ``full_at``, when all workers were ready again, is None if they never were. ``continued`` counts
-    the server's continuations; None if its metrics are not readable."""
+    """A signal that the drill sent to a worker.
+
+    Attributes:
+        at: the time of the signal, in seconds on the monotonic clock.
+        full_at: the time at which all workers were ready again; None if they were not in time.
+        continued: the number of requests that another worker continued; None if the server's
+            metrics are not readable.
+    """
 
     signal: str
     slot: str
@@ -39,7 +46,8 @@ class SentSignal:
 
 @dataclass(frozen=True, slots=True)
 class SignalEffect:
-    """A signal and the interruptions of streams, in seconds, that it caused."""
+    """A signal that the drill sent to a worker, and the length in seconds of each interruption of a
+    stream that the signal caused."""
 
     sent: SentSignal
     interruptions: list[float]
@@ -47,8 +55,14 @@ class SignalEffect:
 
 @dataclass(frozen=True, slots=True)
 class DrillReport:
-    """The result of a drill. ``reworded`` counts complete answers that differ from those of the
-    undisturbed run, ``unsent`` the signals for which there was no worker."""
+    """The result of a drill, which sends signals to workers while clients stream.
+
+    Attributes:
+        requests: the number of requests that the clients sent.
+        failures: the reason of each failed request.
+        reworded: the number of complete answers whose text differs from that before the drill.
+        unsent: the number of planned signals that were not sent.
+    """
 
     requests: int
     failures: list[str]
@@ -80,7 +94,7 @@ class DrillReport:
         }
 
     def lines(self) -> list[str]:
-        """Writes the report as text."""
+        """Returns the report as lines of text."""
         signals = [effect.sent for effect in self.effects]
         lines = [_line(effect) for effect in self.effects]
         every = [gap for effect in self.effects for gap in effect.interruptions]
@@ -105,7 +119,8 @@ def make_report(
     *,
     unsent: int = 0,
 ) -> DrillReport:
-    """Makes the report. ``texts`` are the undisturbed answers by the index of the request."""
+    """Makes the report of a drill. ``texts`` are the answers from before the first signal, by the
+    index of the request's body; ``unsent`` is the number of planned signals that were not sent."""
     return DrillReport(
         requests=len(streams),
         failures=[stream.error for stream in streams if stream.error is not None],
@@ -116,7 +131,8 @@ def make_report(
 
 
 def interruptions(streams: Sequence[CompletionStream], at: float) -> list[float]:
-    """Returns the length of the gap in each stream that a signal at this time interrupted."""
+    """Returns the length in seconds of the interruption in each stream that a signal at the time
+    ``at`` interrupted."""
     gaps = (_interruption(stream.chunk_times, at) for stream in streams)
     return [gap for gap in gaps if gap is not None]
 
