@@ -54,7 +54,7 @@ def test_R143_errors_say_nothing_of_the_machine(script: Server, fussy: Server) -
             {"messages": [{"role": "dog"}]} if path == CHAT else {"prompt": [10**9]},
         ):
             note(post(script, path, **fields))
-    note(post(fussy, CHAT, messages=[{"role": "system", "content": "x"}, user("hi")]))
+    note(post(fussy, CHAT, messages=[{"role": "assistant", "content": "x"}, user("hi")]))
     for method, path in (("GET", "/nonsense"), ("PUT", CHAT), ("POST", "/v1/embeddings")):
         note(script.http.request(method, path))
     note(script.http.post(CHAT, content=b"\xff", headers={"content-type": "application/json"}))

@@ -160,22 +160,20 @@ def test_R18_developers_are_not_left_out(tiny: Server) -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-@pytest.mark.parametrize(
-    ("roles", "words"),
-    [
-        (["user", "user"], "roles must alternate"),
-        (["assistant"], "roles must alternate"),
-        (["system", "user"], "System role not supported"),
-        (["developer", "user"], "System role not supported"),
-        (["system"], "System role not supported"),
-    ],
-)
+@pytest.mark.parametrize("roles", [["assistant"], ["user", "assistant", "assistant"]])
 def test_R20_a_templates_own_words_reach_the_client(
-    fussy: Server, roles: list[str], words: str, streamed: bool
+    fussy: Server, roles: list[str], streamed: bool
 ) -> None:
     messages = [{"role": role, "content": "hi"} for role in roles]
     response = fussy.post(CHAT, {"messages": messages, "stream": streamed})
-    assert words in refused(response, "messages")["message"]
+    assert "roles must alternate" in refused(response, "messages")["message"]
+
+
+def test_N03_N04_a_template_without_system_messages_reads_them_all(fussy: Server) -> None:
+    roles = {"Be A.": "system", "Be B.": "developer", "hi": "user", "Be C.": "system"}
+    apart = [{"role": role, "content": said} for said, role in roles.items()]
+    found = prompt_tokens(fussy, *apart)
+    assert found == prompt_tokens(fussy, user("\n\n".join(roles)))
 
 
 @pytest.mark.parametrize("role", ["system", "assistant", "tool"])

@@ -149,8 +149,11 @@ def test_R18_developers_speak_as_the_system() -> None:
     assert chat({"role": "developer", "content": said}, USER) == system
     knowing = with_template("{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}")
     assert "system: " in text_of(chat({"role": "developer", "content": said}, tokenizer=knowing))
-    knowing = with_template("{% for m in messages %}{{ m.role }}{% endfor %}{# developer #}")
-    assert text_of(chat({"role": "developer", "content": said}, tokenizer=knowing)) == "developer"
+    knowing = with_template(
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}{# developer #}"
+    )
+    rendered = text_of(chat({"role": "developer", "content": said}, tokenizer=knowing), knowing)
+    assert rendered == f"developer: {said}"
 
 
 @pytest.mark.parametrize(
@@ -243,7 +246,7 @@ def test_tools_alone_make_up_a_system_prompt_and_nothing_makes_none() -> None:
 def test_a_template_that_refuses_the_empty_question_has_no_boundary() -> None:
     tokenizer = with_template(
         "{% for m in messages %}{{ m.role }}{% if not m.content %}{{ raise_exception('empty') }}"
-        "{% endif %}{% endfor %}"
+        "{% endif %}{{ m.content }}{% endfor %}"
     )
     assert chat({"role": "system", "content": "x"}, USER, tokenizer=tokenizer).system_tokens == 0
 

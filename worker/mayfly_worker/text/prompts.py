@@ -25,6 +25,13 @@ from mayfly_protocol.requests import ChatPrompt, Prompt, TextPrompt
 from mayfly_worker.request_errors import InvalidInput, PromptTooLong
 from mayfly_worker.text.detokenize import hugging_face
 from mayfly_worker.text.markers import marker_strings
+from mayfly_worker.text.system_messages import (
+    PROBED_TOOL,
+    TemplateAbilities,
+    arrange,
+    leading_system,
+    probe,
+)
 
 DATE_VARIABLE = "mayfly_date"
 
@@ -61,8 +68,6 @@ def date_directives(day: date) -> dict[str, str]:
 
 BREAK = "\U000f0000"
 """Private-use character that splits a prompt: no token of the encoded prompt reaches across it."""
-
-SYSTEM_ROLES = ("system", "developer")
 
 RESERVED_KWARGS = frozenset(
     {
@@ -172,8 +177,9 @@ def _render_chat(prompt: ChatPrompt, tokenizer: Any) -> RenderedPrompt:
         )
     try:
         template = _Template(prompt, tokenizer)
-        messages = [template.message(message) for message in prompt.messages]
-        text = template.text(messages)
+        abilities = _abilities(tokenizer, bool(prompt.tools))
+        given = [template.message(message, abilities) for message in prompt.messages]
+        text = template.text(arrange(given, abilities))
     except Exception as error:
         # A template is a program: its exceptions (TemplateError by its own raise_exception,
         # TypeError or KeyError by a mistake) say what these messages lack for it.
@@ -183,7 +189,7 @@ def _render_chat(prompt: ChatPrompt, tokenizer: Any) -> RenderedPrompt:
     ids = encode(text, tokenizer)
     return RenderedPrompt(
         ids,
-        _system_tokens(ids, messages, template, tokenizer),
+        _system_tokens(ids, given, template, tokenizer),
         _leaves_thought_open(ids, tokenizer),
     )
 
@@ -195,7 +201,7 @@ class _Template:
         self._tokenizer = tokenizer
         self._control = _control_tokens(tokenizer)
         source = _source(tokenizer, bool(prompt.tools))
-        self._knows_developer = source is None or "developer" in source
+        self._names_developer = source is None or "developer" in source
         self.tools = [_break_control_tokens(tool, self._control) for tool in prompt.tools] or None
         self._generation = prompt.add_generation_prompt and not prompt.continue_final_message
         self._continue = prompt.continue_final_message
@@ -207,12 +213,12 @@ class _Template:
                 DATE_VARIABLE: date_directives(day),
             }
 
-    def message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+    def message(self, message: Mapping[str, Any], can: TemplateAbilities) -> dict[str, Any]:
         """Returns a message as the chat template expects it: with an empty content if it has none,
         and with the role ``system`` in place of ``developer`` if the template does not know that
         role."""
         known = {**message, "content": message.get("content") or ""}
-        if known.get("role") == "developer" and not self._knows_developer:
+        if known.get("role") == "developer" and not (self._names_developer and can.developer):
             known["role"] = "system"
         if self._tokenizer._chat_template is not None and known.get("tool_calls"):
             # mlx-lm's own renderers read arguments as OpenAI sends them: as JSON text.
@@ -243,6 +249,19 @@ def _with_json_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
+@lru_cache(maxsize=8)
+def _abilities(tokenizer: Any, tools: bool) -> TemplateAbilities:
+    """Finds, by rendering small conversations, which ones the tokenizer's chat template prints in
+    full; ``tools`` says whether the conversations declare a tool."""
+    template = _Template(ChatPrompt((), tools=(PROBED_TOOL,) if tools else ()), tokenizer)
+    every = TemplateAbilities()
+
+    def printed(messages: list[dict[str, Any]]) -> str:
+        return template.text([template.message(message, every) for message in messages])
+
+    return probe(printed)
+
+
 def _source(tokenizer: Any, tools: bool) -> str | None:
     """Returns the text of the chat template; None if a function renders the model's chats
     instead."""
@@ -257,17 +276,17 @@ def _system_tokens(
 ) -> int:
     """Returns the number of leading ids that the conversation shares with one that consists of its
     system prompt, its tools and an empty question alone."""
-    leading = next(
-        (n for n, m in enumerate(messages) if m.get("role") not in SYSTEM_ROLES), len(messages)
-    )
+    leading = leading_system(messages)
     if not leading and not template.tools:
         return 0
+    abilities = _abilities(tokenizer, bool(template.tools))
+    asked = [*messages[:leading], {"role": "user", "content": ""}]
     try:
-        probe = template.text([*messages[:leading], {"role": "user", "content": ""}], whole=False)
+        start = template.text(arrange(asked, abilities), whole=False)
     except Exception:
         # A template may refuse the empty question; the conversation itself has rendered.
         return 0
-    pairs = zip(ids, encode(probe, tokenizer), strict=False)
+    pairs = zip(ids, encode(start, tokenizer), strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
