@@ -19,8 +19,6 @@ import structlog
 from pydantic import BaseModel
 from starlette.types import Scope
 
-from mayfly_server.http.errors import FIELD_NAME
-
 HINTS = frozenset(
     {
         "cache_control",
@@ -39,6 +37,9 @@ HINTS = frozenset(
 LOG_INTERVAL_S = 24 * 3600.0
 MAX_LOGGED = 256
 """Names that are remembered as logged, since clients choose them."""
+
+MAX_LENGTH = 64
+"""Characters of a field's name that is repeated."""
 
 _log = structlog.get_logger(__name__)
 
@@ -85,9 +86,9 @@ def take_unknown(
 
 
 def note_ignored(name: str, scope: Scope, log: IgnoredFieldsLog) -> None:
-    """Has the answer's header and the log name a field. A name that no field of an API could have
-    came from the client and is not repeated."""
-    safe = name if FIELD_NAME.fullmatch(name) else "?"
+    """Has the answer's header and the log name a field. A name that no field of an API could have,
+    because it is no identifier, may be a part of the client's content and is not repeated."""
+    safe = name if name.isascii() and name.isidentifier() and len(name) <= MAX_LENGTH else "?"
     names: list[str] = scope.setdefault("state", {}).setdefault("ignored", [])
     if safe not in names:
         names.append(safe)
