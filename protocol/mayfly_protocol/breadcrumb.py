@@ -28,7 +28,7 @@ from pathlib import Path
 HALF = 8192
 _HEADER = struct.Struct("<QII")
 JSON_BYTES = HALF - _HEADER.size
-"""Most bytes of JSON in one of the two halves of a breadcrumb file."""
+"""Most bytes of JSON in one of the file's two halves, each of which can hold one record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,7 @@ class Breadcrumb:
 
 
 class BreadcrumbWriter:
-    """Writer of a new breadcrumb file (the record of a worker's present forward pass), for use by
-    one thread.
+    """Writer of a file with the record of a worker's present forward pass; for use by one thread.
 
     Raises:
         OSError: the disk has no room for the file. The whole file is allocated at once, since

@@ -68,9 +68,9 @@ class Memory:
 class PublishedCounters:
     """Counters of a worker that its node publishes to every front end.
 
-    ``waiting`` counts admitted requests whose prefill has not begun, ``waiting_tokens`` the prompt
-    tokens of those of them that have been tokenized. The class is not frozen, since a worker writes
-    into its own copy; a copy in a message is never changed.
+    ``waiting`` counts admitted requests whose prefill has not begun. ``waiting_tokens`` counts
+    their prompt tokens, without the prompts that are not tokenized yet. The class is not frozen,
+    since a worker writes into its own copy; a copy in a message is never changed.
     """
 
     inferences: int = _number(
@@ -190,8 +190,8 @@ STATUS = {
 MEMORY_KINDS = tuple(each.name for each in fields(Memory) if each.name != "device_free")
 """Values of the ``kind`` label of ``mayfly_worker_memory_bytes``."""
 SUMMED = (*metrics("counter"), *metrics("histogram"))
-"""Names of the counters that only grow; they are added up over the workers that one slot has
-had."""
+"""Names of the counters that only grow; a slot (place for one worker) adds them up over its
+workers."""
 
 
 def _sum(one: Any, other: Any) -> Any:

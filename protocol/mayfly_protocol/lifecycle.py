@@ -118,8 +118,8 @@ class Cause:
 class Fault:
     """Report of a fault of a worker's engine. ``first`` is the exception that caused the fault,
     ``later`` are exceptions that followed from it. ``requests`` were in flight, ``suspects`` were
-    in the forward pass that failed. ``scope`` says how much is lost: a request, the batch, the
-    worker, ..."""
+    in the forward pass that failed. ``kind`` names the kind of fault, ``scope`` how much is lost: a
+    request, the batch, the worker and so on."""
 
     kind: str
     scope: Scope

@@ -104,13 +104,14 @@ class Quarantined:
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """A node with all its slots, as its reaper publishes it to front ends at least once a second.
+    """State of a node with all its slots (places for one worker each), as the node's reaper
+    publishes it to front ends at least once a second.
 
     ``epoch`` changes with every new process of the reaper, ``revision`` with every change of the
     node; the workers' process numbers (``incarnation``) are unique within an epoch. ``autopsies``
-    are the latest crash records, the oldest first, including those of earlier reapers. ``refused``
-    counts the peers refused at any of the node's sockets, by reason; it only grows within an epoch.
-    ``minor`` is the reaper's minor version of the protocol.
+    are the latest crash records of workers, the oldest first, including records of earlier reapers.
+    ``refused`` counts the peers refused at any of the node's sockets, by reason; it only grows
+    within an epoch. ``minor`` is the reaper's minor version of the protocol.
     """
 
     node: str
@@ -153,8 +154,8 @@ class Quarantine:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Command to end the quarantine of all requests whose fingerprints begin with ``fingerprint``;
-    an empty one stands for all requests."""
+    """Command to end the quarantine (refusal by all front ends) of requests whose fingerprints
+    begin with ``fingerprint``; an empty text stands for all requests."""
 
     fingerprint: str = ""
 

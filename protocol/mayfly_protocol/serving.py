@@ -241,8 +241,8 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Message that the request failed by a fault of its own: the worker goes on, and another
-    attempt at the request would fail, too. ``kind`` names the kind of fault."""
+    """Message that the request failed by a fault of its own: the worker goes on, and the request
+    would fail again if it were tried again. ``kind`` names the kind of fault."""
 
     rid: str
     attempt: int

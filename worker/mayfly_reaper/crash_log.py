@@ -53,7 +53,7 @@ MAX_FILE_BYTES = 4 << 20
 KEPT_FILES = 3
 """Number of full files of the crash log that are kept beside the present file."""
 RECENT_AUTOPSIES = 8
-"""Number of a node's latest crash records (autopsies) in its rosters."""
+"""Number of a node's latest crash records that are published to front ends."""
 
 STDERR_LINES = 200
 MAX_LINE_CHARACTERS = 1000
@@ -76,7 +76,8 @@ class CrashLog:
 
     Args:
         epoch: the id of this reaper's process.
-        publisher: gets each crash record, at first the latest ones of earlier reapers.
+        publisher: gets each crash record for front ends, at first the latest records of earlier
+            reapers.
     """
 
     def __init__(
@@ -201,12 +202,12 @@ def autopsy_record(
 
 
 def short_autopsy(record: dict[str, Any], age_s: float = 0.0) -> Autopsy:
-    """Returns a crash record in short form for rosters, with an age instead of a time, since the
+    """Returns a crash record in short form for front ends, with an age instead of a time, since the
     clocks of two machines may differ.
 
     Raises:
         KeyError, TypeError, ValueError: the record is incomplete, or has a type for which front
-            ends would refuse the whole roster.
+            ends would refuse the node's whole state.
     """
     text = str(record["first_cause"]["text"])
     cause = text.partition("\n")[0][:MAX_CAUSE_CHARACTERS]

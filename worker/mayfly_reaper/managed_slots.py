@@ -16,9 +16,9 @@ from mayfly_reaper.settings import Pool
 
 @dataclass
 class ManagedSlot:
-    """A slot (a place for one worker process at a time) in its latest state, with the pool that
-    holds its settings. ``observed`` holds, by the number of the worker process, the fields that the
-    observer was last shown."""
+    """A slot (a place for one worker process at a time) in its latest state, with the settings of
+    its model's workers (``pool``). ``observed`` holds, by the number of the worker process, the
+    fields that the observer was last shown."""
 
     slot: Slot
     pool: Pool
@@ -53,8 +53,8 @@ def memory_in_use(slots: Iterable[ManagedSlot]) -> int:
 
 
 def memory_promised(slots: Iterable[ManagedSlot]) -> int:
-    """Returns the memory that workers that are still loading will take beyond what they have now,
-    in bytes."""
+    """Returns the bytes of memory that workers that are still loading will take beyond their
+    present memory."""
     return sum(
         max(0, managed.slot.memory_needed - worker.peak_footprint)
         for managed in slots

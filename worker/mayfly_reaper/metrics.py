@@ -62,7 +62,8 @@ Measured = Callable[[SlotCounters], Distribution]
 
 @dataclass(frozen=True, slots=True)
 class SlotRecord:
-    """A slot with its counters and with the settings of its pool."""
+    """A slot (a place for one worker process at a time) with its counters and its model's
+    settings."""
 
     pool: Pool
     slot: Slot

@@ -83,8 +83,8 @@ _log = logging.getLogger(__name__)
 
 
 class Node:
-    """A node: a reaper (the supervisor), workers for every pool in the settings, and a front end if
-    the settings have one."""
+    """A node: a reaper (the supervisor), the workers of each model in the settings (``pools``), and
+    a front end if the settings have one."""
 
     def __init__(self, settings: NodeSettings, observer: Observer) -> None:
         self._settings = settings
@@ -200,8 +200,9 @@ class Supervisor:
     # -- the loop's verbs ------------------------------------------------------------------
 
     def handle_timers(self) -> None:
-        """Passes the time to every slot, starts the workers that slots are due to get, begins the
-        planned replacements of workers that are due, and looks after the front end."""
+        """Passes the time to every slot (place for a worker), starts the workers that slots are due
+        to get, begins the planned replacements of workers that are due, and looks after the front
+        end."""
         for name, managed in self._slots.items():
             self._apply(name, Tick())
             now = time.monotonic()
@@ -251,7 +252,7 @@ class Supervisor:
         return int(left * 1000) + 1 if left else 0
 
     def handle_signals(self) -> None:
-        """Stops the node in good order at the first signal to stop, and at once at the second."""
+        """Drains and stops the node at the first signal to stop, and kills it at the second."""
         for number in self._inbox.read():
             if number not in STOP_SIGNALS:
                 continue

@@ -60,7 +60,7 @@ class Budgets:
     stacks_s: float = 1.0
     """Time for a worker to write every thread's stack to stderr."""
     terminate_s: float = 2.0
-    """Time from SIGTERM to the next step of ending a worker, such as SIGKILL."""
+    """Time that a worker has to exit after SIGTERM, until the next step, such as SIGKILL."""
     teardown_s_per_gb: float = 0.1
     """Seconds added to a worker's time to exit for every 10^9 bytes of weights: SIGKILL in the
     middle of a big teardown has left wired memory lost on macOS."""
@@ -77,8 +77,8 @@ class Budgets:
     spacing_s: float = 1.0
     """Shortest time between two starts of a worker in a slot, whatever the reason."""
     trial_losses: int = 2
-    """Losses in a row after which a slot's next worker is on trial: it gets one request at a
-    time."""
+    """Losses of workers in a row after which a slot's next worker is on trial: it gets one request
+    at a time."""
     trial_s: float = 60.0
     """Time of serving that ends a worker's trial, in which it gets one request at a time."""
     trial_inferences: int = 20
@@ -151,7 +151,7 @@ class FrontEnd:
 @dataclass(frozen=True, slots=True)
 class MetricsAddress:
     """Address at which a node's own metrics are served over HTTP, unencrypted and to everyone; with
-    ``port`` None they are not served."""
+    ``port`` None, nothing is served."""
 
     port: Annotated[
         int | None,

@@ -42,9 +42,9 @@ order."""
 
 @dataclass(frozen=True, slots=True)
 class WorkerTotals:
-    """Totals of one worker. If a counter falls although it should only grow, the worker has begun
-    to count anew: ``earlier`` then holds the counts until the fall, and ``current`` the new
-    counts."""
+    """Totals of one worker's counters. If a counter falls although it should only grow, the worker
+    has begun to count again from 0: ``earlier`` then holds the counts until the fall, and
+    ``current`` the new counts."""
 
     current: WorkerCounters = field(default_factory=WorkerCounters)
     earlier: WorkerCounters = field(default_factory=WorkerCounters)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 
 class FileWatch:
-    """Detects changes of a file by comparing its modification time, size and inode number with
-    those at the last check. A file that cannot be read counts as absent."""
+    """Detects changes of a file: compares its modification time, size and inode number with their
+    values at the last check. A file that cannot be read counts as absent."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -50,7 +50,8 @@ from mayfly_protocol.lifecycle import Cause, Exit, Scope
 TABLE: tuple[Kind, ...] = (*METAL, STREAM_THREAD, *CUDA, *ENGINE, *ENDS)
 
 KINDS: dict[str, Kind] = {kind.name: kind for kind in (*TABLE, *LEAVINGS)}
-"""All kinds of fault by name, also those of a worker's exit that is no fault of the engine."""
+"""All kinds of fault by name, including kinds of a worker's exit for which the engine is not to
+blame."""
 
 MESSAGES: tuple[Kind, ...] = (*METAL, STREAM_THREAD, *CUDA, *ENGINE)
 """Kinds of fault that are recognised by the text of an error."""
@@ -62,7 +63,7 @@ SENT_SIGNALS = frozenset(
 """Signals that people and programs send to a process, and the kernel does not."""
 
 SURVIVED_SCOPES: frozenset[Scope] = frozenset({"request", "batch", "recycle"})
-"""Scopes of faults (how much is lost) that leave the worker's process alive."""
+"""Scopes (extents of damage) of faults that leave the worker's process alive."""
 
 MLX_EXCEPTIONS = (RuntimeError, ValueError, MemoryError)
 """Python types of MLX's exceptions."""
@@ -87,9 +88,9 @@ MAX_LATER = 15
 
 @dataclass(frozen=True, slots=True)
 class Classification:
-    """A kind of fault with its scope (how much is lost) and blame (whether requests become
-    suspects). ``signature`` is the text by which the fault was recognised, or the signal's name;
-    empty without either."""
+    """A kind of fault with its scope (how much is lost) and blame (whether requests are suspected
+    of having caused the fault). ``signature`` is the text by which the fault was recognised, or the
+    signal's name; empty without either."""
 
     kind: str
     scope: Scope

@@ -24,8 +24,8 @@ class Kind:
         machine   as ``worker``, and the next worker is not started right away
         model     the next worker would fail, too: none is started until the model is reconfigured
 
-    ``blame`` is ``suspects`` if the requests of the forward pass that failed become suspects, and
-    ``none`` if no request can have caused the fault. A kind that ``follows`` is never the first
+    ``blame`` is ``suspects`` if a request of the forward pass that failed may have caused the
+    fault, and ``none`` if no request can have caused it. A kind that ``follows`` is never the first
     fault of its process: any other fault near it came before it and is the cause.
 
     ``signature`` matches within one line of a message or a log. If ``signature`` is None, the kind

@@ -134,8 +134,9 @@ def bracketed(host: str) -> str:
 
 
 def worker_endpoint(node: NodeAddress, said: str) -> str:
-    """Returns the endpoint at which a front end connects to a worker. ``said`` is the worker's
-    endpoint in the roster of its node; the host is the one at which the node is reached.
+    """Returns the endpoint at which a front end connects to a worker. ``said`` is the endpoint that
+    the worker's node published; the host in it is replaced by the host at which the node is
+    reached.
 
     Raises:
         AddressError: no worker of that node can have the endpoint ``said``.

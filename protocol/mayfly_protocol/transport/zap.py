@@ -44,8 +44,8 @@ UNKNOWN_ADDRESS = "an unknown address"
 
 
 class Refusals:
-    """Counts and logs the peers whose connections or messages were refused. ``counts`` holds the
-    refusals by reason since the process's start; the same peer and reason are logged at most once a
+    """Counts and logs refused connections and messages. ``counts`` holds their numbers by reason
+    since the process's start; refusals of one peer for one reason are logged at most once a
     minute."""
 
     def __init__(
@@ -170,7 +170,7 @@ class _GuardedSocket:
         self._pending: dict[int, str] = {}
 
     def failed_handshakes(self) -> list[str]:
-        """Returns the addresses of connections that ended, or were cut, before they showed a key,
+        """Returns the addresses of connections that ended, or were cut, without showing a key,
         since the last call."""
         gone = []
         for _ in range(EVENTS_PER_POLL):
@@ -186,8 +186,8 @@ class _GuardedSocket:
         return gone
 
     def key_shown(self, address: str) -> None:
-        """Removes the oldest connection from an address from those that have not shown a key: ZAP
-        does not tell several connections from one address apart."""
+        """Notes that a connection from ``address`` has shown its key. If there are several, the
+        oldest counts: ZAP does not tell connections from one address apart."""
         for descriptor, pending in self._pending.items():
             if pending in (address, UNKNOWN_ADDRESS):
                 del self._pending[descriptor]

@@ -27,8 +27,8 @@ killed in it: large processes take long to give their memory back."""
 
 class OomWatch:
     """Count of the kernel's out-of-memory kills that have not been matched with a lost worker yet.
-    Each kill is evidence for one lost worker; where one shortage of memory took several workers,
-    the ends of the others are noticed soon after the first."""
+    Each kill is evidence for one lost worker. A shortage of memory may kill several workers, whose
+    ends are noticed one after the other: a kill stays evidence for ``ONE_SHORTAGE_S`` seconds."""
 
     def __init__(
         self,

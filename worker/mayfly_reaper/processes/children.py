@@ -56,7 +56,7 @@ class WorkersFile:
 
     @property
     def entries(self) -> list[WorkerEntry]:
-        """The workers in the file; at first those of the reaper before this one."""
+        """The workers in the file; at first the workers of the reaper before this reaper."""
         return list(self._entries.values())
 
     def add(self, entry: WorkerEntry) -> None:

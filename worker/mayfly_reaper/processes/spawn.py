@@ -42,7 +42,7 @@ STDERR_MAX_BYTES = 4 << 20
 
 
 class StderrFile:
-    """File to which a worker appends its stderr. Without a path, nothing is kept.
+    """File to which a worker appends its stderr. Without a path, the stderr is discarded.
 
     Raises:
         OSError: the file cannot be made.

@@ -39,8 +39,8 @@ from mayfly_reaper.rules.slot import Slot
 MOVEMENT_S = 0.25
 LOSSES_KEPT_S = 60.0
 MAX_QUARANTINED = 256
-"""Largest number of quarantined requests, since each of them is in every roster. If there are more,
-requests whose quarantine would end first are forgotten."""
+"""Largest number of quarantined requests (refused by all front ends, since workers die of them). If
+there are more, requests whose quarantine would end first are forgotten."""
 
 
 # -- the quarantine --------------------------------------------------------------------------
@@ -60,8 +60,8 @@ class QuarantineList:
         self._entries: dict[str, _QuarantineEntry] = {}
 
     def add(self, request: Quarantine, now: float) -> Done:
-        """Adds a request's fingerprint. If it is in quarantine already, the later of the two ends
-        counts."""
+        """Adds a request's fingerprint. If the list has it already, the later of the two times to
+        end counts."""
         until = now + request.ttl_s
         known = self._entries.get(request.fingerprint)
         if known is None or known.until < until:
@@ -71,7 +71,7 @@ class QuarantineList:
         return Done(True, f"refusing {request.fingerprint} for {request.ttl_s:g} s")
 
     def release(self, request: Release, now: float) -> Done:
-        """Ends the quarantine of all fingerprints that begin with the command's text; of all if it
+        """Removes all fingerprints that begin with the command's text; all fingerprints if the text
         is empty."""
         found = [each.fingerprint for each in self.entries(now)]
         found = [each for each in found if each.startswith(request.fingerprint)]
@@ -93,8 +93,9 @@ class QuarantineList:
 
 
 def slot_views(slot: Slot, model: str, now: float) -> tuple[SlotView, ...]:
-    """Returns the views of a slot for the roster at the time ``now`` of the reaper's clock: of its
-    current worker, or of the empty slot, and of the second worker while one replaces the other."""
+    """Returns the published views of a slot (a place for one worker) at the time ``now`` of the
+    reaper's clock: of its current worker or the empty slot, and of a second worker during a
+    replacement."""
     views = tuple(_worker_view(slot, worker, model, now) for _, worker in slot.workers)
     if slot.current is not None:
         return views
@@ -188,7 +189,7 @@ class RosterPublisher:
         return self._due
 
     def publish_soon(self, now: float) -> None:
-        """Makes the next roster due now, for a front end that has just subscribed."""
+        """Makes the next roster (the node's published state) due now, for a new subscriber."""
         self._due = now
 
     def add_loss(self, loss: Loss, now: float) -> None:
@@ -201,7 +202,8 @@ class RosterPublisher:
         self._change(now)
 
     def change_quarantine(self, request: Quarantine | Release, now: float) -> Done:
-        """Has every front end refuse a request from now on, or no longer refuse it."""
+        """Adds a request to the list that every front end refuses, or removes requests from the
+        list."""
         self._change(now)
         match request:
             case Quarantine():
@@ -228,7 +230,8 @@ class RosterPublisher:
         return self.roster(now)
 
     def roster(self, now: float) -> Roster:
-        """Returns the node's present roster, with all ages as they are at the time ``now``."""
+        """Returns the node's present state for front ends, with all ages as they are at the time
+        ``now``."""
         self._losses = [(at, loss) for at, loss in self._losses if now - at <= LOSSES_KEPT_S]
         return Roster(
             node=self._node,

@@ -272,9 +272,9 @@ def _reachable_at(network: Network, pair: KeyPair | None, trusted: int) -> str:
 
 
 class ControlSockets:
-    """All sockets of a node's reaper: those for this machine, and the gateway for front ends on a
-    network, if the settings have one. They are bound at once, and closed with ``stack``. Raises
-    StartError if the gateway cannot be bound."""
+    """All sockets of a node's reaper: local sockets for this machine, and TCP sockets (the gateway)
+    for front ends on a network if the settings have one. The sockets are bound at once, and closed
+    with ``stack``. Raises StartError if the gateway cannot be bound."""
 
     def __init__(
         self,

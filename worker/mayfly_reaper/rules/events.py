@@ -85,7 +85,7 @@ class SpawnDeferred:
 class RecycleRequested:
     """The slot is to replace its healthy worker (recycle).
 
-    A worker that serves is replaced: its successor is loaded beside it (``surge``) or after it has
+    A worker that serves gets a successor, which is loaded beside it (``surge``) or after it has
     left. A slot that waits after a loss, or that has failed, gets a worker at once. ``reason`` is
     for people.
     """

@@ -68,7 +68,7 @@ class Incarnation:
     escalation: Escalation = ()
     """The remaining steps (signals, in the end SIGKILL) of ending the worker's process."""
     escalate_at: float = 0.0
-    """The time at which the first step in ``escalation`` is taken."""
+    """The time of the first step in ``escalation``, the remaining steps of ending the process."""
     grace_s: float = 0.0
     exit: ProcessExited | None = None
     exited_at: float = 0.0

@@ -31,7 +31,7 @@ SURGE_ROOM = 1.2
 
 @dataclass(frozen=True, slots=True)
 class DueRecycle:
-    """The reason, for people, and the cause for which a worker is due to be replaced. An
+    """The reason, for people, and the cause for which a healthy worker is due to be replaced. An
     ``overdue`` worker is replaced even while it is busy."""
 
     reason: str
@@ -41,7 +41,8 @@ class DueRecycle:
 
 @dataclass(frozen=True, slots=True)
 class PlannedRecycle:
-    """The slot whose worker is replaced next; with ``surge``, its successor is loaded first."""
+    """A planned replacement of the healthy worker in a slot; with ``surge``, its successor is
+    loaded before it leaves."""
 
     slot: str
     surge: bool

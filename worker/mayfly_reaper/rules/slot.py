@@ -107,7 +107,7 @@ class Slot:
     failed_recycles: int = 0
     """Number of planned replacements of the slot's worker that failed in a row."""
     no_room_for_surge: bool = False
-    """True if a successor, loaded beside the current worker, ran out of memory."""
+    """True if a worker loaded as a replacement beside the current worker ran out of memory."""
     memory_needed: int = 0
     """Bytes of memory of a worker of this slot that has just become READY."""
     memory_freed_at: float = 0.0
