@@ -105,9 +105,9 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """Answer that the worker does not run the request. ``invalid``: the request can never run (a
+    """Answer that the worker does not run the request. ``invalid``: the request can never run (HTTP
     400 with ``message``, ``param`` and ``code``, and for a prompt that is too long the numbers of
-    its and the context's tokens); ``full``: the worker has no room, try again after
+    the prompt's and the context's tokens); ``full``: the worker has no room, try again after
     ``retry_after_s``; ``leaving``: this worker admits nothing any more, but another worker may."""
 
     rid: str

@@ -45,7 +45,7 @@ VERDICT = Verdict("k", "worker", Cause("E", "first", "Traceback"), (Cause("E", "
 
 def written(worker: Incarnation = WORKER) -> dict[str, object]:
     return autopsy_record(
-        RecordLoss(worker, VERDICT, "respawned at once"),
+        RecordLoss(worker, VERDICT, "a new worker starts at once"),
         slot="s-0",
         model="org/model",
         epoch="abcd",
@@ -92,7 +92,7 @@ def test_a_loss_is_written_whole(tmp_path: Path) -> None:
         "suspects": ["r3"],
         "marked": ["r1"],
         "lived_s": 11.5,
-        "done": "respawned at once",
+        "done": "a new worker starts at once",
     }
 
 

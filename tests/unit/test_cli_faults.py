@@ -26,7 +26,7 @@ def record(number: int, kind: str, text: str) -> dict[str, object]:
         "survived": [{"kind": "shape", "scope": "batch", "text": "odd", "ago_s": 2.5}],
         "stderr": ["one", "two"],
         "exit_status": -6,
-        "done": "respawned at once",
+        "done": "a new worker starts at once",
     }
 
 

@@ -119,7 +119,7 @@ def test_a_reason_is_told_once_for_each_slot() -> None:
     reporter = Reporter(PlainLines(lines.append, FakeClock(100.0)))
     reporter.note("smol-0: lost worker 1 (pid 1): no such folder; nothing")
     reporter.slot_changed(view("failed", detail="no such folder"))
-    reporter.note("smol-1: lost worker 2 (pid 2): no memory; back-off of 1 s")
+    reporter.note("smol-1: lost worker 2 (pid 2): no memory; a new worker starts in 1 s")
     reporter.slot_changed(view("backoff", slot="smol-1", detail="no such folder"))
     assert lines[1] == "smol-0: failed"
     assert lines[3] == "smol-1: waits before it tries again: no such folder"

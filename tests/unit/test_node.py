@@ -83,7 +83,7 @@ def test_a_killed_worker_is_replaced_and_missed_at_once(
         autopsy = node.autopsies()[0]
     assert (autopsy["kind"], autopsy["exit_status"], autopsy["state"]) == ("killed", -9, "ready")
     assert autopsy["pid"] == first.pid
-    assert autopsy["done"] == "respawned at once"
+    assert autopsy["done"] == "a new worker starts at once"
     with capsys.disabled():
         median_ms = statistics.median(delays[-5:]) * 1000
         print(f"\nSIGKILL to roster, median of 5: {median_ms:.1f} ms")

@@ -211,7 +211,7 @@ def test_a_full_disk_costs_records_and_nothing_else(tmp_path: Path) -> None:
         node.process.terminate()
         assert node.process.wait(20) == 0
         notes = [words[1] for words in node.all_events() if words[0] == "note"]
-        assert sum("autopsies cannot be written" in note for note in notes) == 1
+        assert sum("records of lost workers cannot be written" in note for note in notes) == 1
         assert sum("the list of workers cannot be written" in note for note in notes) == 1
         assert sum("was lost: " in note for note in notes) == 3
 

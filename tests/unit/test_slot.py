@@ -60,7 +60,7 @@ def test_a_first_loss_is_made_good_at_once_and_further_ones_are_not() -> None:
     assert (record.verdict.kind, record.worker.state_before_gone, record.done) == (
         "crashed",
         "ready",
-        "respawned at once",
+        "a new worker starts at once",
     )
     assert spawn == Spawn(2)
     delays = []

@@ -240,7 +240,7 @@ def test_broken_kernels_are_removed_once_and_then_fail_the_slot() -> None:
     scenario.receive(fault("model", "Failed to compile kernel: x", kind="cuda_compile"))
     record, wipe = scenario.apply(ProcessExited(1, 70))
     assert isinstance(record, RecordLoss)
-    assert record.done.startswith("its compiled kernels are removed; back-off of")
+    assert record.done.startswith("its compiled kernels are removed; a new worker starts in")
     assert wipe == WipeKernels()
     scenario.wait(1)
     scenario.receive(fault("model", "Failed to compile kernel: x", kind="cuda_compile"))

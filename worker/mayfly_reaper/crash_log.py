@@ -92,7 +92,7 @@ class CrashLog:
             for each in recent_autopsies(path, datetime.now(UTC)):
                 publisher.add_autopsy(each, time.monotonic())
         except OSError as error:
-            self._note_once(f"autopsies cannot be read, earlier crashes are not shown: {error}")
+            self._note_once(f"records of workers lost earlier cannot be read: {error}")
 
     def add(self, slot: str, model: str, loss: RecordLoss) -> None:
         """Notes the loss of a worker for the operator, writes its crash record and publishes the
@@ -113,7 +113,7 @@ class CrashLog:
         try:
             append_record(self._path, record)
         except OSError as error:
-            self._note_once(f"autopsies cannot be written, no crash is recorded: {error}")
+            self._note_once(f"records of lost workers cannot be written: {error}")
         self._publisher.add_autopsy(short_autopsy(record), time.monotonic())
 
 

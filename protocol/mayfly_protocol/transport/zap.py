@@ -159,8 +159,8 @@ class ZapAuthenticator:
 
 
 class _GuardedSocket:
-    """A guarded socket, with the addresses of its connections that have not shown a key yet, by
-    file descriptor."""
+    """A socket that takes trusted peers only, with the addresses of its connections that have not
+    shown a key yet, by file descriptor."""
 
     def __init__(self, socket_: zmq.Socket[Any]) -> None:
         self._socket = socket_

@@ -299,7 +299,7 @@ class Spawner:
             return StderrFile(self._stderr_dir / name)
         except OSError as error:
             self._note_once(
-                f"stderr of workers cannot be kept, autopsies lack it: {error.strerror}"
+                f"stderr of workers cannot be kept for records of their loss: {error.strerror}"
             )
             return StderrFile(None)
 

@@ -197,7 +197,8 @@ class RosterPublisher:
         self._change(now)
 
     def add_autopsy(self, autopsy: Autopsy, now: float) -> None:
-        """Adds the crash record of a lost worker; ``age_s`` in it says how old it is."""
+        """Adds the crash record of a lost worker, to be published to front ends; ``age_s`` in the
+        record says how old it is."""
         self._autopsies.append((now - autopsy.age_s, autopsy))
         self._change(now)
 

@@ -397,7 +397,7 @@ def _without_pause(slot: Slot, now: float) -> Slot:
 
 def _retry_text(slot: Slot, now: float) -> str:
     wait = slot.retry_at - now
-    when = f"back-off of {wait:.1f} s" if wait > 0 else "respawned at once"
+    when = "a new worker starts " + (f"in {wait:.1f} s" if wait > 0 else "at once")
     return f"{when}, with {slot.mitigations}" if slot.mitigations != NO_MITIGATIONS else when
 
 
