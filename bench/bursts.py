@@ -1,11 +1,13 @@
-"""What a burst of prompts waits for on a device that plans each new shape, as CUDA does: the engine
-itself, without a server. Costs are simulated, so that any machine will do. Beside it an engine that
-takes the planning of a shape for the speed of the device.
+"""Measures the time to first token of prompts that come in a burst, on a device that spends extra
+time planning each new tensor shape, as CUDA does. Runs the engine itself, without a server.
+
+The device's costs are simulated, so that any machine will do. A second engine, for comparison,
+mistakes the planning time of a shape for the device's speed.
 
     python bench/bursts.py MODEL_FOLDER
 
-The defaults are what an 8B model costs on an H200, see RESULTS.md. ``--real`` simulates nothing and
-measures the device that is there.
+The default costs are those of an 8B model on an H200, see RESULTS.md. ``--real`` simulates nothing
+and measures the machine's own device.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ class Credulous(ChunkSizer):
 
 
 class Simulated:
-    """A model on a device that takes its time. Calls must not take longer than they are to."""
+    """A model on a simulated device: each forward pass takes the simulated time. The real pass has
+    to be faster than the simulated time."""
 
     def __init__(self, model: Any, args: argparse.Namespace) -> None:
         self._model = model
@@ -65,7 +68,7 @@ class Simulated:
 
 
 class Burst:
-    """An engine that gets bursts of prompts, one after the other."""
+    """An engine that is given bursts of prompts, one burst after the other."""
 
     def __init__(self, decoder: Decoder, chunks: ChunkSizer, args: argparse.Namespace) -> None:
         self._args = args
@@ -85,11 +88,12 @@ class Burst:
 
     @property
     def planned(self) -> int:
-        """How many shapes have been, so far."""
+        """Number of distinct tensor shapes that the simulated device has seen so far; 0 if the
+        device is real."""
         return len(self._device.planned) if self._device else 0
 
     def run(self, seed: int) -> list[float]:
-        """Milliseconds to each prompt's first token, ascending."""
+        """Runs one burst; returns the milliseconds to each prompt's first token, ascending."""
         rng = random.Random(seed)
         ids = range(self._rows, self._rows + self._args.prompts)
         self._rows += self._args.prompts
@@ -118,13 +122,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path, help="a tiny model's folder")
     parser.add_argument("--bursts", type=int, default=10)
-    parser.add_argument("--prompts", type=int, default=32, help="of a burst, of some 145 tokens")
-    parser.add_argument("--every-ms", type=float, default=2.0, help="between two of them")
-    parser.add_argument("--plan-ms", type=float, default=120.0, help="what a new shape costs")
-    parser.add_argument("--pass-ms", type=float, default=15.0, help="what any chunk costs")
-    parser.add_argument("--token-us", type=float, default=56.0, help="and each of its tokens")
-    parser.add_argument("--step-ms", type=float, default=20.0, help="what a decode step costs")
-    parser.add_argument("--real", action="store_true", help="on the device that is there")
+    parser.add_argument(
+        "--prompts", type=int, default=32, help="prompts in a burst, about 145 tokens each"
+    )
+    parser.add_argument("--every-ms", type=float, default=2.0, help="time between two prompts")
+    parser.add_argument("--plan-ms", type=float, default=120.0, help="cost of each new shape")
+    parser.add_argument("--pass-ms", type=float, default=15.0, help="cost of each prefill chunk")
+    parser.add_argument("--token-us", type=float, default=56.0, help="cost of each prefill token")
+    parser.add_argument("--step-ms", type=float, default=20.0, help="cost of a decode step")
+    parser.add_argument("--real", action="store_true", help="measure the machine's own device")
     args = parser.parse_args()
     decoder = Decoder.of(args.model)
     contenders = {"planning apart": Burst(decoder, ChunkSizer(1.0, 0.25), args)}

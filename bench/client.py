@@ -1,6 +1,7 @@
 """A load client: concurrent streamed chat completions, over plain asyncio.
 
-It parses no more HTTP than it needs, so that the client costs little beside what it measures.
+The client parses no more HTTP than it needs, so that it takes little CPU time from the server that
+it measures on the same machine.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ WORDS = ("alpha", "beta", "gamma", "delta", "stone", "river", "cloud", "number")
 
 @dataclass
 class Timing:
-    """One request: seconds to its first token, between tokens, and how many tokens it got."""
+    """The timing of one request: ``ttft``, seconds to its first token; ``gaps``, seconds between
+    successive tokens; ``tokens``, their number."""
 
     ttft: float
     gaps: list[float]
@@ -29,7 +31,7 @@ class Timing:
 
 @dataclass
 class Round:
-    """All requests of one round."""
+    """The timings of all requests of one measured round, and the round's length in seconds."""
 
     seconds: float
     timings: list[Timing] = field(default_factory=list)
@@ -51,8 +53,8 @@ def percentile(values: list[float], quantile: float) -> float:
 
 
 def chat(model: str, text: str, max_tokens: int, **options: object) -> dict[str, object]:
-    """The body of a streamed chat completion, greedy unless the options say otherwise, that tells
-    at its end what was used."""
+    """The body of a request for a streamed chat completion with token counts in its last chunk;
+    greedy unless ``options``, further fields of the body, say otherwise."""
     return {
         "model": model,
         "messages": [{"role": "user", "content": text}],
@@ -65,7 +67,8 @@ def chat(model: str, text: str, max_tokens: int, **options: object) -> dict[str,
 
 
 def prompts(count: int, words: int, *, prefix_words: int = 0, seed: int = 7) -> list[str]:
-    """Distinct prompts; with ``prefix_words`` they begin with the same words."""
+    """Distinct random prompts of ``words`` words each; all begin with the same ``prefix_words``
+    words."""
     shared = " ".join(random.Random(0).choice(WORDS) for _ in range(prefix_words))
     rng = random.Random(seed)
     return [
@@ -75,11 +78,11 @@ def prompts(count: int, words: int, *, prefix_words: int = 0, seed: int = 7) -> 
 
 
 class Refused(RuntimeError):
-    """Anything but success, before the first event."""
+    """Raised when a server answers a streamed request with anything but status 200."""
 
 
 class Cut(RuntimeError):
-    """A stream that ended with an error, or without saying that it is complete."""
+    """Raised when a stream ends with an error event, or without ``[DONE]``."""
 
 
 async def events(
@@ -88,9 +91,9 @@ async def events(
     """The events of one streamed chat completion.
 
     Raises:
-        OSError: no connection, or it was reset.
-        Refused: an answer that is no stream.
-        Cut: a stream without its end.
+        OSError: the server could not be reached, or reset the connection.
+        Refused: the answer's status is not 200.
+        Cut: the stream ended with an error event, or without ``[DONE]``.
     """
     payload = json.dumps(body).encode()
     reader, writer = await asyncio.open_connection(host, port, limit=1 << 22)
@@ -122,9 +125,11 @@ def has_text(event: dict[str, Any]) -> bool:
 
 
 async def stream(host: str, port: int, body: dict[str, object]) -> Timing:
-    """One streamed chat completion. One whose text a parser has swallowed came at its end.
+    """Runs one streamed chat completion and times its tokens. An answer without visible text, which
+    a server's parser of tool calls or reasoning may have swallowed, counts as one token that came
+    at the stream's end.
 
-    Raises what :func:`events` does, and RuntimeError if there was nothing.
+    Raises what :func:`events` does, and RuntimeError if the answer has neither text nor tokens.
     """
     began = time.perf_counter()
     arrivals: list[float] = []
@@ -143,7 +148,7 @@ async def stream(host: str, port: int, body: dict[str, object]) -> Timing:
 
 
 async def load(host: str, port: int, bodies: list[dict[str, object]], concurrency: int) -> Round:
-    """Runs all bodies, so many at a time."""
+    """Sends all request bodies, at most ``concurrency`` at a time, and times the answers."""
     queue = list(reversed(bodies))
     timings: list[Timing] = []
 

@@ -1,8 +1,9 @@
-"""What Mayfly itself costs: memory and CPU of front end, reaper and worker, idle and at load.
+"""Measures what Mayfly itself costs: memory and CPU of front end (HTTP), worker (inference) and
+reaper (supervisor), idle and at load.
 
-``mayfly serve`` with a tiny random-weight model, so that next to nothing is the model's. It stands
-idle, then so many clients stream without a pause, then it stands idle again. Prints a table. The
-clients run on the same machine; what they take is told.
+The server is ``mayfly serve`` with a tiny random-weight model, so that next to nothing of the
+memory and CPU is the model's. The server idles, then clients stream without a pause, then the
+server idles again. Prints a table. The clients run on the same machine; their CPU is printed too.
 
     python bench/cost.py [--concurrency 8 32] [--idle-s 60] [--seconds 20] [--max-tokens 64]
 """
@@ -35,7 +36,7 @@ WARM_UP_S = 3.0
 
 @contextlib.contextmanager
 def serving(folder: Path, *options: object) -> Iterator[Mayfly]:
-    """``mayfly serve`` as it is by default, with the tiny model."""
+    """Runs ``mayfly serve`` with the tiny model; ``options`` are added to its default options."""
     server = Mayfly(tiny.build(folder / MODEL), folder, *options)
     try:
         yield server
@@ -51,7 +52,8 @@ class Load:
 
 @contextlib.asynccontextmanager
 async def load(port: int, concurrency: int, max_tokens: int) -> AsyncIterator[Load]:
-    """So many clients that stream one answer after the other."""
+    """Runs ``concurrency`` clients, each of which streams one answer after the other, until the
+    context ends; yields the running count of their tokens and requests."""
     so_far = Load()
 
     async def client(name: int) -> None:
@@ -74,7 +76,8 @@ def ask(what: str, max_tokens: int) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class Watched:
-    """Each process of a server, from now on; ``clients`` are this process."""
+    """The processes of a server by role, metered from the object's making on; with ``clients``
+    also this process, in which the load clients run."""
 
     processes: dict[str, psutil.Process]
     meter: Meter
@@ -98,7 +101,7 @@ class Watched:
 
 
 def idle(state: str, server: int, seconds: float) -> None:
-    """After as long without a request."""
+    """Measures the server during ``seconds`` without a request, after as many seconds of rest."""
     time.sleep(seconds)
     watched = Watched.of(server, clients=False)
     time.sleep(seconds)

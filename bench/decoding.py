@@ -1,4 +1,4 @@
-"""Decode steps of the engine itself, without a server."""
+"""Times decode steps of Mayfly's engine itself, without a server; shared by several benchmarks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from mayfly_worker.model.reference_store import ReferenceStore
 from mayfly_worker.prefix_cache import PrefixCache
 
 TOGETHER, APART = float("inf"), 0.0
-"""Prices of a forward pass at which rows always share one, or never do."""
+"""Costs of a forward pass, in cached tokens, at which the engine always decodes all rows in one
+batch (TOGETHER), or never does (APART)."""
 
 GREEDY = SequenceSampling.greedy()
 Emit = Callable[[list[Event]], None]
@@ -34,7 +35,8 @@ WARM_UP = 5
 
 @dataclass(frozen=True)
 class Decoder:
-    """A loaded model. ``price`` is what the engine takes a forward pass for, in tokens of cache."""
+    """A loaded model with what the engine needs to know of it. ``price`` is the engine's estimate
+    of a forward pass's fixed cost, in tokens of KV cache that could be read in the same time."""
 
     model: Any
     found: Probe
@@ -52,14 +54,14 @@ class Decoder:
         return cls(model, found, pass_cost_tokens(weights, found.cost.per_token))
 
     def prompts(self, lengths: Sequence[int]) -> list[list[int]]:
-        """Random ones."""
+        """Random prompts (token ids) of the given lengths."""
         rng = random.Random(0)
         return [[rng.randrange(self.found.width) for _ in range(n)] for n in lengths]
 
     def engine(
         self, rows: int, price: float, chunks: ChunkSizer, emit: Emit, **more: Any
     ) -> Engine:
-        """One that keeps no prefixes."""
+        """A new engine for at most ``rows`` sequences at once, without a prefix cache."""
         return Engine(
             self.model,
             self.found.width,
@@ -82,7 +84,8 @@ class Decoder:
         sampling: SequenceSampling = GREEDY,
         logprobs: int | None = None,
     ) -> float:
-        """The median time of a decode step of rows with so many tokens."""
+        """The median milliseconds of a decode step of sequences whose prompts have the given
+        ``lengths`` in tokens."""
         engine = self.engine(len(lengths), price, ChunkSizer(1.0, 1.0), lambda events: None)
         for i, tokens in enumerate(self.prompts(lengths)):
             row = SequenceState(i, tokens, sampling, 1 << 20, logprobs=logprobs)

@@ -1,8 +1,9 @@
-"""A node with one worker that computes nothing: every step gives each of its rows a token.
+"""A fake node with one worker that computes nothing: each step gives every running request a token.
 
-What it shares with a real node is what a front end sees: a roster each second, a message a step
-with all rows' tokens, a bounded number of rows, a queue. It packs its frames itself, so that it
-costs little beside the front end that is measured.
+To a front end the fake node looks like a real one: it publishes its status each second, sends one
+message per step with the tokens of all requests, runs a bounded number of requests and queues the
+others. The fake node packs its message frames itself, so that it takes little CPU time from the
+front end that is measured.
 
     python bench/fake_node.py FOLDER NAME --rows 16 --step-ms 20
 

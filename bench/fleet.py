@@ -1,8 +1,10 @@
-"""One front end over 1, 2 and 3 nodes that compute nothing: what it passes on, and what it costs.
+"""Measures the tokens per second that one front end (the HTTP process) relays from 1, 2 and 3 fake
+nodes, which compute nothing, and its CPU time.
 
-Rounds are interleaved (1 2 3 1 2 3 ...), and what counts is the ratio within a round. Then the
-nodes speed up until the front end falls behind: what it passes on then is its limit. Client, nodes
-and front end share the machine, so the CPU of each is told. Prints Markdown tables.
+Rounds are interleaved (1 2 3 1 2 3 ...), and the result is the ratio within a round. Then the nodes
+speed up until the front end falls behind; the tokens per second that it relays then are its limit.
+Client, nodes and front end share the machine, so the CPU of each is printed. Prints Markdown
+tables.
 
     python bench/fleet.py [--rounds 3] [--seconds 6] [--rows 16] [--step-ms 20] [--no-limit]
 """
@@ -32,17 +34,19 @@ from processes import cpu_s
 
 HERE = Path(__file__).parent
 TOKENS = 200
-"""Of one request."""
+"""Tokens in the answer to each request."""
 CLIENTS_PER_ROW = 1.5
-"""So that a node has somebody waiting whenever a row is free: a conversation's node may have a
-quarter more than its share."""
+"""Clients for each request that the nodes can run at once. More than 1, so that every node always
+has a request waiting: requests are not spread evenly, and a node may get a quarter more than its
+share."""
 LIMIT_ROWS = 64
 LIMIT_STEPS_MS = (40.0, 20.0, 15.0, 10.0, 7.5, 5.0)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Tokens a second that clients got and that the nodes could say; CPU seconds a second."""
+    """A round's figures: ``tokens`` per second that the clients got, ``offered``, tokens per second
+    that the nodes could produce, and CPU seconds per second of front end, nodes and client."""
 
     tokens: float
     offered: float
@@ -53,7 +57,8 @@ class Measured:
 
 
 class Client:
-    """Counts tokens and parses nothing, so that it costs little beside what it measures."""
+    """A load client that counts the tokens of its streams without parsing them, so that it takes
+    little CPU time from the front end that it measures."""
 
     def __init__(self, port: int) -> None:
         body = {
@@ -105,8 +110,8 @@ class Client:
 def fleet(
     nodes: int, rows: int, step_ms: float, *options: object
 ) -> Iterator[tuple[int, list[psutil.Process]]]:
-    """A port, and the processes behind it, the front end first. Nodes step in turn; ``options`` are
-    more of theirs."""
+    """Runs a front end over fake nodes that take their steps in turn. Yields the front end's port,
+    and the processes, the front end first. ``options`` go to every fake node's command line."""
     with contextlib.ExitStack() as stack:
         folders = [
             stack.enter_context(tempfile.TemporaryDirectory(prefix="mayfly-bench-"))
@@ -117,7 +122,7 @@ def fleet(
         command = [sys.executable, "-m", "mayfly_server.front", "--port", port]
         for folder in folders:
             command += ["--node", f"ipc://{folder}/node.ipc"]
-        # The front end ends last: to a node that would be a fault.
+        # Started first, so ended last: to the front end, a node that ends is a fault.
         started = [stack.enter_context(running(command, stderr=subprocess.DEVNULL))]
         for number, folder in enumerate(folders):
             command = [sys.executable, HERE / "fake_node.py", folder, f"node-{number}"]
@@ -152,7 +157,8 @@ def wait_ready(port: int, nodes: int) -> None:
 
 
 async def measure(nodes: int, rows: int, step_ms: float, seconds: float) -> Measured:
-    """Measured once every row is busy."""
+    """Measures one round: fills all ``rows`` of every node for two seconds, then counts tokens and
+    CPU time for ``seconds``."""
     with fleet(nodes, rows, step_ms) as (port, (front, *fakes)):
         client = Client(port)
         own = psutil.Process(os.getpid())
@@ -170,7 +176,7 @@ async def measure(nodes: int, rows: int, step_ms: float, seconds: float) -> Meas
             spent = [(cpu_s(p) - then) / took for p, then in zip(everyone, before, strict=True)]
             for task in tasks:
                 if task.done():
-                    await task  # which says what went wrong
+                    await task  # raises the client's error
             return Measured(
                 tokens=(client.tokens - tokens) / took,
                 offered=nodes * rows * 1000 / step_ms,
@@ -227,7 +233,7 @@ def limit(options: argparse.Namespace) -> None:
             flush=True,
         )
         if now.tokens < best:
-            break  # more is only in its way
+            break  # the front end is at its limit: faster nodes only slow it down
         best = now.tokens
 
 

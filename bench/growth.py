@@ -1,8 +1,9 @@
-"""What front end and reaper hold after thousands of short requests: memory and open files.
+"""Measures whether the front end (HTTP) and the reaper (supervisor of the workers) leak: their
+memory and open files after thousands of short requests.
 
-``mayfly serve`` with its default options and a tiny random-weight model, whose workers are replaced
-as they always are. At each stop the clients pause for a while before it is measured. Prints a
-table.
+The server is ``mayfly serve`` with its default options and a tiny random-weight model; its workers
+are replaced from time to time as usual. After each number of requests in ``--stops``, the clients
+pause for some seconds before memory and files are measured. Prints a table.
 
     python bench/growth.py [--stops 0 2000 5000 10000 15000 20000] [--concurrency 16]
 """
@@ -20,14 +21,15 @@ from cost import ask, serving
 from processes import as_many_files_as_allowed, memory, roles
 
 QUIET_S = 5.0
-"""After the last answer: sockets close, buffers go."""
+"""Seconds between the last answer and the measurement, in which sockets close and buffers are
+freed."""
 
 
 def report(server: int, requests: int, seconds: float) -> None:
     time.sleep(QUIET_S)
     held = []
     for found in roles(server).values():
-        # While a worker's successor is loaded there are two; the older one counts.
+        # There are two workers while a worker's successor loads; the older one is measured.
         process = min(found, key=lambda each: each.create_time())
         now = memory(process)
         held.append(f"{now.uss:.1f} | {now.rss:.1f} | {process.num_fds()}")

@@ -1,7 +1,8 @@
-"""A Llama that hangs once: the code of a model (``model_file``), to lie beside its config.json.
+"""A Llama whose forward pass hangs on demand: model code (``model_file``) for a model's folder.
 
-The forward pass that finds a file ``hang`` beside it takes that away and never returns, as one does
-whose GPU has stopped answering. It waits without the interpreter's lock: other threads go on.
+The forward pass that finds a file named ``hang`` in the model's folder deletes the file and never
+returns, like a forward pass on a GPU that has stopped answering. The pass sleeps without the
+interpreter's lock, so the process's other threads go on.
 """
 
 import contextlib
@@ -28,7 +29,7 @@ class Model(Llama):  # type: ignore[misc]
 
 
 def build(llama: Path, folder: Path) -> Path:
-    """A copy of a model that can hang."""
+    """Copies a Llama model to ``folder`` and makes the copy able to hang; returns ``folder``."""
     shutil.copytree(llama, folder)
     shutil.copy(__file__, folder / "model.py")
     config = json.loads((folder / "config.json").read_text())

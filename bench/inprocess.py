@@ -1,9 +1,9 @@
-"""The bare generator: mlx-lm's BatchGenerator in a loop, no HTTP, all requests there at the start.
-Or Mayfly's engine, without a server.
+"""Measures generation without a server: mlx-lm's BatchGenerator in a loop, which gets all requests
+at the start, or Mayfly's engine.
 
 ``python bench/inprocess.py MODEL [loop | engine]`` reads rounds as JSON lines on stdin (bodies of
-chat completions and a concurrency) and answers each with its figures, so that rounds can be
-interleaved with those of servers.
+chat completions and a concurrency), and answers each line with the round's figures, so that these
+rounds can be interleaved with those of servers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from mayfly_worker.engine.sequence import Event, SequenceState, Start, StepResul
 
 MAX_ROWS = 64
 Run = Callable[[Any, list[dict[str, Any]], int], dict[str, Any]]
-"""Given a tokenizer, bodies of chat completions, and how many decode together."""
+"""A function that runs one round and returns its figures; its arguments are a tokenizer, bodies of
+chat completions, and the number of requests that decode together."""
 
 
 def run_loop(
@@ -45,7 +46,7 @@ def run_loop(
     generator = BatchGenerator(
         model,
         completion_batch_size=concurrency,
-        prefill_batch_size=min(8, concurrency),  # the larger of the two is what decodes together
+        prefill_batch_size=min(8, concurrency),  # the larger of the two sizes is the decode batch's
         sampler=sampler,
     )
     uids = generator.insert(waiting, [int(b["max_tokens"]) for b in bodies])
@@ -78,7 +79,8 @@ def figures(begin: float, arrivals: Iterable[list[float]]) -> dict[str, Any]:
 
 
 class EngineRun:
-    """Rounds of one engine; a row starts when one that was before it has ended."""
+    """Runs rounds of requests in one engine of Mayfly's; when a request has ended, the next one
+    starts."""
 
     def __init__(self, model: Any) -> None:
         decoder = Decoder.with_model(model)

@@ -1,16 +1,18 @@
-"""How long a worker that was killed stays a front end's choice.
+"""Measures how long the front end (HTTP process) still sends requests to a worker process that was
+killed.
 
-Serves a model with one worker, kills that with SIGKILL again and again, and prints how long after
-the kill (milliseconds: median, 99th percentile, longest)
+Serves a model with one worker, kills the worker with SIGKILL again and again, and prints how many
+milliseconds after the kill (median, 99th percentile, longest)
 
-* the system has ended the process,
-* the reaper's roster no longer has it READY,
-* the front end answers /health with 503: there is no worker left that it would send a request to.
+* the operating system has ended the process,
+* the reaper (the workers' supervisor) no longer reports the worker READY in its roster, the status
+  message for front ends,
+* the front end answers /health with 503, because it has no worker left to send a request to.
 
     python bench/kills.py MODEL_FOLDER --kills 30        (on Linux)
 
-The probe is asked over one open connection, without a pause, so that the last figure includes up
-to two of its round trips; how long those take is printed too.
+/health is asked over one open connection, without a pause, so the last figure includes up to two
+round trips of this probe; a round trip's duration is printed too.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ PATIENCE_S = 60.0
 
 
 class Probe:
-    """``/health`` and ``/mayfly/status`` over one connection."""
+    """Asks a server's ``/health`` and ``/mayfly/status`` over one connection, and times each
+    ``/health``."""
 
     def __init__(self, port: int) -> None:
         self._http = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
@@ -64,7 +67,8 @@ class Probe:
 
 
 def ready(probe: Probe, after: int) -> dict[str, Any]:
-    """The slot, once a worker later than the given one serves."""
+    """Waits until a worker with an incarnation number above ``after`` (a later process) is READY
+    and /health is 200; returns its entry in the status."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         for slot in probe.slots():
@@ -75,7 +79,8 @@ def ready(probe: Probe, after: int) -> dict[str, Any]:
 
 
 class Stopwatch(threading.Thread):
-    """Notes when something has happened. To be started before it can."""
+    """A thread that notes the time ``at`` which ``wait`` returns. Start the thread before the event
+    that ``wait`` waits for can happen."""
 
     def __init__(self, wait: Callable[[], None]) -> None:
         super().__init__(daemon=True)
@@ -88,7 +93,8 @@ class Stopwatch(threading.Thread):
 
 
 def ended(pid: int) -> Callable[[], None]:
-    """Returns when the system has ended the process, whoever its parent is."""
+    """A function that waits until the process has ended; works for any process of the user, child
+    or not."""
     watched = os.pidfd_open(pid)
 
     def wait() -> None:
@@ -99,7 +105,8 @@ def ended(pid: int) -> Callable[[], None]:
 
 
 def off_the_roster(node: zmq.Socket[Any]) -> Callable[[], None]:
-    """Returns at the first roster without a worker that is READY."""
+    """A function that waits for the node's first roster (status message) in which no worker is
+    READY. ``node`` is a socket that is subscribed to the rosters."""
     while node.poll(0):
         node.recv_multipart()
 
@@ -113,7 +120,8 @@ def off_the_roster(node: zmq.Socket[Any]) -> Callable[[], None]:
 
 
 def off_the_choices(probe: Probe) -> Callable[[], None]:
-    """Returns when the front end says that it has nobody left to choose."""
+    """A function that waits until /health is not 200: the front end has no worker left to send
+    requests to."""
 
     def wait() -> None:
         while probe.health() == 200:
@@ -123,7 +131,8 @@ def off_the_choices(probe: Probe) -> Callable[[], None]:
 
 
 def kill(pid: int, watches: list[Stopwatch]) -> list[float]:
-    """Milliseconds from the kill to each of the events."""
+    """Starts the stopwatches and kills the process; returns the milliseconds from the kill to each
+    stopwatch's event."""
     for watch in watches:
         watch.start()
     time.sleep(0.2)  # until all of them wait

@@ -1,5 +1,6 @@
-"""What it costs mlx-lm's generator of one row that each token is told to somebody, as a server has
-to: to a thread, or to a process that tells another one. Each listener computes for a while.
+"""Measures how much mlx-lm's generator slows down when it passes each token on, as in a server: to
+another thread, or to a process that passes the token on to a second process. Each listener computes
+for a fraction of a millisecond per token. One sequence is generated at a time.
 
     python bench/listeners.py MODEL_FOLDER
 """
@@ -38,7 +39,9 @@ def listen(hear: Callable[[], object], tell: Callable[[], object], ms: float) ->
 
 
 def processes(ms: float) -> Callable[[], object]:
-    """Starts two, before MLX does anything; the second hears of each token from the first."""
+    """Starts two listening processes, the first of which passes each token on to the second.
+    Returns the function that sends a token to the first. Call before MLX is used, since the
+    processes are forked."""
     (first, tell_first), (second, tell_second) = os.pipe(), os.pipe()
     forked = multiprocessing.get_context("fork")
     steps = [(first, lambda: os.write(tell_second, b"x")), (second, lambda: None)]
@@ -56,7 +59,7 @@ def thread(ms: float) -> Callable[[], object]:
 
 
 def step_ms(model: Any, tell: Callable[[], object], steps: int, seed: int) -> float:
-    """The mean time from one token to the next."""
+    """The mean milliseconds from one token to the next; ``tell`` is called for each token."""
     rng = random.Random(seed)
     generator = BatchGenerator(model, completion_batch_size=1, prefill_batch_size=1)
     generator.insert([[rng.randrange(1000) for _ in range(PROMPT)]], [1 << 20])
@@ -74,7 +77,9 @@ def main() -> None:
     parser.add_argument("model", type=Path, help="a model folder")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--ms", type=float, default=0.3, help="that a listener computes for")
+    parser.add_argument(
+        "--ms", type=float, default=0.3, help="milliseconds that a listener computes per token"
+    )
     args = parser.parse_args()
     told: dict[str, Callable[[], object]] = {
         NOBODY: lambda: None,

@@ -1,7 +1,7 @@
-"""What clients of a server see when the process that computes dies, or computes no more.
+"""Measures what clients of a server see when its inference process dies or hangs.
 
-Some clients stream short answers one after the other; each asks again a second after a failure.
-From the fault on, new requests are sent besides until one is served, and /health is asked.
+Four clients stream short answers one after the other; each waits a second after a failure and asks
+again. From the fault on, extra requests are sent until one is answered, and /health is polled.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from servers import Server
 
 CLIENTS = 4
 MAX_TOKENS = 32
-"""Which a random model never ends before."""
+"""Length of each answer in tokens; a random-weight model never ends an answer earlier."""
 STEADY_S = 4.0
 AFTER_S = 3.0
-"""How long the load goes on once there is service again."""
+"""Seconds for which the clients go on after the server answers again."""
 PAUSE_S = 1.0
 PROBE_S = 0.1
 HEALTH_S = 0.25
@@ -37,11 +37,12 @@ FAILURES = ("failed", "cut", "short", "no answer")
 class Request:
     began: float
     first: float | None = None
-    """When its first text came."""
+    """Time at which the answer's first text came (monotonic clock, seconds)."""
     ended: float | None = None
     failure: str = ""
-    """One of FAILURES: before its first text, after it, too little text in a stream that says that
-    it is complete, or given up at the end."""
+    """Empty, or one of FAILURES: ``failed``, an error before the first text; ``cut``, an error
+    after the first text; ``short``, a stream that ended properly with too few tokens; ``no
+    answer``, still open when the measurement ended."""
 
     @property
     def served(self) -> bool:
@@ -50,14 +51,16 @@ class Request:
 
 @dataclass
 class Outage:
-    """One fault. ``requests`` are the clients' that were open at its time or began afterwards."""
+    """One injected fault and its effects. ``struck`` is the fault's time (monotonic clock,
+    seconds); ``requests`` are the clients' requests that were open at that time or began later."""
 
     struck: float
     back: float | None = None
-    """When the first text of a new request came; None if none came for as long as was waited."""
+    """Time of the first text of a request that was sent after the fault (monotonic clock, seconds);
+    None if no request was answered within the time limit."""
     requests: list[Request] = field(default_factory=list)
     health: Counter[str] = field(default_factory=Counter)
-    """What /health answered until then, and how often."""
+    """Number of each answer of /health between the fault and ``back``."""
     errors: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -66,7 +69,7 @@ class Outage:
 
     @property
     def slowest(self) -> float:
-        """The longest that one of the served requests took."""
+        """Seconds that the slowest of the answered requests took."""
         return max((r.ended - r.began for r in self.requests if r.served and r.ended), default=0.0)
 
     def count(self, failure: str) -> int:
@@ -86,7 +89,8 @@ class Load:
         self._tasks = [asyncio.create_task(self._client()) for _ in range(CLIENTS)]
 
     async def stop(self, until: float) -> None:
-        """Asks no more, and lets what is open end, until then; whatever has not is given up."""
+        """Sends no more requests. Waits for open requests to end, until the time ``until``, and
+        then cancels those that are still open."""
         self._going = False
         await asyncio.wait(self._tasks, timeout=max(PAUSE_S, until - time.monotonic()))
         await give_up(self._tasks)
@@ -132,11 +136,11 @@ async def give_up(tasks: list[asyncio.Task[None]]) -> None:
 
 
 async def strike(server: Server, blow: Callable[[Server], object], wait_s: float) -> Outage:
-    """Strikes while there is load, and watches until new requests are served and all that are open
-    have ended, for about ``wait_s`` seconds at most.
+    """Injects a fault with ``blow`` while clients stream, and watches until the server answers new
+    requests and all open ones have ended, for about ``wait_s`` seconds at most.
 
     Raises:
-        RuntimeError: the server fails requests without a fault.
+        RuntimeError: requests failed before the fault was injected.
     """
     load = Load(server)
     load.start()
@@ -158,7 +162,8 @@ async def strike(server: Server, blow: Callable[[Server], object], wait_s: float
 
 
 async def _probe(load: Load, outage: Outage, wait_s: float) -> None:
-    """Sends a new request whenever the last one has failed, or has got nothing for a second."""
+    """Sends probe requests until a request that began after the fault is answered: a new one
+    whenever the last one has failed, or has had no answer for a second."""
     probes: list[Request] = []
     tasks: list[asyncio.Task[None]] = []
     deadline = outage.struck + wait_s
@@ -184,7 +189,8 @@ async def _health(server: Server, outage: Outage) -> None:
 
 
 async def _word(client: httpx.AsyncClient, url: str) -> str:
-    """What /health says, with the status, or how it does not."""
+    """The answer of /health as HTTP status and ``status`` field, or the way in which the probe
+    failed: "no connection", "no answer", "cut"."""
     try:
         answer = await client.get(url)
     except httpx.ConnectError:

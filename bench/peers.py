@@ -1,12 +1,12 @@
-"""Mayfly beside its peers: their speed, and what their clients see when the process that computes
-is killed, is stopped, or hangs in a forward pass as when the GPU answers no more.
+"""Compares Mayfly with other MLX servers (peers): their speed, or what clients see when the
+inference process is killed, is stopped (SIGSTOP), or hangs in a forward pass like with a dead GPU.
 
     python bench/peers.py speed MODEL --peer vllm-mlx=VENV --peer rapid-mlx=VENV
     python bench/peers.py faults MODEL --peer vllm-mlx=VENV --only mayfly vllm-mlx
 
 ``mlx_lm.server`` is the one installed beside Mayfly; every other peer has a virtual environment of
 its own, where it was installed from the package index. Prints Markdown tables. For speed, rounds of
-all contenders are interleaved, and what counts is the ratio within a round.
+all servers are interleaved, and the result is the ratio within a round.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ SAMPLING: dict[str, dict[str, object]] = {
     "sampled": {"temperature": 0.7, "top_p": 0.9},
 }
 TERM_S = 15.0
-"""How long after SIGTERM a server may still be there."""
+"""Seconds that a server has to end after SIGTERM."""
 
 Start = Callable[[Path], Server]
-"""Starts a server that may write into the folder."""
+"""A function that starts a server, which may write into the given folder."""
 
 
 def versions(name: str, venv: Path) -> str:
-    """What a virtual environment has of the packages that matter."""
+    """The versions of the server's package, mlx and mlx-lm in a virtual environment, as text."""
     package = {"mlx_lm.server": "mlx-lm"}.get(name, name)
     script = (
         "import sys; from importlib.metadata import version; "
@@ -138,7 +138,8 @@ FAULTS: dict[str, Callable[[Path, Server], object]] = {
     "stopped": lambda _, server: os.kill(server.computing(), signal.SIGSTOP),
     "hangs": lambda model, _: (model / HANG).touch(),
 }
-"""What happens to the process that computes. The model is one that can hang."""
+"""Functions that inject a fault into a server's inference process; the model's folder comes from
+:mod:`hanging_model`."""
 
 
 def faults(args: argparse.Namespace) -> None:
@@ -153,7 +154,7 @@ def faults(args: argparse.Namespace) -> None:
             args.faults, fault_starts(args, model)
         ):
             if fault != "killed" and supervisor == "restarts":
-                continue  # it has not ended: there is nothing to restart
+                continue  # a stopped or hanging process has not ended, so nothing restarts it
             with started(start) as server:
                 outages = strikes(server, partial(FAULTS[fault], model), args)
                 took = server.stop(TERM_S)
@@ -179,7 +180,8 @@ def fault_starts(args: argparse.Namespace, model: Path) -> Iterator[tuple[str, s
 def strikes(
     server: Server, blow: Callable[[Server], object], args: argparse.Namespace
 ) -> list[Outage]:
-    """So many faults, one after the other, or fewer where the server does not come back."""
+    """Injects the fault ``args.times`` times, one after the other; stops early if the server does
+    not answer again."""
     outages: list[Outage] = []
     while len(outages) < args.times and (not outages or outages[-1].back is not None):
         server.wait_whole()
@@ -211,7 +213,7 @@ def main() -> None:
     parser.add_argument("model", type=Path, help="a model folder")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=VENV",
                         help=f"one of {', '.join(PEERS)}, and where it is installed")  # fmt: skip
-    parser.add_argument("--only", nargs="+", help="contenders to start; by default all")
+    parser.add_argument("--only", nargs="+", help="servers to measure; by default all")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--kinds", nargs="+", default=["greedy"], choices=list(SAMPLING))
     parser.add_argument("--rounds", type=int, default=3)
@@ -220,8 +222,9 @@ def main() -> None:
     parser.add_argument("--faults", nargs="+", default=list(FAULTS), choices=list(FAULTS))
     parser.add_argument("--supervisors", nargs="+", default=["none", "restarts"],
                         choices=["none", "restarts"], help="of the peers")  # fmt: skip
-    parser.add_argument("--times", type=int, default=3, help="faults of a kind")
-    parser.add_argument("--patience", type=float, default=60.0, help="seconds until it is over")
+    parser.add_argument("--times", type=int, default=3, help="how often to inject each fault")
+    parser.add_argument("--patience", type=float, default=60.0,
+                        help="seconds to wait for the server to answer again")  # fmt: skip
     args = parser.parse_args()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     args.model = args.model.resolve()

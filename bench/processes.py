@@ -1,4 +1,4 @@
-"""What the processes of a server cost: which is which, their memory, and their time on a core."""
+"""Finds the processes of a ``mayfly serve`` and measures their memory and CPU time."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import psutil
 
 MIB = 1 << 20
 ROLES = {"front end": "mayfly_server.front", "worker": "mayfly_worker"}
-"""By the module that a child of the reaper runs."""
+"""Names of process roles, with the Python module that each runs as a child of ``mayfly serve``."""
 
 
 def roles(reaper_pid: int) -> dict[str, list[psutil.Process]]:
-    """The processes of a ``mayfly serve`` that live. A name with no process has an empty list."""
+    """The running processes of a ``mayfly serve`` by role: "reaper" (the main process, which
+    supervises the others), "front end" and "worker". A role without a process has an empty list."""
     reaper = psutil.Process(reaper_pid)
     found: dict[str, list[psutil.Process]] = {"reaper": [reaper], **{role: [] for role in ROLES}}
     for child in reaper.children():
@@ -30,8 +31,8 @@ def roles(reaper_pid: int) -> dict[str, list[psutil.Process]]:
 
 @dataclass(frozen=True)
 class Memory:
-    """MiB. ``uss`` is what would be free again without the process, ``rss`` also counts what it
-    shares with others."""
+    """A process's memory in MiB. ``uss`` would be freed if the process ended; ``rss`` also counts
+    memory shared with other processes."""
 
     uss: float
     rss: float
@@ -43,27 +44,29 @@ def memory(process: psutil.Process) -> Memory:
 
 
 def cpu_s(process: psutil.Process) -> float:
-    """Seconds on a core so far. The system counts them in hundredths."""
+    """CPU seconds that the process has used so far; the system counts in hundredths of a second."""
     times = process.cpu_times()
     return float(times.user + times.system)
 
 
 def wake_ups(process: psutil.Process) -> int:
-    """How often its threads have waited for something so far."""
+    """Number of voluntary context switches of the process so far: times that its main thread slept
+    until something happened."""
     switches: int = process.num_ctx_switches().voluntary
     return switches
 
 
 @dataclass(frozen=True)
 class Spent:
-    """Of one process in an interval: cores, and wake-ups a second."""
+    """One process's use of CPU in an interval: cores (CPU seconds per second) and wake-ups per
+    second."""
 
     cores: float
     wake_ups: float
 
 
 class Meter:
-    """What processes spend from now on."""
+    """Measures the CPU time and wake-ups of processes from the meter's making on."""
 
     def __init__(self, processes: list[psutil.Process]) -> None:
         self._began = time.monotonic()
@@ -78,7 +81,8 @@ class Meter:
 
 
 def as_many_files_as_allowed() -> int:
-    """Raises this process's limit of open files, which its children inherit; returns it."""
+    """Raises this process's limit of open files to the hard limit, for its children too; returns
+    the limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard

@@ -1,8 +1,9 @@
-"""What one long row costs the short ones beside it.
+"""Measures how much one long sequence slows down the decoding of short ones beside it.
 
-Decodes seven rows of 50 tokens and one of 3000 (``--long``) in the engine itself, without a server,
-once padded to one batch, once with the long row apart and once as it is served, which is one of the
-two: the engine counts which should cost less. Prints the median time of a step.
+Decodes seven sequences of 50 tokens and one of 3000 (``--long``) in the engine itself, without a
+server: once padded to one batch, once with the long one in a batch of its own, and once as a server
+does, for which the engine picks the cheaper of the two by its own estimate. Prints the median time
+of a step.
 
     python bench/ragged.py MODEL_FOLDER
 """

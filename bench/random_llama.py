@@ -1,4 +1,5 @@
-"""Random-weight Llamas to measure speed with: ``python bench/random_llama.py 1b TOKENIZER OUT``."""
+"""Builds Llama models with random weights, to measure speed with:
+``python bench/random_llama.py 1b TOKENIZER OUT``."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ VOCABULARY = 49152
 
 
 def build(shape: str, tokenizer: Path, out: Path) -> Path:
-    """A model folder in bfloat16 (float32 on a CPU), with the tokenizer files of another one."""
+    """Builds a random-weight model (bfloat16; float32 on a CPU) of one of SHAPES in the folder
+    ``out``, with the tokenizer files of the model folder ``tokenizer``; returns ``out``."""
     sizes = dict(SHAPES[shape])
     heads = sizes.pop("heads")
     config = {

@@ -1,21 +1,24 @@
-"""How long it takes to be back after a SIGKILL, by the size of the model.
+"""Measures how long a server takes to serve again after its worker was killed, by the size of the
+model.
 
-Random-weight float32 Llamas of different sizes. For each, ``mayfly serve`` with one worker, which
-is killed again and again. The phases are between the reaper's rosters, as they are published::
+The models are random-weight float32 Llamas of different sizes. For each, ``mayfly serve`` runs with
+one worker, which is killed (SIGKILL) again and again. The phases end at the worker's states as the
+reaper, the workers' supervisor, publishes them in its status messages (rosters)::
 
     kill ---> no longer READY ---> SPAWNING ---> LOADING -----> CANARY ----> READY ---> /readyz
       noticed              waited         imported      loaded       canary       ready
 
-A request is sent at the kill and waits for the new worker; ``token`` is its first one, since the
-kill as ``/readyz`` is; ``CPU s`` are what the new worker had spent when it was READY, which other
-work on the machine moves less. With two workers, a stream runs meanwhile whose worker is killed:
-``gap`` is its longest one, ``usual`` the longest of the same stream undisturbed. Prints medians in
-seconds.
+A request is sent at the kill and waits for the new worker; ``token`` is the time from the kill to
+its first token, ``/readyz`` the time from the kill until /readyz is 200. ``CPU s`` is the CPU time
+of the new worker until it was READY, which depends less on other work on the machine. With two
+workers, the worker of a running stream is killed: ``gap`` is the longest time between two of the
+stream's tokens, ``usual`` the longest in the same stream undisturbed. Prints medians in seconds.
 
     python bench/recovery.py [--sizes 10 100 400 1000] [--kills 3] [--workers 1 2]
 
-With ``--against FOLDER``, another source tree of Mayfly (``git worktree add FOLDER COMMIT``), two
-servers with one worker each are killed in turn, and what this one takes is told as a ratio.
+With ``--against FOLDER``, another source tree of Mayfly (``git worktree add FOLDER COMMIT``), the
+only worker of one server of each tree is killed in turn, and the ratio of this tree's times to the
+other's is printed.
 """
 
 from __future__ import annotations
@@ -52,18 +55,19 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from support.models import tiny
 
 SHAPES = {10: (256, 3), 100: (1024, 2), 400: (1024, 10), 1000: (2048, 6)}
-"""Hidden size and layers of a model of about so many MB."""
+"""Hidden size and number of layers of the models, by their approximate size in MB."""
 PHASES = ("noticed", "waited", "imported", "loaded", "canary", "ready")
 TOTALS = ("/readyz", "token", "CPU s")
 STATES = ("spawning", "loading", "canary", "ready")
 STREAM_S = 4.0
-"""How long a stream takes, about, for one to be killed under it."""
+"""Approximate duration in seconds of a stream whose worker is killed in its middle."""
 MOST_TOKENS = 1500
 
 
 class Watch(threading.Thread):
-    """Notes when the roster first had a slot without its old incarnation READY, and then the new
-    one in each state. Listens from when it is made."""
+    """A thread that follows a slot (the place of one worker process) in the node's status messages:
+    notes when the old worker was first not READY, and when the new one first had each state.
+    Listens from the object's making on."""
 
     def __init__(self, context: zmq.Context[Any], address: str, slot: dict[str, Any]) -> None:
         super().__init__(daemon=True)
@@ -93,7 +97,8 @@ class Watch(threading.Thread):
 
 
 def phases(killed_at: float, at: dict[str, float], ready_at: float) -> list[float]:
-    """Seconds, of PHASES. A state that went by between two rosters took no time."""
+    """Seconds of each of PHASES. A state that passed between two of the reaper's status messages,
+    so that ``at`` lacks its time, counts as 0 s."""
     times = [killed_at, at["noticed"], *(at.get(state, math.nan) for state in STATES), ready_at]
     for index in reversed(range(len(times) - 1)):
         if math.isnan(times[index]):
@@ -103,7 +108,7 @@ def phases(killed_at: float, at: dict[str, float], ready_at: float) -> list[floa
 
 @contextlib.contextmanager
 def environment(tree: Path | None) -> Iterator[None]:
-    """What is started in here imports Mayfly from this source tree."""
+    """Makes processes that are started within the context import Mayfly from this source tree."""
     if tree is None:
         yield
         return
@@ -120,7 +125,7 @@ def environment(tree: Path | None) -> Iterator[None]:
 
 
 class Subject:
-    """A server that is about to lose a worker."""
+    """A server whose workers are killed to measure its recovery."""
 
     def __init__(self, model: Path, folder: Path, workers: int, tree: Path | None = None) -> None:
         self.model = model
@@ -143,8 +148,9 @@ class Subject:
         )
 
     async def recovery(self, context: zmq.Context[Any], after: int) -> tuple[int, list[float]]:
-        """Kills its only worker. The number of that incarnation, which comes after the given one;
-        and seconds: all PHASES, those of TOTALS."""
+        """Waits for a worker with an incarnation number above ``after``, kills it, and waits for
+        its replacement. Returns the killed worker's incarnation number, and the seconds of all
+        PHASES and TOTALS."""
         slot = ready(self.probe, after)
         await self.ask(2)
         watch = Watch(context, self._address, slot)
@@ -165,8 +171,8 @@ class Subject:
         return time.monotonic()
 
     async def gap(self) -> tuple[float, float]:
-        """The longest gap of a stream whose worker is killed in its middle while the other one is
-        READY, and of the same one undisturbed."""
+        """Kills one of two READY workers in the middle of its stream. Returns the longest time
+        between two tokens of that stream, and of the same stream undisturbed, in seconds."""
         await asyncio.to_thread(self._all_ready)
         few = await self.ask(8)
         tokens = min(MOST_TOKENS, round(STREAM_S / statistics.mean(few.gaps)))
@@ -211,13 +217,14 @@ def report_alone(model: Path, found: list[list[float]]) -> None:
 
 
 async def in_turn(ours: Subject, other: Subject, kills: int) -> list[list[list[float]]]:
-    """Of each of the two, what recoveries took."""
+    """Kills the workers of two servers in turn; returns, for each server, the seconds of its
+    recoveries."""
     subjects, lasts = (ours, other), [0, 0]
     found: list[list[list[float]]] = [[], []]
     with zmq.Context() as context:
         for number, which in itertools.product(range(-1, kills), (0, 1)):
             lasts[which], seconds = await subjects[which].recovery(context, lasts[which])
-            if number >= 0:  # the first one finds what it reads in no cache
+            if number >= 0:  # round -1 reads files that are in no cache; not counted
                 found[which].append(seconds)
     return found
 
@@ -249,7 +256,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--kills", type=int, default=3)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2], choices=[1, 2])
-    parser.add_argument("--against", type=Path, help="another source tree")
+    parser.add_argument("--against", type=Path, help="another source tree, to compare with")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="mayfly-bench-") as name:
         folder = Path(name)

@@ -1,4 +1,5 @@
-"""Servers as processes: Mayfly, and those that it is measured beside."""
+"""Starts, watches and stops servers as processes: Mayfly, and the MLX servers that benchmarks
+compare it with."""
 
 from __future__ import annotations
 
@@ -22,10 +23,11 @@ from mayfly_cli.drill.workers import PoolWorker, workers_of
 
 START_S = 300.0
 RESTART_S = 0.1
-"""What systemd waits by default before it starts a service again."""
+"""Seconds between a server's end and its restart; systemd's default (RestartSec)."""
 
 Command = Callable[[Path, Path, int, int], list[object]]
-"""Given the virtual environment, the model, the port, and how many rows decode together."""
+"""A function that makes a server's command line from its virtual environment, the model, the port,
+and the number of sequences that decode together."""
 
 PEERS: dict[str, Command] = {
     "mlx_lm.server": lambda venv, model, port, rows: [
@@ -44,8 +46,8 @@ PEERS: dict[str, Command] = {
         "--port", port, "--no-log-file", "--decode-concurrency", rows, "--trust-remote-code",
     ],
 }  # fmt: skip
-"""As their users start them: with their defaults, and batching where that is an option. All of them
-have 32 rows by default."""
+"""Command lines of the servers that Mayfly is compared with, as their users start them: with
+defaults, and with batching where it is optional. By default each decodes 32 sequences together."""
 
 
 def free_port() -> int:
@@ -55,7 +57,7 @@ def free_port() -> int:
 
 
 def get(url: str) -> bytes | None:
-    """What is there, or None for anything but status 200."""
+    """The body at a URL, or None if there is no answer within 5 s or its status is not 200."""
     try:
         with urllib.request.urlopen(url, timeout=5) as response:
             return bytes(response.read()) if response.status == 200 else None
@@ -64,9 +66,10 @@ def get(url: str) -> bytes | None:
 
 
 class Server:
-    """A server that runs, with all that it starts; ``round`` drives it over HTTP.
+    """A running server with all processes that it starts; ``round`` sends it load over HTTP.
 
-    A ``restarted`` one is started again whenever it has ended, as by systemd's ``Restart=always``.
+    A ``restarted`` server is started again whenever it has ended, as by systemd's
+    ``Restart=always``.
     """
 
     def __init__(
@@ -109,11 +112,13 @@ class Server:
                 self._process = self._start()
 
     def whole(self) -> bool:
-        """Whether it says that it serves with all it has."""
+        """True if the server reports that it serves at full capacity; for a server without workers,
+        if /health is 200."""
         return get(f"http://127.0.0.1:{self.port}/health") is not None
 
     def wait_whole(self) -> None:
-        """Raises RuntimeError if it has ended and nobody starts it again, or takes too long."""
+        """Waits until the server is at full capacity. Raises RuntimeError after 300 s, or if the
+        server has ended and is not restarted."""
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
             if self.whole():
@@ -131,14 +136,15 @@ class Server:
         return [process for process in self._seen if process.is_running()]
 
     def computing(self) -> int:
-        """The process that computes, which is the largest by far; its id."""
+        """The id of the process that runs inference: the one with the most memory."""
         return int(max(self.processes(), key=lambda process: process.memory_info().rss).pid)
 
     def round(self, bodies: list[dict[str, object]], concurrency: int) -> Round:
         return asyncio.run(load("127.0.0.1", self.port, bodies, concurrency))
 
     def stop(self, patience_s: float = 20.0) -> float | None:
-        """Sends SIGTERM; seconds until it has ended, or None if that takes longer than is given."""
+        """Sends SIGTERM. Returns the seconds until the server has ended, or None if that takes more
+        than ``patience_s`` seconds."""
         with self._starting:
             self._stopping = True
         self.processes()
@@ -150,7 +156,7 @@ class Server:
         return None
 
     def close(self) -> None:
-        """Leaves none of its processes behind."""
+        """Stops the server, and kills all its processes that are left."""
         if not self._log.closed:
             self.stop()
         for process in self.processes():
@@ -161,7 +167,7 @@ class Server:
 
 
 class Mayfly(Server):
-    """``mayfly serve``, with its state in the given folder."""
+    """A running ``mayfly serve`` with its state and log in the given folder."""
 
     def __init__(self, model: Path, folder: Path, *options: object) -> None:
         port = free_port()
@@ -187,7 +193,8 @@ class Mayfly(Server):
 def peer(
     name: str, venv: Path, model: Path, folder: Path, *, rows: int = 32, restarted: bool = False
 ) -> Server:
-    """Some keep for their next start what they have computed: each has a home of its own."""
+    """Starts another MLX server than Mayfly, one of PEERS. Its home is ``folder``, because some
+    servers store results of their computations at home for their next start."""
     port = free_port()
     home = ["env", f"HOME={folder}", "RAPID_MLX_TRUST_REMOTE_CODE=1"]
     command = [*home, *PEERS[name](venv, model, port, rows)]

@@ -1,10 +1,11 @@
-"""Thousands of short requests while workers die: ``python bench/soak.py``.
+"""Sends thousands of short requests while workers die: ``python bench/soak.py``.
 
-A server with a tiny random-weight model, some clients that ask without a pause, and the next random
-fault as soon as every worker is READY again. Each answer is compared with what the undisturbed
-server says. It prints, as a row of the table in RESULTS.md, how many failed, how many were wrong,
-how long streams that had begun stood still, and how long the slowest answer took, which bounds what
-those waited that had not. Its exit status is 1 if a single one failed or was wrong.
+The server has a tiny random-weight model; clients ask without a pause; and the next random fault is
+injected as soon as every worker is READY again. Each answer is compared with the undisturbed
+server's. Prints, as a row of the table in RESULTS.md, how many requests failed, how many answers
+were wrong, how long streams paused at a fault, and how long the slowest answer took, which bounds
+the wait of requests that had no token yet at a fault. The exit status is 1 if a single request
+failed or a single answer was wrong.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ from support.models import tiny  # noqa: E402
 from support.server import free_port, wait_for  # noqa: E402
 
 BUDGETS = {"silent_s": 3.0, "retry_s": 0.2, "retry_max_s": 1.0, "steady_s": 1.0, "drain_s": 1.0}
-"""Faults come as fast as workers do: with its usual patience the reaper would wait for minutes."""
+"""Time limits of the reaper (the workers' supervisor), in seconds. Faults follow each other so fast
+here that with its default limits the reaper would wait minutes before it replaces a worker."""
 SIGNALS = ("SIGKILL", "SIGSEGV", "SIGABRT", "SIGSTOP", "SIGTERM")
 RECYCLE = "recycle"
 PROMPTS = 40
@@ -44,7 +46,7 @@ WORDS = ("stone", "river", "cloud", "day")
 
 
 def asks(model: str, seed: int) -> list[dict[str, Any]]:
-    """Greedy and sampled ones in turn, of different lengths."""
+    """Bodies of completion requests, greedy and sampled in turn, with answers of 8 to 32 tokens."""
     rng = random.Random(seed)
     return [
         {
@@ -106,8 +108,8 @@ class Soak:
             return False
 
     def next_fault(self) -> None:
-        """Sends a random signal to a random worker, or recycles it; returns when every worker is
-        READY again."""
+        """Sends a random signal to a random worker, or recycles the worker (replaces it in good
+        order); returns when every worker is READY again."""
         target = self._rng.choice([worker for worker in self.read_workers() if worker.ready])
         how = self._rng.choice([*SIGNALS, RECYCLE])
         try:

@@ -1,6 +1,6 @@
-"""Speed side by side: a bare generator loop (A), Mayfly (B) and mlx_lm.server (C).
+"""Compares the speed of mlx-lm's bare generator loop (A), Mayfly (B) and mlx_lm.server (C).
 
-Rounds are interleaved (A B C A B C ...), because a machine's speed drifts: what counts is the ratio
+Rounds are interleaved (A B C A B C ...), because a machine's speed drifts: the result is the ratio
 within a round, given as the median over rounds with its spread. Prints a Markdown table.
 
     python bench/speed.py MODEL_FOLDER
@@ -39,7 +39,8 @@ class Workload:
 
 
 class InProcess:
-    """``kind`` is what runs: the ``loop``, or the ``engine``."""
+    """Generation without a server, in a process of its own: mlx-lm's generator (``kind`` "loop") or
+    Mayfly's engine ("engine")."""
 
     def __init__(self, model: Path, kind: str = "loop") -> None:
         self.model = model.name
@@ -135,7 +136,7 @@ def report_line(workload: Workload, which: str) -> None:
 
 
 def ratio(workload: Workload, key: str, base: str) -> str:
-    """Median and range, over rounds, of one contender's tokens a second over another's."""
+    """The ratio of one contender's tokens per second to another's: median and range over rounds."""
     pairs = zip(workload.rounds[key], workload.rounds[base], strict=False)
     ratios = [a.tokens_per_second / b.tokens_per_second for a, b in pairs]
     if key == base or not ratios:
@@ -146,8 +147,12 @@ def ratio(workload: Workload, key: str, base: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", nargs="?", type=Path, help="a model folder")
-    parser.add_argument("--random", choices=["1b", "8b", "tiny"], help="build a random-weight one")
-    parser.add_argument("--tokenizer", type=Path, help="folder whose tokenizer a random one takes")
+    parser.add_argument(
+        "--random", choices=["1b", "8b", "tiny"], help="build a random-weight model instead"
+    )
+    parser.add_argument(
+        "--tokenizer", type=Path, help="model folder whose tokenizer a random model takes"
+    )
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument(
         "--kinds", nargs="+", default=["greedy", "sampled", "greedy, shared prefix"]
@@ -155,7 +160,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--requests-per-client", type=int, default=2)
     parser.add_argument(
-        "--least-requests", type=int, default=8, help="of a round, however few clients there are"
+        "--least-requests", type=int, default=8, help="requests of a round with few clients"
     )
     parser.add_argument("--prompt-words", type=int, default=100)
     parser.add_argument("--prefix-words", type=int, default=800)

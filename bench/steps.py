@@ -1,9 +1,10 @@
-"""What a decode step costs by what its rows ask for: the engine itself, without a server, beside
-mlx-lm's BatchGenerator with its own samplers.
+"""Times decode steps by sampling method (greedy, top_p, penalties, logprobs ...): Mayfly's engine
+itself, without a server, beside mlx-lm's BatchGenerator with its own samplers.
 
     python bench/steps.py MODEL_FOLDER
 
-What a server adds to a step is what ``speed.py`` finds between two tokens less what is found here.
+The overhead of a server per step is the time between two tokens that ``speed.py`` finds, less the
+time of a step that this program finds.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ OURS: dict[str, dict[str, Any]] = {
 
 
 def bare_step_ms(decoder: Decoder, sampler: Any, rows: int, steps: int) -> float:
-    """A row each has a sampler of its own, as mlx_lm.server does it."""
+    """The median milliseconds of a decode step of mlx-lm's BatchGenerator, with one sampler for
+    each sequence as in mlx_lm.server."""
     generator = BatchGenerator(
         decoder.model, completion_batch_size=rows, prefill_batch_size=rows, sampler=None
     )

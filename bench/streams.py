@@ -1,11 +1,12 @@
-"""How many streams a front end holds at once, and what each costs it.
+"""Measures how many streams a front end (the HTTP process) holds at once, and the memory and CPU
+time of each.
 
-Nodes that compute nothing give every stream so many tokens a second, each of which says when it was
-sent, so that a token's lateness is known: from its node's sending it to its being read by a client,
-the client's own slowness included. Clients keep their streams open until the end of a round. Each
-round has more streams than the one before; the last of them more than the front end has
-connections for. Prints a table. Client, nodes and front end share the machine, so the CPU of each
-is told. The limit of open files is raised as far as the system lets us.
+Fake nodes, which compute nothing, give every stream ``--rate`` tokens per second. Each token says
+when it was sent, so its lateness is known: the time from the node's sending to the client's
+reading, the client's own slowness included. Clients keep their streams open until the end of a
+round. Each round has more streams than the one before; the last has more than the front end accepts
+connections. Prints a table. Client, nodes and front end share the machine, so the CPU of each is
+printed. The limit of open files is raised as far as the system allows.
 
     python bench/streams.py [--streams 256 512 1000 2000] [--rate 5] [--seconds 15]
 """
@@ -29,17 +30,19 @@ from processes import MIB, Meter, as_many_files_as_allowed, memory
 from fleet import fleet
 
 NODES = 8
-"""So that no single step is of all streams: a real worker has 32 rows."""
+"""Number of fake nodes. Several, so that tokens of different streams come at different times, as
+from real workers, each of which runs about 32 requests."""
 AT_A_TIME = 64
-"""Streams that are being opened."""
+"""Streams that the client opens at the same time."""
 STAMP = re.compile(rb"@([0-9.]+);")
 PATIENCE_S = 60.0
 
 
 @dataclass
 class Seen:
-    """``lateness``, and ``waits`` from a connection to its status line, in seconds. ``refused``
-    counts status lines other than 200, and streams that ended."""
+    """The client's observations: ``lateness`` of tokens and ``waits`` from connecting to the HTTP
+    status line, in seconds. ``refused`` counts statuses other than 200, and streams that ended
+    early."""
 
     open: int = 0
     counting: bool = False
@@ -78,8 +81,8 @@ async def stream(port: int, number: int, seen: Seen, opened: asyncio.Semaphore) 
 
 
 async def measure(streams: int, options: argparse.Namespace) -> str:
-    """The row of a table."""
-    rows = -(-streams * 2 // NODES)  # hashing does not share them out evenly
+    """Measures one round with the given number of streams; returns its row of the table."""
+    rows = -(-streams * 2 // NODES)  # requests are hashed to nodes unevenly
     with fleet(NODES, rows, 1000 / options.rate, "--stamp") as (port, (front, *nodes)):
         before = memory(front).uss
         seen, opened = Seen(), asyncio.Semaphore(AT_A_TIME)

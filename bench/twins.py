@@ -1,9 +1,10 @@
-"""How much processes differ that do the same: mlx-lm's generator in several, Mayfly's engine in
-several, and what servers are beside them. One request at a time; who is next is drawn by lot.
+"""Measures how much the speeds of identical processes differ: several processes of mlx-lm's
+generator, several of Mayfly's engine, and one of each server beside them. One request runs at a
+time; the order of the processes is random.
 
     python bench/twins.py MODEL_FOLDER
 
-A ratio between two processes means little where it is within that of twins.
+A difference between two programs means little if identical processes differ as much.
 """
 
 from __future__ import annotations
@@ -39,17 +40,17 @@ def start(name: str, model: Path, folder: Path) -> Any:
 
 
 def step_ms(turn: Round) -> float:
-    """The mean time from one token to the next."""
+    """The mean milliseconds from one token to the next in a round."""
     gaps = [gap for timing in turn.timings for gap in timing.gaps]
     return statistics.fmean(gaps) * 1e3 if gaps else float("nan")
 
 
 Speeds = dict[str, list[float]]
-"""By process, tokens a second in each round."""
+"""Tokens per second in each round, by the process's name."""
 
 
 def ratios(speeds: Speeds, pairs: Iterable[tuple[str, str]]) -> list[float]:
-    """Of each pair in each round."""
+    """The ratios of the first process's speed to the second's, for each pair and round."""
     return [a / b for one, other in pairs for a, b in zip(speeds[one], speeds[other], strict=True)]
 
 
@@ -59,7 +60,9 @@ def main() -> None:
     parser.add_argument("--each", type=int, default=3, help="processes of a kind")
     parser.add_argument("--servers", nargs="*", default=list(SERVERS), choices=SERVERS)
     parser.add_argument("--rounds", type=int, default=18)
-    parser.add_argument("--requests", type=int, default=1, help="of each, one after the other")
+    parser.add_argument(
+        "--requests", type=int, default=1, help="requests to each process in a round, in sequence"
+    )
     parser.add_argument("--prompt-words", type=int, default=100)
     parser.add_argument("--max-tokens", type=int, default=128)
     args = parser.parse_args()
