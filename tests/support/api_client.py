@@ -1,4 +1,5 @@
-"""Requests to a running server as its clients send them, and answers as they read them."""
+"""Helpers for tests over HTTP: send requests of OpenAI's and Anthropic's APIs to a running server,
+and read and check its answers and streams."""
 
 from __future__ import annotations
 
@@ -25,14 +26,15 @@ def user(content: Any) -> Json:
 
 
 def function(name: str, /, **properties: Any) -> Json:
-    """Returns a tool with these properties, given by their JSON types."""
+    """Returns an OpenAI tool definition; ``properties`` maps each parameter to its JSON type."""
     typed = {key: {"type": kind} for key, kind in properties.items()}
     parameters = {"type": "object", "properties": typed}
     return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
 
 def body(server: Server, path: str, **fields: Any) -> Json:
-    """Returns a greedy request for a few tokens, with these fields on top."""
+    """Returns the body of a greedy request for 8 tokens to the route ``path``; ``fields`` are added
+    and override the defaults."""
     asked: Json = {"messages": [user("hi")]} if path == CHAT else {"prompt": "hi"}
     return {"model": server.model, **asked, "temperature": 0, "max_tokens": 8, **fields}
 
@@ -49,13 +51,14 @@ def answer(server: Server, path: str, **fields: Any) -> Json:
 
 
 def choice(server: Server, path: str, **fields: Any) -> Json:
-    """Returns the only choice of an answer, with its text under ``text`` on either route."""
+    """Sends a request and returns the answer's only choice, with the text under the key ``text``
+    for chat completions and completions alike."""
     [only] = answer(server, path, **fields)["choices"]
     return {"text": only["message"]["content"], **only} if path == CHAT else dict(only)
 
 
 def tokens(server: Server, **asked: Any) -> list[int]:
-    """Returns the server's tokens of a prompt or of messages."""
+    """Returns the token ids that the server's /tokenize gives for a ``prompt`` or ``messages``."""
     response = server.post("/tokenize", asked)
     assert response.status_code == 200, response.text
     found: list[int] = response.json()["tokens"]
@@ -63,7 +66,7 @@ def tokens(server: Server, **asked: Any) -> list[int]:
 
 
 def fields_of(server: Server, path: str) -> Json:
-    """Returns the fields that a route takes, from the server's OpenAPI document."""
+    """Returns the request fields of a route, by name, from the server's OpenAPI document."""
     document = server.http.get("/openapi.json").json()
     content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
     name = content["schema"]["$ref"].rpartition("/")[2]
@@ -72,7 +75,8 @@ def fields_of(server: Server, path: str) -> Json:
 
 
 def refused(response: httpx.Response, param: str | None = None, status: int = 400) -> Json:
-    """Returns the error of a response, which has to have ``status`` and be about ``param``."""
+    """Checks that a response is an error with this HTTP status, about the request field ``param``;
+    returns the error object."""
     assert response.status_code == status, response.text
     assert response.headers["content-type"].startswith("application/json")
     error: Json = response.json()["error"]
@@ -86,8 +90,8 @@ def refused(response: httpx.Response, param: str | None = None, status: int = 40
 
 
 def _anthropic(content: Json) -> Json:
-    """Checks and returns an error in Anthropic's form, which names no field and has the code
-    elsewhere."""
+    """Checks an error in Anthropic's form; returns the error object with its code under ``code``,
+    as in OpenAI's form. Anthropic's form names no request field."""
     assert content["type"] == "error"
     assert content["error"]["type"] in ("invalid_request_error", "not_found_error")
     return {**content["error"], "code": content["error"]["details"]["error_code"]}
@@ -95,7 +99,8 @@ def _anthropic(content: Json) -> Json:
 
 @dataclass
 class Stream:
-    """A stream that was read to its end: its events in order, and when each arrived."""
+    """A server-sent event stream that was read to its end: its events in order, and the times of
+    their arrival (monotonic clock, seconds)."""
 
     status: int
     events: list[Json] = field(default_factory=list)
@@ -118,11 +123,12 @@ class Stream:
         return used[0] if used else None
 
     def of(self, index: int) -> list[Json]:
-        """Returns one choice's part of every chunk that has one."""
+        """Returns the parts of one choice, by its index, from all chunks in order."""
         return [c for chunk in self.chunks for c in chunk["choices"] if c["index"] == index]
 
     def pieces(self, index: int = 0, key: str = "content") -> list[str]:
-        """Returns the pieces of one choice's text; completions have only one choice."""
+        """Returns the pieces of one choice's text in order; ``key`` names the field of a chat
+        chunk's delta."""
         parts = (c["text"] if "text" in c else c["delta"].get(key) for c in self.of(index))
         return [part for part in parts if part]
 
@@ -130,15 +136,15 @@ class Stream:
         return "".join(self.pieces(index, key))
 
     def finish(self, index: int = 0) -> str:
-        """Returns a choice's finish reason, which has to stand once, in its last chunk."""
+        """Returns a choice's finish reason; checks that only the choice's last chunk has one."""
         reasons = [c["finish_reason"] for c in self.of(index)]
         assert all(reason is None for reason in reasons[:-1])
         assert reasons[-1] is not None
         return str(reasons[-1])
 
     def calls(self, index: int = 0) -> dict[int, Json]:
-        """Returns a choice's tool calls by their index: id, name and arguments, joined as clients
-        join them."""
+        """Returns a choice's tool calls by their index: id, name and arguments, put together from
+        the stream's pieces as a client does."""
         calls: dict[int, Json] = {}
         for part in self.of(index):
             for piece in part["delta"].get("tool_calls") or []:
@@ -153,8 +159,8 @@ class Stream:
 
 
 def read(lines: Iterator[str], into: Stream) -> None:
-    """Reads server-sent events; fails at any line that is neither an event of ours nor a
-    comment."""
+    """Reads server-sent events into ``into``; fails at a line that is neither a JSON event, nor
+    [DONE], nor a comment."""
     for line in lines:
         assert not into.done or not line, "nothing follows [DONE]"
         if not line:
@@ -170,7 +176,8 @@ def read(lines: Iterator[str], into: Stream) -> None:
 
 
 def stream_from(http: httpx.Client, path: str, asked: Json) -> Stream:
-    """Reads a whole stream, however it ends; an answer that is no stream is its only event."""
+    """Sends a request with ``stream`` and reads the stream, also if it ends with an error. If the
+    status is not 200, the error body is the only event."""
     with http.stream("POST", path, json=asked | {"stream": True}) as response:
         found = Stream(response.status_code)
         if response.status_code == 200:
@@ -187,7 +194,8 @@ def stream(server: Server, path: str, **fields: Any) -> Stream:
 
 
 def whole_stream(server: Server, path: str, **fields: Any) -> Stream:
-    """Reads a stream that has to end without an error."""
+    """Sends a request with ``stream`` and reads the stream; fails if it ends with an error or
+    without [DONE]."""
     found = stream(server, path, **fields)
     assert found.status == 200, found.events
     assert not found.errors
@@ -196,7 +204,7 @@ def whole_stream(server: Server, path: str, **fields: Any) -> Stream:
 
 
 def together(*calls: Any) -> list[Any]:
-    """Returns the results of calls that run at the same time."""
+    """Runs functions at the same time, each in a thread; returns their results in order."""
     with ThreadPoolExecutor(len(calls)) as pool:
         return [future.result() for future in [pool.submit(call) for call in calls]]
 

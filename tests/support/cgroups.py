@@ -11,7 +11,8 @@ from mayfly_reaper.machine import cgroups
 
 
 class SmallCgroup:
-    """A cgroup below this process's own. Skips the test where none can be made."""
+    """A cgroup (Linux) below the test process's own, with a memory limit. Skips the test on systems
+    where no cgroup can be made."""
 
     def __init__(self) -> None:
         own = cgroups.own_cgroup()
@@ -36,8 +37,8 @@ class SmallCgroup:
             swap.write_text("0\n")
 
     def take(self, *pids: int, limit: int) -> None:
-        """Moves processes into the cgroup; processes that they start from then on are in it,
-        too."""
+        """Moves processes into the cgroup, and so every process that these start later; sets the
+        memory limit in bytes."""
         self.limit(limit)
         for pid in pids:
             (self.folder / "cgroup.procs").write_text(f"{pid}\n")

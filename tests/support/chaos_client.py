@@ -1,5 +1,5 @@
-"""Clients that read a stream to its end while its server is disturbed, and record the time of each
-chunk."""
+"""Clients that read a stream to its end while the test kills or stops workers, and record the time
+of each chunk."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ QUICK_RETRIES = {
     "steady_s": 0.0,
     "trial_losses": 1000,
 }
-"""Budgets of a reaper that replaces lost workers at once and never gives up."""
+"""Time limits of the reaper (the workers' supervisor), in seconds, with which it replaces lost
+workers at once and never gives up."""
 
 
 @dataclass
 class StreamedAnswer:
-    """A client's answer and the times of its chunks. Ids of tool calls differ from request to
-    request, and are kept apart; tokens from a cache differ too, and are left out."""
+    """A client's answer and the times of its chunks. Ids of tool calls are kept apart, because they
+    differ between equal requests; ``usage`` leaves out cached tokens for the same reason."""
 
     rid: str = ""
     tokens: list[bytes] = field(default_factory=list)
@@ -34,7 +35,7 @@ class StreamedAnswer:
     finish: str | None = None
     usage: tuple[int, int, int] | None = None
     at: list[float] = field(default_factory=list)
-    """When a chunk came, by the monotonic clock."""
+    """The time of each chunk's arrival, in seconds on the monotonic clock."""
 
     def take(self, chunk: Any) -> None:
         assert self.rid in ("", chunk.id)
@@ -61,13 +62,13 @@ class StreamedAnswer:
 
     @property
     def gap_s(self) -> float:
-        """The longest time between two chunks."""
+        """The longest time between two successive chunks, in seconds."""
         return max(after - before for before, after in zip(self.at, self.at[1:], strict=False))
 
 
 class StreamingClient(threading.Thread):
-    """A thread that sends one chat and reads its stream; ``began`` is set when the request was
-    accepted, or refused."""
+    """A thread that sends one chat request and reads its stream. The event ``began`` is set when
+    the server has accepted or refused the request."""
 
     def __init__(self, server: Server, text: str, *, url: str = "", **body: Any) -> None:
         super().__init__(daemon=True)
@@ -97,7 +98,7 @@ class StreamingClient(threading.Thread):
 
     @property
     def error(self) -> Exception | None:
-        """The exception that ended the stream, or None; waits for the end."""
+        """The exception that ended the stream, or None. Waits until the stream has ended."""
         self.join(120)
         assert not self.is_alive(), "the stream has no end"
         return self._error

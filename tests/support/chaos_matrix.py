@@ -1,4 +1,5 @@
-"""Cells of the chaos matrix: a fault of a worker, and what the request is doing then."""
+"""The cells of the chaos matrix: each combines a fault of a worker with the phase (queued, prefill,
+first token ...) that a request is in when the fault strikes."""
 
 from __future__ import annotations
 
@@ -24,9 +25,10 @@ Moment = int | Literal["prefill"]
 
 @dataclass(frozen=True)
 class InjectedFault:
-    """A fault that ends a worker, or its batch. ``kind`` is the one in the autopsy: empty where no
-    worker is lost. Without an ``action`` of the model, the test injects the fault from outside
-    while the model waits. A ``slow`` fault shows only when a time limit of the reaper is over."""
+    """A fault that ends a worker or its batch. ``kind`` is the fault's kind in the record of the
+    worker's death; empty if the worker survives. The scripted model performs ``action``; without
+    one, the test injects the fault from outside while the model waits. A ``slow`` fault is noticed
+    only when a time limit of the reaper, the workers' supervisor, has run out."""
 
     name: str
     kind: str = ""
@@ -35,7 +37,8 @@ class InjectedFault:
     slow: bool = False
 
     def faults(self, at: Moment, name: str, *, held: bool) -> list[ModelFault]:
-        """Returns the model's faults; ``held`` makes it wait for the test first, under ``name``."""
+        """Returns the faults to build the scripted model with; ``held`` makes the model first wait
+        for the test, in a wait called ``name``."""
         wait = ModelFault(at, "wait", name, times=1)
         own = [ModelFault(at, self.action, self.message, times=1)] if self.action else []
         return [wait, *own] if held or not self.action else own
@@ -60,7 +63,7 @@ def _vocabulary() -> Tokenizer:
 
 
 def _token_at(reply: str, fragment: str) -> int:
-    """Returns the number of the second token of a fragment of a reply."""
+    """Returns the index, within the reply's tokens, of the second token of ``fragment``."""
     begin = reply.index(fragment)
     offsets = _vocabulary().encode(reply).offsets
     inside = [n for n, (start, _) in enumerate(offsets) if start >= begin]
@@ -69,7 +72,8 @@ def _token_at(reply: str, fragment: str) -> int:
 
 @dataclass(frozen=True)
 class RequestPhase:
-    """A phase of a request. ``says`` is the part of the reply that its client gets."""
+    """A phase of a request in which a fault strikes. ``at`` finds the moment within the model's
+    ``reply``; ``says`` is the text that the client gets (None: the whole reply)."""
 
     name: str
     reply: str
@@ -140,13 +144,13 @@ class MatrixCase:
 
     @property
     def wait(self) -> str:
-        """The name of the model's wait, where it waits."""
+        """The name of the wait in which the scripted model waits for the test."""
         return self.name.replace(" ", "-").replace(",", "")
 
     @property
     def held(self) -> bool:
-        """True if the model waits for the test before the fault: where that is injected from
-        outside, and where another request has to be in the queue by then."""
+        """True if the scripted model waits for the test before the fault, because the test injects
+        the fault from outside or first has to put another request into the queue."""
         return self.injected.action is None or self.phase is QUEUED
 
     @property
@@ -155,7 +159,7 @@ class MatrixCase:
 
     @property
     def blocker(self) -> str:
-        """Prompt of the request that the queued one waits for."""
+        """Prompt of the request that runs while the queued request waits."""
         return f"[before {self.name}]"
 
     def replies(self) -> list[ScriptedReply]:
@@ -172,4 +176,4 @@ MATRIX = [MatrixCase(fault, phase) for fault in INJECTED_FAULTS for phase in PHA
 ROW_AND_COLUMN = [
     cell for cell in MATRIX if cell.injected.name == "sigkill" or cell.phase.name == "text"
 ]
-"""Cells with every fault and every phase once."""
+"""The cells with SIGKILL in every phase, and those with every fault in the phase "text"."""

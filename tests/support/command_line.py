@@ -1,4 +1,4 @@
-"""The command line in the test's own process."""
+"""Runs the ``mayfly`` command within the test's own process."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from mayfly_cli.app import app
 
 
 def mayfly(*arguments: object) -> Result:
-    """Runs ``mayfly`` with these arguments; its output is captured."""
+    """Runs ``mayfly`` with these arguments; returns its exit code and captured output."""
     return CliRunner().invoke(app, list(map(str, arguments)))

@@ -1,4 +1,4 @@
-"""Valid values, other than the defaults, for the keys of the configuration."""
+"""Makes valid values that differ from the defaults, for the keys of Mayfly's configuration file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mayfly_cli.config.keys import ConfigKey
 
 
 def other_value(key: ConfigKey) -> Any:
-    """Returns a valid value that is not the default."""
+    """Returns a valid value of a configuration key that differs from the key's default."""
     if key.name == "models":
         return [{"path": "org/a"}]
     if key.name == "worker_ports":

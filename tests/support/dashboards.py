@@ -1,4 +1,4 @@
-"""The dashboards of ``grafana/`` as Grafana would have them, and their queries."""
+"""Reads the Grafana dashboards of ``grafana/`` and their Prometheus queries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ def dashboards() -> dict[str, Any]:
 
 
 def queries() -> Iterator[tuple[str, str]]:
-    """Yields every query of every panel, with its place."""
+    """Yields every query of every dashboard panel: its place (dashboard, panel, letter) and its
+    PromQL text."""
     for name, dashboard in dashboards().items():
         for panel in dashboard["panels"]:
             for target in panel["targets"]:
@@ -24,7 +25,8 @@ def queries() -> Iterator[tuple[str, str]]:
 
 
 def variables() -> Iterator[tuple[str, str, str]]:
-    """Yields every variable that is asked of Prometheus: its place, its metric and its label."""
+    """Yields every dashboard variable whose values come from Prometheus: its place (dashboard and
+    name), its metric and its label."""
     for name, dashboard in dashboards().items():
         for variable in dashboard["templating"]["list"]:
             if variable["type"] == "query":
@@ -34,7 +36,8 @@ def variables() -> Iterator[tuple[str, str, str]]:
 
 
 def filled_in(query: str, interval: str) -> str:
-    """Returns a query as Grafana sends it with everything selected."""
+    """Returns a panel's query with its variables filled in, as Grafana sends it when every node,
+    slot and model is selected."""
     for variable in ("node", "slot", "model"):
         query = query.replace(f"${variable}", ".*")
     return query.replace("$__rate_interval", interval)

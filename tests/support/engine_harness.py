@@ -1,4 +1,5 @@
-"""A harness that drives an engine without threads: requests in, tokens out."""
+"""A harness that drives the inference engine without threads or sockets: takes requests as token
+ids, runs the engine's turns, and collects the generated tokens."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ GREEDY = Sampling(seed=0, temperature=0.0)
 
 @dataclass
 class EngineRequest:
-    """A request. ``tokens`` holds the prompt and, for a continuation, the generated tokens."""
+    """A request to the engine. ``tokens`` holds the prompt and, if the request continues on a new
+    worker, the ``generated`` tokens so far."""
 
     tokens: list[int]
     sampling: Sampling = GREEDY
@@ -47,7 +49,8 @@ class EngineRequest:
 
 @dataclass
 class EngineAnswer:
-    """The tokens of each choice, and the prompt tokens that came from the cache."""
+    """The generated tokens of each choice, and the number of prompt tokens found in the prefix
+    cache."""
 
     sampled: dict[int, list[SampledToken]] = field(default_factory=dict)
     cached: int = 0
@@ -57,7 +60,8 @@ class EngineAnswer:
 
 
 class FixedChunks(ChunkSizer):
-    """A chunk sizer with fixed sizes, over all rows, whatever time chunks take."""
+    """A sizer of prefill chunks with two fixed sizes in tokens: ``alone``, without decoding beside
+    the prefill, and ``shared``, with decoding."""
 
     def __init__(self, alone: int, shared: int) -> None:
         super().__init__(1.0, 1.0)
@@ -69,7 +73,7 @@ class FixedChunks(ChunkSizer):
 
 
 class EngineHarness:
-    """An engine on a model, with a prefix cache of its own."""
+    """An inference engine with a model and a prefix cache, driven turn by turn by the test."""
 
     def __init__(
         self,
@@ -152,15 +156,15 @@ class EngineHarness:
                 del self.open[key]
 
     def finish(self) -> None:
-        """Runs turns until every request has its answer."""
+        """Runs the engine's turns until every request that was not cancelled has its answer."""
         while self.open:
             self.turn()
 
     def run_with_cancels(
         self, asks: Sequence[EngineRequest], rng: random.Random, most_turns: int
     ) -> dict[str, EngineRequest]:
-        """Submits requests with fewer than ``most_turns`` turns between them, cancels three in ten,
-        and returns the others once they are answered, by key."""
+        """Submits requests with up to ``most_turns`` - 1 engine turns between them, and cancels
+        about three in ten. Waits until the others are answered; returns those by their keys."""
         kept = {}
         for ask in asks:
             key = self.submit(ask)

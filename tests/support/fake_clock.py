@@ -1,4 +1,4 @@
-"""A clock that a test sets, in place of ``time.monotonic``."""
+"""A clock whose time a test sets; takes the place of ``time.monotonic``."""
 
 from __future__ import annotations
 

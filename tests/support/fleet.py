@@ -1,5 +1,6 @@
-"""A fleet: several Macs and a gateway, each in a network namespace, with real nodes and front ends,
-and clients that read every stream to its end."""
+"""A fleet for tests: several machines with worker nodes and a gateway with front ends (the HTTP
+processes), each machine a Linux network namespace; and clients that read every stream to its
+end."""
 
 from __future__ import annotations
 
@@ -36,13 +37,14 @@ TOKENS = {
     f"Tell me about the {bird} of the lake": count
     for bird, count in {"heron": 500, "grebe": 650, "teal": 800, "coot": 950}.items()
 }
-"""How many each prompt asks for: different numbers, so that clients do not fall into step."""
+"""Number of tokens that is asked for with each prompt. The numbers differ, so that the clients'
+requests do not all end at the same time."""
 PROMPTS = tuple(TOKENS)
 
 
 def wait_for(condition: Callable[[], bool], what: str, patience_s: float = DEADLINE_S) -> None:
-    """Waits for a condition, with two checks a second: the processes that are waited for need the
-    machine."""
+    """Waits until a condition holds; fails after ``patience_s`` seconds, naming ``what``. Checks
+    only twice a second, to leave the CPU to the processes under test."""
     deadline = time.monotonic() + patience_s
     while not condition():
         assert time.monotonic() < deadline, f"no sign of {what}"
@@ -50,7 +52,7 @@ def wait_for(condition: Callable[[], bool], what: str, patience_s: float = DEADL
 
 
 class MachineProcess:
-    """A ``mayfly`` command on a machine of the fleet."""
+    """A running ``mayfly`` command on a machine (network namespace) of the fleet."""
 
     def __init__(self, machine: Machine, folder: Path, *arguments: str) -> None:
         self._log = folder / f"{arguments[0]}.log"
@@ -68,12 +70,12 @@ class MachineProcess:
         return []
 
     def stop(self) -> None:
-        """Stops the command in good order, with all processes that it started."""
+        """Ends the command with SIGTERM and waits; fails if its exit status is not 0."""
         self.process.terminate()
         assert self.process.wait(DEADLINE_S) == 0, self.log()
 
     def kill(self) -> None:
-        """Kills the command and all processes that it started, as a machine's end does."""
+        """Kills the command and all processes that it started, as if its machine lost power."""
         for process in (*self.children(), psutil.Process(self.process.pid)):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -81,7 +83,7 @@ class MachineProcess:
 
 
 class FleetNode:
-    """``mayfly node`` on a machine of its own."""
+    """A running ``mayfly node``, which serves a model with its workers, on a machine of its own."""
 
     def __init__(self, machine: Machine, folder: Path, model: Path, front: KeyPair) -> None:
         self.machine = machine
@@ -108,7 +110,8 @@ class FleetNode:
 
 
 class FleetFront:
-    """``mayfly front`` on the gateway, where its clients run, too."""
+    """A running ``mayfly front``, the HTTP front end of all nodes, on the gateway machine. The
+    test's clients run on the gateway too."""
 
     def __init__(self, machine: Machine, folder: Path, number: int, nodes: Sequence[str]) -> None:
         self.number = number
@@ -128,7 +131,8 @@ class FleetFront:
         return self.running
 
     def get(self, path: str) -> tuple[int, bytes]:
-        """Returns status and body. Raises OSError where nobody answers."""
+        """Sends a GET to the front end; returns status and body. Raises OSError if the front end
+        does not answer."""
         return self.machine.do(partial(_get, self.port, path))
 
     def ready(self) -> bool:
@@ -137,11 +141,11 @@ class FleetFront:
         return False
 
     def nodes(self) -> dict[str, dict[str, Any]]:
-        """Returns the front end's view of each node, by name."""
+        """Returns the status of each node as this front end knows it, by the node's name."""
         return {node["node"]: node for node in json.loads(self.get("/mayfly/status")[1])["nodes"]}
 
     def usable(self) -> set[str]:
-        """Returns the names of the nodes that are not silent and have a ready worker."""
+        """Returns the names of the nodes that report to this front end and have a ready worker."""
         return {
             name
             for name, node in self.nodes().items()
@@ -154,8 +158,8 @@ class FleetFront:
 
 
 class Fleet:
-    """``count`` nodes, three front ends that use all of them, and the undisturbed text of each
-    prompt."""
+    """A fleet of ``count`` nodes and three front ends that use all nodes. ``expected`` maps each
+    prompt to the answer of the undisturbed fleet."""
 
     def __init__(self, network: Network, model: Path, folder: Path, count: int = 3) -> None:
         self.model = model
@@ -186,7 +190,7 @@ class Fleet:
         return said.text
 
     def busiest(self) -> FleetNode:
-        """Returns the node with the most requests, as soon as one has any."""
+        """Waits until some node has a request, and returns the node with the most requests."""
 
         def running() -> dict[str, int]:
             told = self.fronts[-1].nodes().items()
@@ -197,14 +201,15 @@ class Fleet:
         return max(self.nodes, key=lambda node: work.get(node.machine.name, 0))
 
     def mend(self) -> None:
-        """Starts again the processes that an earlier, failed test left killed."""
+        """Restarts nodes and front ends that an earlier, failed test killed and left so."""
         for each in (*self.fronts, *self.nodes):
             if each.running.process.poll() is not None:
                 each.start()
         self.wait_whole()
 
     def wait_whole(self) -> None:
-        """Waits until every front end can use every node."""
+        """Waits until every front end is ready and can use every node; fails if a process has
+        ended."""
         names = {node.machine.name for node in self.nodes}
 
         def whole() -> bool:
@@ -222,7 +227,7 @@ class FleetAnswer:
     ended: bool = False
     error: str = ""
     refused: bool = False
-    """Nothing was sent, so no front end has held it."""
+    """True if the connection was refused, so that the request reached no front end."""
 
     def take(self, line: bytes) -> None:
         if line == b"data: [DONE]":
@@ -243,8 +248,8 @@ def _get(port: int, path: str) -> tuple[int, bytes]:
 
 
 def stream(port: int, prompt: str) -> FleetAnswer:
-    """Reads one chat to its end, whatever that is. To be called on a thread in the gateway's
-    network."""
+    """Sends one streamed chat and reads it to its end; errors are recorded in the answer, not
+    raised. Call on a thread that is in the gateway's network namespace."""
     result = FleetAnswer()
     body = {
         "messages": [{"role": "user", "content": prompt}],
@@ -270,19 +275,21 @@ def stream(port: int, prompt: str) -> FleetAnswer:
 
 @dataclass
 class FleetLoad:
-    """Clients that send request after request to front ends that take them. A context manager; at
-    its end each client has read its last answer to the end."""
+    """A context manager that runs ``clients`` clients, each of which sends one request after the
+    other to the front ends. At the context's end each client first reads its last answer to the
+    end."""
 
     fleet: Fleet
     clients: int = 6
     think_s: float = 0.0
-    """How long a client waits before it asks again."""
+    """Seconds that a client waits before its next request."""
     done: Counter[int] = field(default_factory=Counter)
-    """Right answers, by the front end's number."""
+    """Number of correct answers of each front end, by the front end's number."""
     wrong: list[str] = field(default_factory=list)
-    """What was lost or came out otherwise, except through front ends that were killed."""
+    """Descriptions of answers that were lost or wrong, except answers of killed front ends."""
     avoided: set[int] = field(default_factory=set)
-    """Numbers of front ends that get no new requests, as a proxy sees to it."""
+    """Numbers of front ends that get no new requests, as if a proxy had taken them out of
+    rotation."""
     killed: set[int] = field(default_factory=set)
 
     def __enter__(self) -> FleetLoad:
@@ -302,7 +309,7 @@ class FleetLoad:
             assert not thread.is_alive(), "a stream has no end"
 
     def wait_more(self, count: int) -> None:
-        """Waits until so many more requests were answered."""
+        """Waits until ``count`` more requests were answered; fails at a wrong answer."""
         aim = self.done.total() + count
         wait_for(lambda: self.done.total() >= aim or bool(self.wrong), "answers")
         assert not self.wrong
@@ -319,14 +326,14 @@ class FleetLoad:
             if said.ended and said.text == self.fleet.expected[prompt]:
                 self.done[front.number] += 1
             elif front.number in self.killed or (said.refused and front.number in self.avoided):
-                continue  # as a proxy does, with another one
+                continue  # with another front end, as a proxy does
             else:
                 self.wrong.append(f"front end {front.number}, {prompt!r}: {said}")
 
 
 @contextlib.contextmanager
 def fleet(model: Path, folder: Path) -> Iterator[Fleet]:
-    """Runs a fleet for the length of a block, and ends everything in it."""
+    """Runs a fleet of three nodes until the context ends, then ends all its processes."""
     with Network() as network:
         yield Fleet(network, model, folder)
     for state in folder.glob("*/state"):  # reapers that were killed leave their sockets

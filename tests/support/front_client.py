@@ -1,5 +1,5 @@
-"""A front end with a fake worker behind it, and a client that compares the requests of both
-sides."""
+"""Helpers for tests of the front end (the HTTP process) with a fake worker: scripts of the worker's
+answers, and a client that sees both its HTTP requests and what reaches the worker."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WHOLE = "".join(WORDS)
 
 @contextmanager
 def following(script: AnswerScript, **settings: Any) -> Iterator[RunningFront]:
-    """Runs a front end whose only worker follows a script."""
+    """Runs a front end whose only worker, a fake one, answers every request by ``script``."""
     with FakeNode() as node:
         node.worker(script)
         with RunningFront(node.control, **settings) as front:
@@ -41,7 +41,7 @@ def following(script: AnswerScript, **settings: Any) -> Iterator[RunningFront]:
 
 
 def everything(submit: Submit) -> Iterator[ScriptStep]:
-    """Script of a thought, a text and two tool calls."""
+    """A fake worker's script: answers with reasoning, a text and two tool calls."""
     yield accept(submit)
     yield step(submit, 0, "", reasoning="Hm")
     yield step(submit, 1, "", reasoning=".")
@@ -55,14 +55,16 @@ def everything(submit: Submit) -> Iterator[ScriptStep]:
 
 
 def breaking(submit: Submit) -> Iterator[ScriptStep]:
-    """Script of a token, and a fault whose text is not meant for clients."""
+    """A fake worker's script: answers with a token, then fails with an error text that clients must
+    not see."""
     yield accept(submit)
     yield step(submit, 0, "a")
     yield Failed(submit.rid, submit.attempt, "metal_buffer_size", "/secret/path")
 
 
 def prompt_of(front: RunningFront, node: FakeNode, path: str, asked: dict[str, Any]) -> ChatPrompt:
-    """Returns the chat prompt that the worker gets for a request."""
+    """Sends an HTTP request to the front end and returns the chat prompt that the fake worker
+    gets."""
     response = front.client.post(path, json=asked)
     assert response.status_code == 200, response.text
     prompt = node.workers[0].submits[-1].generation.prompt
@@ -71,8 +73,8 @@ def prompt_of(front: RunningFront, node: FakeNode, path: str, asked: dict[str, A
 
 
 def named_events(response: httpx.Response) -> list[dict[str, Any]]:
-    """Returns a stream's events, each of which has its type as its name, too; comments are left
-    out."""
+    """Returns the events of a stream without its comments; checks that each event's name (the line
+    ``event:``) is its type."""
     assert response.headers["content-type"].startswith("text/event-stream")
     events = []
     for block in response.text.strip().split("\n\n"):
@@ -84,7 +86,8 @@ def named_events(response: httpx.Response) -> list[dict[str, Any]]:
 
 
 def check_error(response: httpx.Response, status: int, param: str | None) -> dict[str, Any]:
-    """Returns the error of a request that could never be answered."""
+    """Checks that a response is a non-retryable error with this status, about the request field
+    ``param``; returns the error object."""
     assert response.status_code == status, response.text
     error: dict[str, Any] = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code", "retryable"}
@@ -97,7 +100,7 @@ def check_error(response: httpx.Response, status: int, param: str | None) -> dic
 
 
 class Client:
-    """A client of the front end that knows the requests that reached the worker."""
+    """An HTTP client of the front end that also checks what reaches the fake worker."""
 
     def __init__(self, http: httpx.Client, worker: FakeWorker) -> None:
         self.http = http
@@ -108,7 +111,8 @@ class Client:
         return self.http.post(path, json=needed | body)
 
     def taken(self, path: str, **body: Any) -> Submit:
-        """Posts a request that has to be answered, and returns the worker's part of it."""
+        """Posts a request that has to be answered with 200; returns the message that the fake
+        worker got for the request."""
         before = len(self.worker.submits)
         response = self.post(path, **body)
         assert response.status_code == 200, response.text
@@ -116,7 +120,8 @@ class Client:
         return self.worker.submits[-1]
 
     def refused(self, path: str, param: str | None = None, **body: Any) -> dict[str, Any]:
-        """Returns the error of a request that has to be refused without a request to the worker."""
+        """Posts a request that has to be refused with 400 before anything reaches the fake worker;
+        returns the error object."""
         before = len(self.worker.submits)
         response = self.post(path, **body)
         assert len(self.worker.submits) == before

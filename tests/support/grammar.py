@@ -1,4 +1,5 @@
-"""Grammars over a small vocabulary, and texts sampled under them."""
+"""Compiles grammars (of JSON schemas and the like) over a small vocabulary, and samples texts under
+them."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ GRAMMARS = GrammarCompiler(PLAIN, WIDTH)
 
 
 def allowed(matcher: GrammarMatcher, width: int = WIDTH) -> list[int]:
-    """Returns the ids that may come next."""
+    """Returns the ids of the tokens that the grammar allows next."""
     mask = np.zeros((width + 31) // 32, dtype=np.int32)
     matcher.fill(mask)
     bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
@@ -28,7 +29,8 @@ def allowed(matcher: GrammarMatcher, width: int = WIDTH) -> list[int]:
 def sample(
     compiled: CompiledGrammar, seed: int, tokenizer: Any = PLAIN, longest: int = 1500
 ) -> str | None:
-    """Samples a text uniformly under the masks; None if it had not ended by then."""
+    """Samples a text that follows the grammar, each token drawn uniformly from those allowed;
+    returns None if the text has not ended after ``longest`` tokens."""
     rng = np.random.default_rng(seed)
     matcher, ids = compiled.matcher(), []
     for _ in range(longest):
@@ -41,7 +43,7 @@ def sample(
 
 
 def accepts(compiled: CompiledGrammar, text: str, tokenizer: Any = PLAIN) -> bool:
-    """Returns True if exactly this text can be written and then ended."""
+    """Returns True if the grammar allows exactly this text and then its end."""
     matcher = compiled.matcher()
     for id in vocabularies.ids_of(text, tokenizer):
         if id not in allowed(matcher):

@@ -1,4 +1,4 @@
-"""Machines of a network of its own: a network namespace each, all on one switch.
+"""A virtual network for tests (Linux, root): machines, each a network namespace, on one switch.
 
 ::
 
@@ -6,9 +6,9 @@
     mac-2 -- eth0 ---- br0 (the switch's own namespace), 10.77.0.0/24
     gateway - eth0 --/
 
-Nothing of it is in this machine's own network. Every namespace's name says which process made it
-and when that began: those of runs that died are removed, with what still runs in them, before
-anything is made.
+The host's own network is not touched. A namespace's name holds the id and start time of the process
+that made the namespace. Before a new network is made, namespaces whose process has died are removed
+with all processes that still run in them.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _command(*command: str) -> str:
 
 
 def why_no_networks() -> str:
-    """Returns the reason why networks cannot be made here; empty where they can."""
+    """Returns the reason why this system cannot make virtual networks; empty if it can."""
     if os.geteuid() != 0:
         return "only root may make network namespaces"
     missing = [name for name in ("ip", "tc", "setpriv", "unshare") if shutil.which(name) is None]
@@ -75,7 +75,8 @@ def why_no_networks() -> str:
 
 
 def why_no_discipline(*discipline: str) -> str:
-    """Returns the reason why the kernel lacks a queueing discipline; empty where it has it."""
+    """Returns the kernel's error when a queueing discipline of tc(8) is set; empty if the kernel
+    has the discipline."""
     with Network() as network:
         try:
             traffic_control(network.switch, "add", "dev", "br0", "root", *discipline)
@@ -85,7 +86,7 @@ def why_no_discipline(*discipline: str) -> str:
 
 
 class Machine:
-    """A host in a network namespace. ``number`` is the end of its address."""
+    """A simulated host in a network namespace. ``number`` is the last part of its IP address."""
 
     def __init__(self, switch: str, run: str, name: str, number: int) -> None:
         self.name = name
@@ -98,15 +99,15 @@ class Machine:
         peer = ("peer", "name", "eth0", "netns", self.namespace)
         ip("-n", switch, "link", "add", self._port, "type", "veth", *peer)
         ip("-n", switch, "link", "set", self._port, "master", "br0", "up")
-        # A machine that comes to an address that another one had says so (gratuitous ARP).
+        # A machine that takes over another machine's address announces it (gratuitous ARP).
         self.do(lambda: Path("/proc/sys/net/ipv4/conf/eth0/arp_notify").write_text("1"))
         ip("-n", self.namespace, "address", "add", f"{self.address}/24", "dev", "eth0")
         ip("-n", self.namespace, "link", "set", "lo", "up")
         ip("-n", self.namespace, "link", "set", "eth0", "up")
 
     def start(self, command: Sequence[str], output: IO[str]) -> subprocess.Popen[bytes]:
-        """Starts a process on the machine, with the machine's name as its host name. The process
-        ends with this one."""
+        """Starts a process on the machine, with the machine's name as its host name. The process is
+        killed when the test process ends."""
         process = subprocess.Popen(
             [
                 *("setpriv", "--pdeathsig", "KILL", "ip", "netns", "exec", self.namespace),
@@ -122,7 +123,7 @@ class Machine:
         return process
 
     def cut(self) -> None:
-        """Takes the machine's link down; its peers get no notice."""
+        """Takes the machine's network link down; other machines get no notice."""
         ip("-n", self._switch, "link", "set", self._port, "down")
 
     def heal(self) -> None:
@@ -130,8 +131,8 @@ class Machine:
 
     @contextlib.contextmanager
     def behind(self, *discipline: str) -> Iterator[None]:
-        """Puts a queueing discipline of tc(8) on both directions of the machine's link for the
-        length of a block."""
+        """Puts a queueing discipline of tc(8), such as a delay, on both directions of the machine's
+        link until the context ends."""
         places = self._places()
         for namespace, device in places:
             traffic_control(namespace, "add", "dev", device, "root", *discipline)
@@ -142,22 +143,22 @@ class Machine:
                 traffic_control(namespace, "del", "dev", device, "root")
 
     def dropped(self) -> int:
-        """Returns the number of packets that these queues dropped."""
+        """Returns the number of packets that the queues of the machine's link have dropped."""
         shown = (traffic_control(ns, "show", "dev", dev, show="-s") for ns, dev in self._places())
         return sum(int(count) for text in shown for count in re.findall(r"dropped (\d+)", text))
 
     def _places(self) -> list[tuple[str, str]]:
-        """Both ends of the machine's link: namespace and device."""
+        """The namespace and device of both ends of the machine's link."""
         return [(self._switch, self._port), (self.namespace, "eth0")]
 
     def do(self, act: Callable[[], T]) -> T:
-        """Calls a function on a thread in this machine's network; sockets that it opens stay
-        there."""
+        """Calls a function on a thread in the machine's network namespace; sockets that the
+        function opens stay in that network."""
         return _in_namespace(self.namespace, act)
 
     def remove(self) -> None:
-        """Removes the machine with all that runs on it. May be called twice."""
-        with contextlib.suppress(CommandFailed):  # it has gone before
+        """Ends all processes of the machine and removes its namespace. May be called twice."""
+        with contextlib.suppress(CommandFailed):  # the link has been removed before
             # With its namespace the cable would go too, but at a time of the kernel's choosing.
             ip("-n", self._switch, "link", "del", self._port)
         remove(self.namespace)
@@ -166,7 +167,8 @@ class Machine:
 
 
 class Network:
-    """A switch and its machines. A context manager; at its end everything on them is gone."""
+    """A context manager for a virtual switch and its machines. At its end all processes on the
+    machines are killed and the network is removed."""
 
     def __init__(self) -> None:
         began = int(psutil.Process().create_time())
@@ -205,7 +207,7 @@ class Network:
 
 
 class Capture:
-    """All bytes that pass a network device for the length of a block."""
+    """A context manager that records in ``seen`` all bytes that pass a network device."""
 
     def __init__(self, namespace: str, device: str) -> None:
         def sniffer() -> socket.socket:
@@ -241,7 +243,7 @@ def traffic_control(namespace: str, what: str, *arguments: str, show: str = "") 
 
 
 def namespaces() -> list[str]:
-    """Returns the names of all namespaces that runs of these tests made."""
+    """Returns the names of all network namespaces that runs of Mayfly's tests have made."""
     if not MOUNTED.exists():
         return []
     return sorted(each.name for each in MOUNTED.iterdir() if each.name.startswith(f"{PREFIX}-"))
@@ -249,15 +251,15 @@ def namespaces() -> list[str]:
 
 @contextlib.contextmanager
 def leftovers_kept() -> Iterator[None]:
-    """Keeps every process's :func:`remove_leftovers` waiting."""
+    """Locks out :func:`remove_leftovers`, in every process, until the context ends."""
     with (Path(tempfile.gettempdir()) / f"{PREFIX}-{os.getuid()}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def remove_leftovers() -> None:
-    """Removes the namespaces of runs that are over: their process is gone, or its number is used
-    again."""
+    """Removes the namespaces of test runs whose process has ended (no process has its id now, or a
+    later one has)."""
     with leftovers_kept():
         for name in namespaces():
             _, _, pid, began, *_ = name.split("-")
@@ -270,7 +272,8 @@ def remove_leftovers() -> None:
 
 
 def remove(namespace: str) -> None:
-    """Ends all processes in a namespace, then removes it. Does nothing if it is gone already."""
+    """Kills all processes in a network namespace, then removes the namespace. Does nothing if the
+    namespace does not exist."""
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         try:
@@ -288,7 +291,8 @@ def remove(namespace: str) -> None:
 
 
 def _in_namespace(namespace: str, act: Callable[[], T]) -> T:
-    """Calls a function on a thread in a namespace (Python has no setns before 3.12)."""
+    """Calls a function on a new thread that has moved into a network namespace; returns the result
+    or raises the function's exception."""
     results: list[T] = []
     errors: list[BaseException] = []
 
@@ -308,7 +312,8 @@ def _in_namespace(namespace: str, act: Callable[[], T]) -> T:
 
 
 def enter(namespace: str) -> None:
-    """Moves the calling thread, and the sockets that it will open, into a namespace for good."""
+    """Moves the calling thread for good into a network namespace; sockets that it opens later are
+    in that network. (Calls setns of the C library: Python has none before 3.12.)"""
     libc = ctypes.CDLL(None, use_errno=True)
     with (MOUNTED / namespace).open() as place:
         if libc.setns(place.fileno(), CLONE_NEWNET):

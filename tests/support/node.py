@@ -1,4 +1,5 @@
-"""A node in a process of its own, with fake workers: starts it, watches its roster, ends it."""
+"""Runs a node (reaper, the supervisor of workers, with fake workers) as a process of its own, and
+watches the status messages that it publishes."""
 
 from __future__ import annotations
 
@@ -38,10 +39,12 @@ def fake_front_end() -> list[str]:
 
 
 class RunningNode:
-    """A node's process; a context manager that leaves nothing running, whatever the test did.
-    Without an ``audience`` the pipe that it prints to is closed at once. A test of a worker's last
-    messages gives them more time, ``last_words_s``, than a server does: here a message may take
-    longer than its sender's exit to be noticed."""
+    """A context manager for a node's process; at its end all processes of the node are killed.
+
+    Without an ``audience`` the test closes the pipe to which the node prints its events.
+    ``last_words_s`` are the seconds that the node waits for a worker's last messages after the
+    worker's exit: more than by default, because on a busy test machine the messages may be late.
+    """
 
     def __init__(
         self,
@@ -113,14 +116,14 @@ class RunningNode:
         self._context.term()
 
     def _end(self) -> None:
-        """Ends the process: twice SIGTERM, then SIGKILL."""
+        """Ends the node's process: SIGTERM, again SIGTERM, then SIGKILL, with 5 s after each."""
         for signal in (self.process.terminate, self.process.terminate, self.process.kill):
             signal()
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(5)
                 break
         if self.process.returncode != REFUSED and self.runtime.folder.exists():
-            shutil.rmtree(self.runtime.folder)  # a test killed it
+            shutil.rmtree(self.runtime.folder)  # left behind by a killed node
 
     def _read(self) -> None:
         if self._audience and self.process.stdout is not None:
@@ -128,7 +131,7 @@ class RunningNode:
                 self._lines.put(json.loads(line))
 
     def children(self) -> list[psutil.Process]:
-        """Returns the running child processes, which are remembered to be ended."""
+        """Returns the node's running child processes; they are killed at the end of the test."""
         try:
             found = psutil.Process(self.process.pid).children()
         except psutil.NoSuchProcess:
@@ -137,7 +140,8 @@ class RunningNode:
         return found
 
     def roster(self, wanted: Callable[[Roster], bool], patience_s: float = PATIENCE_S) -> Roster:
-        """Returns the first published roster that fulfils a condition."""
+        """Waits for the first published roster (the node's status message) that fulfils a
+        condition, and returns it."""
         deadline = time.monotonic() + patience_s
         last: Roster | None = None
         while (left := deadline - time.monotonic()) > 0:
@@ -149,14 +153,15 @@ class RunningNode:
         raise AssertionError(f"no such roster; the last one: {last}; heard: {self.events()}")
 
     def slot(self, wanted: Callable[[SlotView], bool]) -> SlotView:
-        """Returns the view of the only slot once it fulfils a condition."""
+        """Waits until the node's only slot fulfils a condition, and returns the slot's entry in the
+        node's status message."""
         return self.roster(lambda roster: wanted(roster.slots[0])).slots[0]
 
     def ready(self, incarnation: int = 1) -> SlotView:
         return self.slot(lambda view: view.state == "ready" and view.incarnation >= incarnation)
 
     def ask(self, message: object) -> Any:
-        """Returns the answer to a message on the control socket."""
+        """Sends a message to the node's control socket, and returns the answer."""
         with self._context.socket(zmq.DEALER) as socket:
             socket.linger = 0
             socket.connect(self.runtime.control)
@@ -165,7 +170,8 @@ class RunningNode:
             return from_node.decode(socket.recv())
 
     def events(self) -> list[list[Any]]:
-        """Returns all events that the node's observer has got."""
+        """Returns all events that the node has printed so far: slots that changed, notes for the
+        operator."""
         while True:
             try:
                 self._events.append(self._lines.get_nowait())
@@ -173,18 +179,18 @@ class RunningNode:
                 return self._events
 
     def refusal(self) -> str:
-        """Returns the stderr of a node that could not start."""
+        """Waits for the exit of a node that refuses to start, and returns its stderr."""
         assert self.process.stderr is not None
         assert self.process.wait(PATIENCE_S) == REFUSED
         return self.process.stderr.read()
 
     def all_events(self) -> list[list[Any]]:
-        """Returns all events of the observer of a node that has ended."""
+        """Returns all events that the node, which has to have ended, has printed."""
         self._reader.join(PATIENCE_S)
         return self.events()
 
     def wait_for(self, *beginning: object) -> list[Any]:
-        """Returns the observer's first event that begins so."""
+        """Waits for the first event whose first words are ``beginning``, and returns it."""
         deadline = time.monotonic() + PATIENCE_S
         seen = 0
         while time.monotonic() < deadline:
@@ -196,7 +202,7 @@ class RunningNode:
         raise AssertionError(f"heard no {beginning}: {self._events}")
 
     def wait_for_note(self, part: str) -> str:
-        """Returns the first note to the operator with this text in it."""
+        """Waits for the first note to the operator that contains ``part``, and returns its text."""
         found: list[str] = []
 
         def heard() -> bool:

@@ -1,9 +1,9 @@
 """Keeps mlx-lm from changing this process's limit of open files.
 
-``mlx_lm.utils`` sets the limit, the hard one included, to 4096 in any process that imports it. All
-processes that tests start would inherit it, and a front end would have fewer files than it has
-elsewhere. This module has to be imported before any that imports mlx-lm. It does not import mlx-lm
-itself, which takes a second: only the tests that use mlx-lm wait for that.
+``mlx_lm.utils`` sets the soft and the hard limit to 4096 in any process that imports it. All
+processes that tests start would inherit this limit, and a front end would have fewer files than in
+production. Import this module before any module that imports mlx-lm. This module does not import
+mlx-lm itself, because the import takes a second and many tests do without.
 """
 
 from __future__ import annotations

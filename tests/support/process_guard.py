@@ -1,5 +1,5 @@
-"""A pytest plugin that keeps `make test-fast` fast: a unit test that starts a Python process fails
-if it does not have the mark ``process``."""
+"""A pytest plugin: a unit test that starts a Python process fails unless the test has the mark
+``process``. `make test-fast` leaves out marked tests, so the plugin keeps it fast."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ UNIT = Path(__file__).parents[1] / "unit"
 _started: list[str] = []
 """The commands of all Python processes that this process has started."""
 _starters: set[tuple[str, str]] = set()
-"""Fixtures that started one: where each is visible, and its name. A test that shares such a fixture
-later starts none itself, but would if it ran alone."""
+"""Fixtures that have started a Python process, as pairs: node id prefix of the tests that see the
+fixture, and its name. A test that uses the fixture later starts no process itself, but would start
+one if it ran alone."""
 
 
 def _note(event: str, details: tuple[Any, ...]) -> None:

@@ -1,4 +1,4 @@
-"""States of processes that tests watch."""
+"""Tells tests whether a process runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import psutil
 
 
 def alive(process: psutil.Process) -> bool:
-    """Returns True if a process runs (a zombie does not)."""
+    """Returns True if the process runs; False if it has ended or is a zombie."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

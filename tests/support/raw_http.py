@@ -1,4 +1,5 @@
-"""Raw sockets to a front end with fake workers: requests byte by byte, and limits."""
+"""Helpers for tests that talk to a front end (the HTTP process) over raw sockets, byte by byte, and
+test its limits of time, size and memory."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def connect(front: RunningFront, timeout: float = 15.0) -> socket.socket:
 
 
 def read_to_end(connection: socket.socket) -> bytes:
-    """Returns everything that comes until the server closes."""
+    """Returns all bytes that come before the server closes the connection."""
     received = b""
     with contextlib.suppress(ConnectionResetError):
         while part := connection.recv(65536):
@@ -43,7 +44,7 @@ def read_to_end(connection: socket.socket) -> bytes:
 
 
 def status_of_raw(front: RunningFront, text: str) -> int:
-    """Sends a request as it is written, and returns the status of its answer."""
+    """Sends the text of an HTTP request unchanged, and returns the HTTP status of the answer."""
     with connect(front) as connection:
         connection.sendall(text.encode())
         line = connection.makefile("rb").readline()
@@ -55,8 +56,8 @@ def status_of(answer: bytes) -> int:
 
 
 def assert_probe_answers_during(front: RunningFront, during: Callable[[], Any]) -> None:
-    """Checks that the probe answers within a tenth of a second during a call. The median counts, as
-    the machine may be busy with other things."""
+    """Checks that /livez answers within 0.1 s (median) while ``during`` runs. The median counts,
+    because the machine may be busy with other things."""
     done = threading.Event()
     waits: list[float] = []
 
@@ -78,7 +79,8 @@ def assert_probe_answers_during(front: RunningFront, during: Callable[[], Any]) 
 
 
 class MemoryGrowth:
-    """The growth of this process's memory, in which the front end runs."""
+    """A context manager that measures, in ``peak``, by how many bytes the memory (RSS) of the test
+    process grows; the front end runs in this process."""
 
     def __init__(self) -> None:
         self._process = psutil.Process()

@@ -1,4 +1,5 @@
-"""Requests to a front end whose fake workers come and go, and the parts of their answers."""
+"""Helpers for tests of requests that move between workers: send a request to a front end with fake
+workers, and take its answer apart."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from support.running_front import RunningFront
 
 @contextlib.contextmanager
 def unread(front: RunningFront, path: str, body: Any) -> Iterator[socket.socket]:
-    """A connection whose client has sent a request and does not read."""
+    """Opens a connection, sends a request on it, and does not read the answer; yields the
+    socket."""
     content = json.dumps(body).encode()
     head = (
         f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
@@ -45,14 +47,14 @@ def content(response: httpx.Response) -> str:
 
 
 def events(response: httpx.Response) -> list[Any]:
-    """Returns a stream's events; [DONE] is None, comments are left out."""
+    """Returns the events of a stream's answer without its comments; the last, [DONE], is None."""
     lines = [line for line in response.text.split("\n\n") if line.startswith("data: ")]
     data = [line.removeprefix("data: ") for line in lines]
     return [None if content == "[DONE]" else json.loads(content) for content in data]
 
 
 def pieces(response: httpx.Response, choice: int = 0) -> list[str]:
-    """Returns the texts of one choice, by chunk."""
+    """Returns the pieces of one choice's text, one for each chunk of the stream that has text."""
     return [
         piece["delta"]["content"]
         for event in events(response)
@@ -71,7 +73,9 @@ def stream(front: RunningFront, **body: Any) -> httpx.Response:
 def pair(
     node: FakeNode, first: AnswerScript, second: AnswerScript
 ) -> tuple[list[FakeWorker], AnswerScript]:
-    """Returns two workers; the one that gets the first attempt follows the first script."""
+    """Starts two fake workers on a node. The worker that gets a request first follows the script
+    ``first``, the worker that gets the request afterwards the script ``second``. Returns the
+    workers and the script that both follow."""
     scripts = [first, second]
 
     def next_script(submit: Submit) -> Iterator[ScriptStep]:

@@ -1,4 +1,4 @@
-"""Programs that some tests need and that do not come with Python."""
+"""Finds external programs that some tests need, and skips or fails tests without them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 
 def require_program(program: str) -> str:
-    """Returns a program's path. Without it a test is skipped, or fails if ``REQUIRED_TOOLS`` (set
-    in CI) names it."""
+    """Returns a program's path. If the program is missing, skips the test, or fails the test if the
+    environment variable ``REQUIRED_TOOLS`` (set in CI) names the program."""
     found = shutil.which(program)
     if found is not None:
         return found

@@ -1,4 +1,4 @@
-"""A front end in a thread of the test's process, on a free port."""
+"""Runs a front end (the HTTP process of Mayfly) in a thread of the test process."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ PATIENCE_S = 30.0
 
 
 class RunningFront:
-    """A front end's thread; a context manager. It waits for a ready worker, or if ``ready`` is
-    false only until it listens.
+    """A context manager that runs a front end in a thread, on a free port. Entering waits for a
+    ready worker or, with ``ready`` false, only until the front end listens.
 
-    ``send_buffer`` is the number of bytes that the system takes for a client that does not read.
+    ``send_buffer`` limits the bytes that the system buffers for a client that does not read.
+    ``settings`` are fields of FrontSettings.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class RunningFront:
 
     @property
     def connections(self) -> Collection[Any]:
-        """The open connections."""
+        """The front end's open HTTP connections."""
         return self._server.server_state.connections
 
     def __enter__(self) -> RunningFront:
@@ -73,15 +74,15 @@ class RunningFront:
         assert not self._thread.is_alive()
 
     def stop(self) -> None:
-        """Stops the server as SIGTERM does."""
+        """Makes the front end shut down, as SIGTERM does; does not wait."""
         self._server.should_exit = True
 
     def wait_workers(self, count: int) -> None:
-        """Waits until so many workers can take a request."""
+        """Waits until at least ``count`` workers can take a request from this front end."""
         self.wait(lambda: self.front.fleet.ready_workers() >= count)
 
     def metric(self, name: str) -> float:
-        """Returns the sum of a metric's samples."""
+        """Returns the sum of the samples in /metrics whose lines begin with ``name``."""
         lines = self.client.get("/metrics").text.splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
 

@@ -1,4 +1,5 @@
-"""JSON schemas whose documents are bounded: any run that follows one ends by itself.
+"""JSON schemas for tests of structured output. Documents that follow these schemas have a bounded
+length, so even a random-weight model's output ends by itself.
 
 :data:`SCHEMAS` maps a name to a schema. Strings have a ``maxLength`` or a pattern that ends, arrays
 a ``maxItems``, numbers a range, objects no additional properties, recursion a bound.
@@ -12,8 +13,8 @@ Schema = dict[str, Any]
 
 
 def record(required: list[str] | None = None, /, **properties: Schema) -> Schema:
-    """Returns a schema of an object with these properties and no others; all are required by
-    default."""
+    """Returns a JSON schema of an object with exactly these properties; without a list
+    ``required``, all of them are required."""
     return {
         "type": "object",
         "properties": properties,

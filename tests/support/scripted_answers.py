@@ -1,4 +1,5 @@
-"""Replies of the scripted models, each with the trigger in a prompt that it answers."""
+"""Replies for scripted models (models that say what a test tells them to), each with the trigger:
+the words in a prompt that make the model say this reply."""
 
 from __future__ import annotations
 
@@ -16,12 +17,13 @@ NO_OBJECT = '<tool_call>{"name": "sum", "arguments": "7 and 4"}</tool_call>'
 CUT_SHORT = '<tool_call>{"name": "sum", "arguments": {"x": 7'
 
 CHARACTERS = "ok 🇫🇷 你好 👩‍👩‍👧‍👦 é 😀!"
-"""Characters of one to four bytes, and some that are made of several."""
+"""Text with characters of one to four UTF-8 bytes, and some made of several code points."""
 NEVER_ENDING = "and on " * 400
 
 
 def byte_ids(text: str) -> list[int]:
-    """Returns one token for each byte, so that every character but the plainest takes several."""
+    """Returns token ids of a text with one token for each UTF-8 byte, so that every character
+    outside ASCII is split over several tokens."""
     vocabulary = tokenizers.train("plain")
     [(stand_ins, _)] = ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)
     return [vocabulary.token_to_id(stand_in) for stand_in in stand_ins]

@@ -1,4 +1,5 @@
-"""A whole server, as ``mayfly serve`` starts it: reaper, front end and workers, real processes."""
+"""Runs a whole server for tests, as ``mayfly serve`` starts it, with real processes: front end
+(HTTP), workers (inference) and reaper (their supervisor)."""
 
 from __future__ import annotations
 
@@ -31,19 +32,20 @@ DOUBLES = Path(__file__).parent / "doubles"
 
 FIRST_PORT = 10_000
 EACH = 10
-"""Ports for whoever asks for some."""
+"""Ports of each range that :func:`free_ports` may return."""
 
 
 def _own_ports() -> Iterator[int]:
-    """Returns the first of ten ports each, for this process's tests alone; from a random one on, so
-    that other suites on this machine rarely come near. They lie below the ports that the system
-    picks for port 0: between the choice of a port and a server's binding it are seconds."""
+    """Returns the first ports of ranges of ten ports, for tests of this process alone; starts at a
+    random range, so that other test suites on this machine rarely collide. All ports lie below the
+    range from which the system picks for port 0, because seconds pass before a server binds the
+    port that was chosen for it."""
     system = Path("/proc/sys/net/ipv4/ip_local_port_range")
     end = int(system.read_text().split()[0]) if system.exists() else 32_768
     suites = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     suite = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     if end < FIRST_PORT + 1000 * suites:
-        end = 32_768  # the system keeps nearly all of them to itself
+        end = 32_768  # the system's own range covers nearly all ports
     own = range(FIRST_PORT, end - EACH, EACH)[suite::suites]
     start = secrets.randbelow(len(own))
     return iter([*own[start:], *own[:start]])
@@ -53,12 +55,12 @@ _ports = _own_ports()
 
 
 def free_port() -> int:
-    """Returns a port that nobody uses, and that was not returned in this process before."""
+    """Returns a free TCP port that was not returned in this process before."""
     return free_ports(1)
 
 
 def free_ports(count: int) -> int:
-    """Returns the first of ``count`` (ten at most) free ports in a row."""
+    """Finds ``count`` (ten at most) free TCP ports in a row, and returns the first."""
     assert count <= EACH
     for first in _ports:
         with contextlib.suppress(OSError):
@@ -69,9 +71,9 @@ def free_ports(count: int) -> int:
 
 
 def wait_for(condition: Callable[[], T], what: str, deadline_s: float = DEADLINE_S) -> T:
-    """Waits until a condition returns something true, and returns that. The checks become rarer:
-    most conditions are a request to the server that is waited for, and would keep it from its
-    work."""
+    """Waits until ``condition`` returns a true value, and returns that value; fails after
+    ``deadline_s`` seconds, naming ``what``. The checks become rarer with time, because most
+    conditions send a request to the server under test and slow it down."""
     deadline = time.monotonic() + deadline_s
     pause_s = 0.02
     while not (value := condition()):
@@ -82,12 +84,13 @@ def wait_for(condition: Callable[[], T], what: str, deadline_s: float = DEADLINE
 
 
 class Server:
-    """``mayfly serve MODEL`` on a free port with a state folder of its own; without a model, the
-    options name the models.
+    """A running ``mayfly serve MODEL`` on a free port with a state folder of its own. Without a
+    model, ``options`` name the models.
 
-    Exactness is promised with the BLAS that MLX bundles, so no other is preloaded. ``environment``
-    is set on top of the test's own. ``budgets`` are time limits of the reaper and of the front end
-    that differ from their defaults.
+    The BLAS that MLX bundles is used, because only with this one the server promises bit-exact
+    answers. ``environment`` is added to the test's environment. ``budgets`` are time limits, in
+    seconds, of the reaper (the workers' supervisor) and of the front end that replace their
+    defaults.
     """
 
     def __init__(
@@ -149,7 +152,8 @@ class Server:
         return dict(node)
 
     def processes(self) -> list[psutil.Process]:
-        """Returns every running process of this server that was ever seen."""
+        """Returns the running processes of the server, also those whose parent has died since an
+        earlier call."""
         with contextlib.suppress(psutil.NoSuchProcess):
             parent = psutil.Process(self.process.pid)
             for process in (parent, *parent.children(recursive=True)):
@@ -157,14 +161,14 @@ class Server:
         return [p for p in self._seen.values() if alive(p)]
 
     def autopsies(self) -> list[dict[str, Any]]:
-        """Returns the records of lost workers, the oldest first."""
+        """Returns the records that the server has written of its lost workers, oldest first."""
         path = self.state_dir / "autopsies.jsonl"
         if not path.exists():
             return []
         return [json.loads(line) for line in path.read_text().splitlines()]
 
     def faults(self) -> list[dict[str, Any]]:
-        """Returns the output of ``mayfly faults``."""
+        """Runs ``mayfly faults --json`` for this server, and returns the parsed output."""
         command = ("faults", "--json", "--state-dir", str(self.state_dir))
         ran = subprocess.run([*_mayfly(None), *command], check=True, stdout=subprocess.PIPE)
         return list(json.loads(ran.stdout))
@@ -179,7 +183,7 @@ class Server:
         return self.http.post(path, json=body)
 
     def recycle(self) -> None:
-        """Runs ``mayfly recycle --all``."""
+        """Runs ``mayfly recycle --all``: the server replaces all its workers in good order."""
         command = ("recycle", "--all", "--state-dir", str(self.state_dir))
         subprocess.run([*_mayfly(None), *command], check=True, stdout=subprocess.DEVNULL)
 
@@ -204,7 +208,8 @@ class Server:
 
 
 def _mayfly(budgets: Mapping[str, float] | None) -> list[str]:
-    """Returns the ``mayfly`` command; with budgets, the tests' own program around it."""
+    """Returns the command line of ``mayfly``; with ``budgets``, that of a test program which runs
+    ``mayfly`` with these time limits."""
     if budgets is None:
         return [sys.executable, "-m", "mayfly_cli"]
     return [sys.executable, str(DOUBLES / "run_mayfly.py"), json.dumps(dict(budgets))]
@@ -230,8 +235,8 @@ def serving(
 
 @contextlib.contextmanager
 def another_front_end(folder: Path, *servers: Server) -> Iterator[str]:
-    """Runs a front end that is no child of these servers and knows all their workers; yields its
-    URL."""
+    """Runs a separate front end (HTTP process) that uses the workers of all given servers; yields
+    its URL."""
     url = f"http://127.0.0.1:{free_port()}"
     nodes = [("--node", runtime_of(server.state_dir).control) for server in servers]
     command = [sys.executable, "-m", "mayfly_server.front", *itertools.chain(*nodes)]
@@ -252,5 +257,5 @@ def another_front_end(folder: Path, *servers: Server) -> Iterator[str]:
         try:
             front.wait(20)
         finally:
-            front.kill()  # which is nothing to one that has left
+            front.kill()  # without effect if the process has ended
             front.wait()

@@ -1,4 +1,5 @@
-"""A watch over a running server: answers of its health probe, and rosters of its node."""
+"""Records, while a test disturbs a running server, the answers of its /health and the status
+messages (rosters) of its node."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ LOOK_MS = 20
 
 @dataclass(frozen=True)
 class Probe:
-    """One answer of ``/health``: time of the request, duration, status."""
+    """One answer of ``/health``: time of the request (monotonic clock, seconds), duration, HTTP
+    status, and Retry-After."""
 
     asked_at: float
     took_s: float
@@ -30,7 +32,8 @@ class Probe:
 
 
 class ServerWatch:
-    """A context manager; at its end ``rosters`` and ``probes`` hold all that was seen, in order."""
+    """A context manager that watches a server from two threads. At its end ``rosters`` holds all
+    status messages of the node with their times, and ``probes`` all answers of /health."""
 
     def __init__(self, server: Server) -> None:
         self.rosters: list[tuple[float, Roster]] = []
@@ -60,7 +63,8 @@ class ServerWatch:
 
     @property
     def outage(self) -> tuple[float, float]:
-        """The times of the first roster without a READY worker and of the next one with one."""
+        """The times (monotonic clock, seconds) of the first status message without a READY worker,
+        and of the next message with a READY worker (infinity if none came)."""
         serving = [
             (at, any(slot.state == "ready" for slot in roster.slots)) for at, roster in self.rosters
         ]

@@ -1,4 +1,5 @@
-"""Scenarios of a slot: events one after the other, without a process or a clock."""
+"""Drives the rules of a slot (the reaper's place for one worker process at a time) with a sequence
+of events, without processes or a real clock."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ READY = Ready("ipc:///w1", ModelCard(digest="d"))
 
 
 class Scenario:
-    """A slot with its events, and the losses that it announced. Jitter is at its least."""
+    """A slot, driven event by event, and in ``lost`` the losses of workers that it has announced.
+    The random part of its waits is 0."""
 
     def __init__(self, budgets: Budgets = BUDGETS) -> None:
         self.budgets = budgets
@@ -43,8 +45,9 @@ class Scenario:
         self.slot: Slot = self.rules.begin("s", self.now)
 
     def apply(self, event: Event) -> list[Action]:
-        """Returns the slot's actions, without the announcements of losses, which are kept apart. A
-        worker that it wants is granted at once, as the node does."""
+        """Gives the slot an event and returns its actions, except announcements of losses, which go
+        to ``lost``. If the slot wants to start a worker, permission follows at once, as from a
+        node."""
         self.slot, actions = self.rules.step(self.slot, event, self.now)
         if self.rules.wants_worker(self.slot, self.now):
             self.slot, more = self.rules.step(self.slot, SpawnAllowed(), self.now)
@@ -56,12 +59,14 @@ class Scenario:
         return self.apply(MessageReceived(incarnation or self.slot.incarnation, message))
 
     def exit(self, status: int, stderr: str = "") -> list[Action]:
-        """Applies an exit, and the end of the wait for last messages."""
+        """Lets the slot's worker process exit, and lets the time pass for which the slot waits for
+        the worker's last messages; returns the slot's actions."""
         actions = self.apply(ProcessExited(self.slot.incarnation, status, stderr))
         return actions + self.wait(LAST_MESSAGES_S)
 
     def wait(self, seconds: float, beat: Beat | None = None) -> list[Action]:
-        """Lets time pass in ticks, each after a beat of every worker if one is given."""
+        """Lets ``seconds`` pass in ticks of 0.5 s; before each tick every worker sends the
+        heartbeat ``beat``, if given. Returns the slot's actions."""
         actions = []
         end = self.now + seconds
         while self.now < end:

@@ -1,4 +1,5 @@
-"""Nodes and front ends on TCP as processes of their own, and a proxy between them."""
+"""Runs nodes (workers) and front ends (HTTP) as processes that talk over TCP with keys, and a proxy
+between them that can hold back or cut connections."""
 
 from __future__ import annotations
 
@@ -35,13 +36,15 @@ from support.server import free_port, free_ports, wait_for
 
 DEADLINE_S = 60.0
 A_DAY_OFF = ("unshare", "--time", "--monotonic", "86400", "--boottime", "86400")
-"""Begins a command whose monotonic clocks are a day ahead of all others' (Linux, root)."""
+"""Command prefix that runs a command with its monotonic clock a day ahead of the system's (Linux,
+root)."""
 OTHER_HOST = "127.0.0.2"
-"""Where a proxy stands: workers are dialled at the host of their node, with ports of their own."""
+"""Address on which the proxy listens. It needs a host address of its own, because a front end
+connects to workers at their node's host, with each worker's port."""
 
 
 def require_other_host() -> None:
-    """Skips the test where the loopback interface has one address only, as on macOS."""
+    """Skips the test if the loopback interface lacks the address 127.0.0.2, as on macOS."""
     try:
         socket.create_server((OTHER_HOST, 0)).close()
     except OSError as error:
@@ -49,14 +52,15 @@ def require_other_host() -> None:
 
 
 def send_unless_refused(peer: zmq.Socket[Any], frame: bytes) -> None:
-    """Sends unless the peer has lost its connection by now: an ordinary send would wait for ever
-    for one."""
+    """Sends a frame, or drops it if the socket has no connection (any more); an ordinary send would
+    wait for a connection for ever."""
     with contextlib.suppress(zmq.Again):
         peer.send(frame, zmq.NOBLOCK)
 
 
 class MayflyProcess:
-    """A ``mayfly`` command; ended with all processes that it started."""
+    """A running ``mayfly`` command with its log in ``folder``; ``inside`` is a prefix of the
+    command line. :meth:`close` ends it with all processes that it started."""
 
     def __init__(
         self, folder: Path, name: str, *arguments: str, inside: tuple[str, ...] = ()
@@ -94,8 +98,8 @@ class MayflyProcess:
 
 
 class TcpNode(MayflyProcess):
-    """``mayfly node MODEL`` with a key, on the loopback interface, with ports for four workers. A
-    second one with the same ``folder`` is the same node, started again."""
+    """A running ``mayfly node MODEL`` with a key, on the loopback interface, with ports for four
+    workers. A second object with the same ``folder`` is the same node, restarted."""
 
     WORKERS = 4
 
@@ -125,13 +129,14 @@ class TcpNode(MayflyProcess):
         )
 
     def trust(self, *keys: str) -> None:
-        """Sets the trusted keys to these alone."""
+        """Makes the node trust the peers with these public keys, and no others."""
         trusted = {key: f"peer-{number}" for number, key in enumerate(keys)}
         write_trusted(trusted_file(self.state_dir), trusted)
 
     @contextlib.contextmanager
     def trusting(self, *keys: str) -> Iterator[None]:
-        """Sets the trusted keys to these alone for the length of a block."""
+        """Makes the node trust only these public keys until the context ends, then those of
+        before."""
         file = trusted_file(self.state_dir)
         before = file.read_text()
         self.trust(*keys)
@@ -145,7 +150,8 @@ class TcpNode(MayflyProcess):
 
 
 class TcpFront(MayflyProcess):
-    """``mayfly front``. Its key has to be made, and trusted, before its nodes start."""
+    """A running ``mayfly front``, the HTTP front end of the given nodes. Make its key
+    (:meth:`key`), and let the nodes trust the key, before the nodes start."""
 
     def __init__(self, folder: Path, *nodes: str, options: tuple[str, ...] = ()) -> None:
         folder.mkdir(exist_ok=True)
@@ -161,7 +167,7 @@ class TcpFront(MayflyProcess):
 
     @staticmethod
     def key(folder: Path) -> KeyPair:
-        """Returns the key pair that a front end with this folder will use."""
+        """Returns the key pair that a front end with this folder will use; makes it if need be."""
         state_dir = folder / "state"
         return read_pair(state_dir) or make_pair(state_dir)
 
@@ -190,8 +196,9 @@ class TcpFront(MayflyProcess):
 
 
 class TcpProxy:
-    """Passes on what comes to ``ports`` of :data:`OTHER_HOST` to the same ports of the loopback
-    address, and keeps it in ``passed``. It can hold everything back, and cut every connection."""
+    """A TCP proxy from ``ports`` of :data:`OTHER_HOST` to the same ports of 127.0.0.1, which
+    records all bytes in ``passed``. While ``stalled`` is set, the proxy holds all bytes back;
+    :meth:`cut` ends all connections."""
 
     def __init__(self, *ports: int) -> None:
         self.passed = bytearray()
@@ -211,7 +218,7 @@ class TcpProxy:
         self._thread.start()
 
     def cut(self) -> None:
-        """Ends every connection, and accepts none until :meth:`heal`."""
+        """Closes every connection of the proxy; new ones are closed at once until :meth:`heal`."""
         self.open = False
         with self._lock:
             for end in list(self._pairs):
@@ -290,8 +297,9 @@ class TcpProxy:
 
 
 class Site:
-    """A node, a front end that reaches it through a proxy, and further peers. The node trusts the
-    front end and a ``friend``; its clocks may be a day off."""
+    """A node, a front end that reaches the node through a TCP proxy, and sockets of other peers.
+    The node trusts the front end's key and the key ``friend``, which tests use; with ``a_day_off``
+    the node's clocks are a day ahead."""
 
     def __init__(self, model: Path, folder: Path, *options: str, a_day_off: bool = False) -> None:
         require_other_host()
@@ -299,7 +307,7 @@ class Site:
         front_folder.mkdir()
         self.own = TcpFront.key(front_folder)
         self.friend = new_pair()
-        with contextlib.ExitStack() as running:  # a test may put others in their places
+        with contextlib.ExitStack() as running:  # a test may replace node, proxy or front end
             self.node = TcpNode(
                 model,
                 node_folder,
@@ -338,12 +346,13 @@ class Site:
         return peer
 
     def worker(self) -> tuple[int, str]:
-        """Returns the port and the key of the node's only worker, from its roster."""
+        """Returns the port and public key of the node's only worker, from the node's next status
+        message."""
         view = self.view()
         return int(view.endpoint.rpartition(":")[2]), view.public_key
 
     def view(self) -> SlotView:
-        """Returns the view of the node's only slot in its next roster."""
+        """Returns the entry of the node's only slot in the node's next status message (roster)."""
         listening = self.peer(zmq.SUB, self.node.port + 1, self.friend, self.node.pair.public)
         with listening:
             assert listening.poll(int(DEADLINE_S * 1000)), "no roster"
@@ -351,6 +360,7 @@ class Site:
         return slot
 
     def ask_worker(self) -> zmq.Socket[Any]:
-        """Returns a connection of the friend's to the node's only worker."""
+        """Returns a socket that is connected, with the trusted key ``friend``, to the node's only
+        worker."""
         port, key = self.worker()
         return self.peer(zmq.DEALER, port, self.friend, key)

@@ -1,5 +1,5 @@
-"""mlx-lm tokenizers for tests of the text side: the kinds of :mod:`support.models.tokenizer`, and
-others that decode in other ways."""
+"""Makes mlx-lm tokenizers for tests of text handling: byte-level, SentencePiece style, WordPiece,
+written in Python, and with the markers of tool calls or reasoning."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def byte_level(kind: kinds.Kind = "thinking", template: str | None = None) -> To
 
 @lru_cache
 def byte_fallback(*, strips: bool = True) -> TokenizerWrapper:
-    """A tokenizer as converted from SentencePiece: ``▁`` for spaces, ``<0xE2>`` for bytes; the
-    first space is dropped if it ``strips``."""
+    """A tokenizer like one converted from SentencePiece: tokens with ``▁`` for spaces and
+    ``<0xE2>`` for bytes. With ``strips`` its decoder drops a text's first space."""
     vocabulary = {token: id for id, token in enumerate(["<s>", "</s>", *BYTES, *WORDS])}
     rust = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True))
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -53,7 +53,7 @@ def word_piece() -> TokenizerWrapper:
 
 
 class Characters(PreTrainedTokenizer):
-    """A tokenizer written in Python: an id for each character of ASCII."""
+    """A tokenizer written in Python, with one token for each printable ASCII character."""
 
     def __init__(self, **options: Any) -> None:
         self._tokens = {chr(32 + n): n for n in range(95)}
@@ -86,8 +86,8 @@ def python_written() -> TokenizerWrapper:
 
 @lru_cache
 def with_parser(name: str, *, special: bool = False) -> TokenizerWrapper:
-    """A byte-level tokenizer with one of mlx-lm's tool parsers; its markers are tokens, ``special``
-    ones if so asked."""
+    """A byte-level tokenizer with mlx-lm's tool parser of this name; the parser's markers are
+    single tokens of the vocabulary, special tokens with ``special``."""
     parser = importlib.import_module(f"mlx_lm.tool_parsers.{name}")
     rust = kinds.train("plain")
     markers = [m for m in (parser.tool_call_start, parser.tool_call_end) if m]
@@ -108,14 +108,16 @@ def ids_of(text: str, tokenizer: TokenizerWrapper) -> list[int]:
 
 
 def in_pieces(text: str, tokenizer: TokenizerWrapper) -> list[int]:
-    """The ids of a text one character at a time, so that no marker is a token."""
+    """The token ids of a text that is encoded one character at a time, so that a marker such as
+    ``<tool_call>`` in the text does not become a single token."""
     return [id for character in text for id in ids_of(character, tokenizer)]
 
 
 @lru_cache
 def thinking_with(kind: str) -> TokenizerWrapper:
-    """A tokenizer whose thoughts end with ``</think>``: one token (``thinking``), a ``special``
-    one, or several (``plain``)."""
+    """A tokenizer of a reasoning model, whose reasoning ends with ``</think>``. By ``kind``, this
+    marker is one ordinary token ("thinking"), a special token ("special"), or several tokens
+    ("plain")."""
     if kind == "thinking":
         return byte_level("thinking")
     rust = kinds.train("plain")
@@ -124,7 +126,7 @@ def thinking_with(kind: str) -> TokenizerWrapper:
     wrapper = TokenizerWrapper(
         PreTrainedTokenizerFast(tokenizer_object=rust, eos_token=kinds.END, pad_token=kinds.PAD)
     )
-    # mlx-lm knows thoughts by their tokens; some formats' markers are made of several.
+    # mlx-lm finds reasoning by its markers' tokens; in some formats a marker is several tokens.
     wrapper._think_start, wrapper._think_end = kinds.THINK_MARKERS
     wrapper._think_start_tokens = tuple(ids_of(kinds.THINK_MARKERS[0], wrapper))
     wrapper._think_end_tokens = tuple(ids_of(kinds.THINK_MARKERS[1], wrapper))

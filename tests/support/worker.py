@@ -1,4 +1,5 @@
-"""A real worker process; the test stands for its reaper and for a front end."""
+"""Runs a real worker (inference process); the test plays its reaper, which supervises it, and a
+front end, which sends it requests."""
 
 from __future__ import annotations
 
@@ -38,8 +39,8 @@ DEADLINE_S = 30.0
 
 
 def generation(prompt: Any = "Once upon a time", **options: Any) -> Generation:
-    """Returns a greedy request for a few tokens; options are fields of any part of
-    ``Generation``."""
+    """Returns a greedy request for 8 tokens; ``options`` are fields of Generation or of its parts
+    Sampling, Ending and Output."""
     parts: dict[type, dict[str, Any]] = {
         Sampling: {"seed": 0, "temperature": 0.0},
         Ending: {},
@@ -62,7 +63,7 @@ def generation(prompt: Any = "Once upon a time", **options: Any) -> Generation:
 
 @dataclass
 class AttemptAnswer:
-    """All messages of a worker about one attempt."""
+    """All messages that a worker has sent about one try of a request."""
 
     rid: str
     messages: list[ToFrontEnd] = field(default_factory=list)
@@ -90,13 +91,14 @@ class AttemptAnswer:
 
 
 class WorkerProcess:
-    """A worker's process; a context manager, at whose end the process is gone."""
+    """A context manager for a worker's process and the sockets to talk to it; at its end the
+    process is killed."""
 
     def __init__(self, model: Path, folder: Path, **options: Any) -> None:
         self._context: zmq.Context[Any] = zmq.Context()
         self.control = self._context.socket(zmq.ROUTER)
         sockets.configure(self.control)
-        # An ipc path has room for about a hundred characters.
+        # The path of an ipc socket may have about a hundred characters.
         run = Path("/tmp") / f"mayfly-test-{uuid.uuid4().hex[:12]}"
         run.mkdir(mode=0o700)
         self._run = run
@@ -128,7 +130,8 @@ class WorkerProcess:
         self._rids = itertools.count()
 
     def front_end(self) -> zmq.Socket[Any]:
-        """Returns a new socket like a front end's; :meth:`wait_ready` connects the default one."""
+        """Returns a new, unconnected socket like a front end's. (:meth:`wait_ready` connects the
+        socket ``front``.)"""
         socket = self._context.socket(zmq.DEALER)
         sockets.configure(socket)
         socket.setsockopt(zmq.ROUTING_ID, uuid.uuid4().bytes)
@@ -150,7 +153,8 @@ class WorkerProcess:
         self._run.rmdir()
 
     def listen(self, timeout_s: float = 0.05) -> None:
-        """Receives all messages on any socket, after a short wait if there are none."""
+        """Receives at most one message from the worker on each socket; waits up to ``timeout_s``
+        seconds if there is none."""
         poller = zmq.Poller()
         poller.register(self.control, zmq.POLLIN)
         poller.register(self.front, zmq.POLLIN)
@@ -170,7 +174,8 @@ class WorkerProcess:
             self.answers[message.rid, message.attempt].messages.append(message)
 
     def wait(self, condition: Callable[[], T], what: str = "the condition") -> T:
-        """Receives messages until the condition holds, and returns its value."""
+        """Receives the worker's messages until ``condition`` returns a true value, and returns that
+        value; fails after 30 s."""
         deadline = time.monotonic() + DEADLINE_S
         while not (value := condition()):
             if time.monotonic() > deadline:
@@ -186,7 +191,7 @@ class WorkerProcess:
         return [m for m in self.received if isinstance(m, kind)]
 
     def memory(self) -> Memory:
-        """Returns the memory of the next beat."""
+        """Waits for the worker's next heartbeat message, and returns the memory figures in it."""
         seen = len(self.received_of(Beat))
         self.wait(lambda: len(self.received_of(Beat)) > seen, "a beat")
         return self.received_of(Beat)[-1].memory
@@ -204,7 +209,7 @@ class WorkerProcess:
         self.front.send(codec.encode(message))
 
     def send_as_reaper(self, message: object) -> None:
-        """Sends a message as the reaper."""
+        """Sends the worker a message on the socket of its supervisor, the reaper."""
         self.control.send_multipart([self.name, codec.encode(message)])
 
     def submit(self, wanted: Generation, **options: Any) -> AttemptAnswer:

@@ -1,6 +1,7 @@
-"""A fake front end for tests of the reaper: it answers every GET with 200, and ends at ``/crash``.
+"""A fake front end (HTTP process) for tests of the reaper, which starts and restarts front ends.
+Answers every GET with 200 and its process id, and exits at ``GET /crash``.
 
-Run with the number of an inherited listening socket.
+Run with the number of an inherited listening socket as argument.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def main() -> None:
     server.socket = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    sys.stdin.read()  # until the reaper is gone
+    sys.stdin.read()  # until the reaper has ended
 
 
 if __name__ == "__main__":

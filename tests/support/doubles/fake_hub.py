@@ -1,4 +1,4 @@
-"""A fake Hugging Face Hub: as much of it as its client needs to download a repository.
+"""A fake Hugging Face Hub: the HTTP routes that the Hub's client needs to download a repository.
 
 ::
 
@@ -7,7 +7,8 @@
     HEAD /R/resolve/COMMIT/FILE           size and hash
     GET  /R/resolve/COMMIT/FILE           the file, or a part of it
 
-Point ``HF_ENDPOINT`` at :attr:`FakeHub.url` in a process of its own: the client reads it once.
+Set the environment variable ``HF_ENDPOINT`` to :attr:`FakeHub.url` in a new process: the Hub's
+client reads the variable only once per process.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @dataclass
 class FakeHub:
-    """Repositories of a fake Hub. ``gated`` repositories refuse their files; ``broken`` files end
-    after half their bytes, as if the connection were lost, until they are taken out of the set
-    again."""
+    """The state of a fake Hugging Face Hub: ``repositories`` maps each repository to its files.
+    Requests for files of ``gated`` repositories are refused. Files in ``broken`` end after half
+    their bytes, as if the connection were lost; a test may take them out of the set again."""
 
     repositories: dict[str, dict[str, bytes]]
     gated: set[str] = field(default_factory=set)
     broken: set[str] = field(default_factory=set)
     url: str = ""
     served: list[str] = field(default_factory=list)
-    """The files that were sent, whole or not, in order."""
+    """Names of the files that were sent, in order, partly sent files included."""
 
 
 @contextmanager

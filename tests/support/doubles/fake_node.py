@@ -1,9 +1,10 @@
-"""A fake node: workers without an engine that follow a script, and a reaper that publishes the
-rosters of a test. Threads and real sockets, so that a front end cannot tell.
+"""A fake node for tests of the front end: fake workers that answer by a script, and a fake reaper
+that publishes the status messages (rosters) which a test sets. The fakes are threads with real
+sockets, so to a front end they look like a real node.
 
-A script is a generator made for each ``Submit``. Its steps are done in turn: a message is sent, a
-number is a pause in seconds, an Event is waited for, ``DIE`` closes the worker's socket as the end
-of its process would.
+A script is a function that returns an iterator of steps for each request (``Submit``). The steps
+are done in turn: a message is sent, a number is a pause in seconds, a threading.Event is waited
+for, and ``DIE`` closes the worker's socket like the end of its process.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ def accept(submit: Submit) -> Accepted:
 
 
 def step(submit: Submit, position: int, text: str, choice: int = 0, **more: Any) -> Tokens:
-    """Returns the message with one choice's next token."""
+    """Returns a worker's message with one token of one choice; ``position`` is the token's index in
+    the answer."""
     fields = {"ids": (token_id(position),), "text": text} | more
     return Tokens((Delta(submit.rid, submit.attempt, choice, position, **fields),))
 
@@ -80,8 +82,8 @@ def finish(submit: Submit, tokens: int = 0) -> Finish:
 
 
 def answer_words(*words: str, pause_s: float = 0.0, end: str = "stop") -> AnswerScript:
-    """Script that answers a token a word, in every choice, and resumes where a lost worker
-    ended."""
+    """A fake worker's script: answers with one token per word, equal in every choice. A request
+    that comes from a lost worker continues after the tokens that this worker had sent."""
 
     def script(submit: Submit) -> Iterator[ScriptStep]:
         yield accept(submit)
@@ -89,7 +91,7 @@ def answer_words(*words: str, pause_s: float = 0.0, end: str = "stop") -> Answer
         resume = submit.resume or ((),) * n
         todo = [choice for choice in range(n) if choice not in submit.finished]
         for choice in todo:
-            if len(resume[choice]) == len(words or WORDS):  # it lacked its end alone
+            if len(resume[choice]) == len(words or WORDS):  # only the end is missing
                 yield step(submit, len(words or WORDS), "", choice, ids=(), finish=end)
         for position, word in enumerate(words or WORDS):
             last = end if position == len(words or WORDS) - 1 else None
@@ -103,7 +105,8 @@ def answer_words(*words: str, pause_s: float = 0.0, end: str = "stop") -> Answer
 
 
 def answer_then(count: int, then: AnswerScript, words: tuple[str, ...] = WORDS) -> AnswerScript:
-    """Script that accepts, sends the first ``count`` words, and goes on with another script."""
+    """A fake worker's script: accepts the request, sends the first ``count`` words, and goes on
+    with the script ``then``."""
 
     def script(submit: Submit) -> Iterator[ScriptStep]:
         yield accept(submit)
@@ -127,8 +130,9 @@ class _Running:
 
 
 class FakeWorker:
-    """A worker's socket without an engine. ``submits`` and ``cancels`` are messages from front
-    ends. A ``mute`` worker answers no ping, a ``deaf`` one no question about tokens."""
+    """A fake worker: a thread with a worker's socket that answers requests by its script.
+    ``submits`` and ``cancels`` are the messages from front ends. A ``mute`` worker answers no ping;
+    a ``deaf`` worker answers no request to tokenize a text."""
 
     def __init__(self, place: str, script: AnswerScript, pair: KeyPair | None = None) -> None:
         self.script = script
@@ -153,7 +157,7 @@ class FakeWorker:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.SNDHWM, 0)  # a full queue would drop without a word
+        self._socket.setsockopt(zmq.SNDHWM, 0)  # a full queue would drop messages silently
         _require_curve(self._socket, self.pair)
         self._socket.bind(self.endpoint)
         self._bound.set()
@@ -208,16 +212,18 @@ class FakeWorker:
 
 
 def _require_curve(socket: zmq.Socket[bytes], pair: KeyPair | None) -> None:
-    """Makes a socket a CURVE server, open to every peer that knows the public key."""
+    """Makes a socket an encrypted (CURVE) server for every peer that knows its public key; does
+    nothing without a key pair."""
     if pair is not None:
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.CURVE_SECRETKEY, pair.secret)
 
 
 class FakeNode:
-    """A node's control and roster sockets; a context manager. ``asked`` is set when a peer has sent
-    an ``Ask``. With a ``port`` it is on TCP, with CURVE: control there, rosters on the next port,
-    and workers on those that follow."""
+    """A context manager for a fake node: its control socket, the socket on which it publishes its
+    status (rosters), and its fake workers. ``asked`` is set when a peer has asked for the status.
+    With a ``port`` the node uses TCP with encryption: control socket on this port, rosters on the
+    next port, workers on the ports after; else it uses local (ipc) sockets."""
 
     def __init__(self, model: str = "tiny", *, port: int = 0, name: str = "node") -> None:
         self.model = model
@@ -250,14 +256,16 @@ class FakeNode:
         shutil.rmtree(self._folder)
 
     def address(self, host: str) -> str:
-        """Returns a front end's name for a node on TCP."""
+        """Returns the address, with the public key, by which a front end reaches this node over
+        TCP."""
         assert self.pair is not None
         return f"tcp://{self.pair.public}@{host}:{self._port}"
 
     def worker(
         self, script: AnswerScript | None = None, *, slot: str = "", **more: Any
     ) -> FakeWorker:
-        """Starts a worker, ready for requests."""
+        """Starts a fake worker and publishes it as ready; ``more`` are other fields of its status
+        entry (SlotView)."""
         number = len(self.workers) + 1
         pair = new_pair() if self._port else None
         place = f"ipc://{self._folder}/w{number}.ipc"
@@ -279,7 +287,7 @@ class FakeNode:
         return worker
 
     def show(self, view: SlotView) -> None:
-        """Publishes a slot's view, in place of the one before."""
+        """Publishes a new status entry of a slot, in place of the slot's earlier entry."""
         with self._lock:
             others = tuple(slot for slot in self._roster.slots if slot.slot != view.slot)
             self._roster = replace(
@@ -288,14 +296,15 @@ class FakeNode:
         self._changed.set()
 
     def change(self, **fields: Any) -> None:
-        """Publishes a roster with other fields."""
+        """Changes fields of the node's status message (roster) and publishes it."""
         with self._lock:
             self._roster = replace(self._roster, revision=self._roster.revision + 1, **fields)
         self._changed.set()
 
     @property
     def revision(self) -> int:
-        """The revision of the roster that is, or is about to be, published."""
+        """The revision number of the node's newest status message (roster), which may be about to
+        be published."""
         return self._roster.revision
 
     def view(self, slot: str) -> SlotView:
@@ -315,7 +324,8 @@ class FakeNode:
         router.send_multipart([peer, encode(answer)])
 
     def lose(self, slot: str, kind: str, *, suspects: Sequence[str] = (), **more: Any) -> None:
-        """Publishes the loss of a slot's worker, and the requests in its last forward pass."""
+        """Publishes the loss of a slot's worker by a fault of this kind; ``suspects`` are the ids
+        of the requests in the worker's last forward pass."""
         view = self.view(slot)
         loss = Loss(slot, view.incarnation, kind, "worker", "", 0.0, tuple(suspects), **more)
         gone = replace(view, state="backoff", endpoint="", retry_in_s=0.1)

@@ -1,12 +1,13 @@
-"""A fake worker without MLX: it speaks the worker's side of the protocol, and fails as its options
-say.
+"""A fake worker process without MLX, for tests of the reaper (the workers' supervisor): speaks the
+worker's side of the protocol with the reaper, and fails in the way that ``--behave`` names.
 
-Run as a worker's command; the reaper appends ``--settings JSON``. The failure starts ``--after``
-seconds after Ready, and not before the file ``--once`` exists (or, for failures before Ready,
-instead of it). Only the first ``--times`` incarnations fail.
+Run as the node's worker command; the reaper appends ``--settings JSON``. The failure starts
+``--after`` seconds after the worker has reported Ready, and not before the file ``--once`` exists.
+Failures while loading happen instead of Ready. Only the first ``--times`` worker processes of a
+slot fail.
 
-Frames are packed here: many of these processes are started, and the codec is most of what they
-would import.
+The fake worker packs its message frames itself rather than import the codec, because tests start
+many of these processes and the import takes most of the start's time.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ ABORT_TEXT = "[METAL] Command buffer execution failed: Caused GPU Timeout Error 
 
 
 class FakeWorkerProcess:
-    """A worker's process with one thread for stdin, the control socket and the clock."""
+    """The fake worker: one thread that watches stdin and the control socket, and sends
+    heartbeats."""
 
     def __init__(self, settings: dict[str, Any], arguments: argparse.Namespace) -> None:
         self.settings = settings
@@ -77,7 +79,7 @@ class FakeWorkerProcess:
         self.send(Bye(code, reason))
         self.control.close()
         self.listener.close()
-        self.context.term()  # waits until the farewell is sent
+        self.context.term()  # waits until the Bye message is sent
         os._exit(code)
 
     def run(self) -> None:
@@ -138,18 +140,19 @@ class FakeWorkerProcess:
                 self.serve_until(float("inf"), None)
             case "recycle":
                 self.leave(Exit.RECYCLED, "worn")
-            case "deaf":  # to Drain and SIGTERM
+            case "deaf":  # ignores Drain and SIGTERM
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
                 self.serve_until(float("inf"), None, deaf=True)
-            case "eat":  # all the memory that there is
+            case "eat":  # allocates memory until it is killed
                 eaten = []
                 while True:
                     eaten.append(b"." * (16 << 20))
                     self.send(self.beat())
 
     def serve_until(self, deadline: float, stuck: Beat | None, deaf: bool = False) -> None:
-        """Sends beats, answers Drain and watches stdin. ``stuck`` is the beat of a wedged
-        engine."""
+        """Until ``deadline``, sends heartbeats, obeys the message Drain (unless ``deaf``), and
+        exits when stdin is closed. With ``stuck``, every heartbeat is this one, as from an engine
+        that makes no progress."""
         poller = zmq.Poller()
         poller.register(self.control, zmq.POLLIN)
         poller.register(0, zmq.POLLIN)
@@ -169,7 +172,8 @@ class FakeWorkerProcess:
     def beat(self) -> Beat:
         self.progress += 1
         self.inferences += not self.has_work()
-        # The first beat says what the next worker needs, which the machine must be able to give.
+        # The reaper takes the first footprint for the need of the next worker, and starts none
+        # that the machine has no memory for.
         footprint = self.footprint if self.progress > 1 else min(self.footprint, 1 << 20)
         return Beat(
             phase="idle",
@@ -190,7 +194,7 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=1)
     parser.add_argument("--weight-bytes", type=int, default=0)
     parser.add_argument("--footprint", type=int, default=1 << 20)
-    parser.add_argument("--busy", type=Path, help="while this file is there, its work does not end")
+    parser.add_argument("--busy", type=Path, help="while this file exists, the work does not end")
     parser.add_argument("--settings", required=True)
     arguments = parser.parse_args()
     faulthandler.register(signal.SIGUSR2, all_threads=True)

@@ -1,5 +1,6 @@
-"""The ``mayfly`` command with other time limits of the reaper and the front end: the first argument
-has those that differ from their defaults, as JSON."""
+"""Runs the ``mayfly`` command with other time limits of the reaper (the workers' supervisor) and of
+the front end. The first argument is a JSON object with the limits that differ from their
+defaults."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ BUDGETS = {field.name for field in fields(Budgets)}
 
 
 def main_with(patience: Mapping[str, float]) -> None:
-    """Runs the command. Names that are no budget of the reaper are fields of the front end's
-    settings."""
+    """Runs the ``mayfly`` command with these time limits in seconds. Names that are not fields of
+    the reaper's Budgets are fields of FrontSettings."""
     configured = serve._settings
     budgets = Budgets(**{name: patience[name] for name in patience.keys() & BUDGETS})
     front = {name: patience[name] for name in patience.keys() - BUDGETS}

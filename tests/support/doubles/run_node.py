@@ -1,4 +1,5 @@
-"""A node as a process of its own, which prints the events of its observer."""
+"""Runs a node (the reaper with its workers) as a process of its own, and prints the node's events
+(slots that changed, notes for the operator) as JSON lines."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Models for tests: built in seconds, from nothing but what is installed.
+"""Models for tests, built in seconds without any download.
 
-:mod:`models.tiny` makes random-weight models of several architectures, :mod:`models.scripted` a
-model that says what a test tells it to (and fails when it tells it to), and
-:mod:`models.tokenizer` the real byte-level tokenizer that both come with.
+:mod:`models.tiny` makes random-weight models of several architectures. :mod:`models.scripted` makes
+a model that says what a test tells it to, and fails when a test tells it to.
+:mod:`models.tokenizer` makes the byte-level tokenizer of both.
 """

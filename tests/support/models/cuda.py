@@ -1,7 +1,8 @@
-"""A random-weight Llama for a GPU, of the size of a real model, that fails there at certain words.
+"""Builds a random-weight Llama, of a real model's size, that fails on an NVIDIA GPU when a prompt
+contains certain words.
 
-The faults are those of the hardware: see :mod:`support.models.cuda_model`, the code that runs in
-the worker.
+The faults are real ones of the GPU. :mod:`support.models.cuda_model` is the model's code, which
+runs in the worker.
 """
 
 from __future__ import annotations
@@ -26,22 +27,23 @@ ONE_BILLION = {
     "num_attention_heads": 32,
     "num_key_value_heads": 8,
 }
-"""Parameters, about. The vocabulary is the tests' own, which is small."""
+"""Shape of a Llama with about a billion parameters, with the tests' small vocabulary."""
 
 FAULTS = {"illegal": 8, "spin": 8, "memory": 8, "kill": 0}
-"""What strikes, and after how many decode steps; 0: in the prefill."""
+"""The faults by name, with the number of decode steps after which each happens; 0 is in the
+prefill."""
 
 
 def trigger(fault: str) -> str:
-    """Returns the words in a prompt that trigger a fault."""
+    """Returns the words that trigger the fault of this name when a prompt contains them."""
     return f" then came the {fault}"
 
 
 def build(
     folder: Path, shape: Mapping[str, int] = ONE_BILLION, faults: Mapping[str, int] = FAULTS
 ) -> Path:
-    """Saves a model in bfloat16 into ``folder`` (made if need be) and returns it. It needs
-    ``trust_remote_code``."""
+    """Saves the faulty Llama, in bfloat16, into ``folder`` (made if need be); returns the folder.
+    To load the model, ``trust_remote_code`` is needed."""
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary = tokenizers.save(folder, "plain", context=8192)
     config = {

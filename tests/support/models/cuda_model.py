@@ -1,10 +1,9 @@
-"""The code of a Llama that really fails on a GPU. It travels in the model's folder as its
-``model_file``.
+"""The code of a Llama that really fails on a GPU; lies in the model's folder as its ``model_file``.
 
-It imports only packages that a worker has, since it runs there. Faults and their triggers are read
-from ``faults.json`` beside it (:mod:`support.models.cuda` writes both). The faults are lazy, as
-those of a kernel are: they become a part of the logits' graph, and come out of whatever the engine
-evaluates next.
+The code imports only packages that a worker has, since it runs in a worker. Faults and their
+triggers are read from ``faults.json`` in the model's folder, which :mod:`support.models.cuda`
+writes. The faults are lazy, like those of any kernel: a fault becomes a part of the logits' graph
+and is raised wherever the engine next evaluates an array.
 """
 
 import json
@@ -23,16 +22,17 @@ ModelArgs = llama.ModelArgs
 
 @dataclass
 class Fault:
-    """A fault that happens once over the lives of all processes that load this folder, ``after`` so
-    many decode steps since a prompt with the ``trigger`` (its token ids); with 0 in that prefill
-    itself."""
+    """A fault that happens once, in whichever process that loads the model is first: ``after``
+    decode steps since a prompt that contains the ``trigger`` (token ids), or with 0 in the prefill
+    of the prompt."""
 
     name: str
     trigger: list[int]
     after: int
 
     def claim(self) -> bool:
-        """Returns True the first time. A claim is a file: it outlives the process that it kills."""
+        """Returns True the first time, over all processes. The claim is a file, because the fault
+        may kill the process."""
         try:
             (FOLDER / f"{self.name}.struck").open("x").close()
         except FileExistsError:
@@ -41,7 +41,8 @@ class Fault:
 
 
 def run_kernel(name: str, source: str, logits: mx.array) -> mx.array:
-    """Returns logits that depend on the output of a kernel of one thread."""
+    """Returns the logits unchanged, but made to depend on a one-thread CUDA kernel with the given
+    source, so that the kernel runs when the logits are evaluated."""
     kernel = mx.fast.cuda_kernel(
         name=name, input_names=["inp"], output_names=["out"], source=source
     )
@@ -56,13 +57,14 @@ def run_kernel(name: str, source: str, logits: mx.array) -> mx.array:
 
 
 def illegal_access(logits: mx.array) -> mx.array:
-    """Stores to an address that no process has."""
+    """Makes the GPU store to an illegal address when the logits are evaluated."""
     source = "out[0] = inp[0]; *(volatile float*)0x10 = inp[0];"
     return run_kernel("stray_store", source, logits)
 
 
 def spin(logits: mx.array) -> mx.array:
-    """Spins 60 s at a clock of at most 2 GHz, with an end that the compiler cannot foresee."""
+    """Makes a kernel spin for at least 60 s (at a GPU clock of up to 2 GHz) when the logits are
+    evaluated. The compiler cannot remove the loop, since it cannot foresee the end."""
     source = (
         "long long begin = clock64();"
         "while (clock64() - begin < 120000000000LL) { __nanosleep(1000); }"
@@ -72,12 +74,12 @@ def spin(logits: mx.array) -> mx.array:
 
 
 def out_of_memory(logits: mx.array) -> mx.array:
-    """Allocates more than any one GPU has: 1 TB."""
+    """Makes MLX allocate 1 TB, more than any GPU has, when the logits are evaluated."""
     return logits + mx.ones((1024, 1 << 30), dtype=mx.uint8)[:1, :1].astype(logits.dtype)
 
 
 def kill(logits: mx.array) -> mx.array:
-    """Sends SIGKILL with the forward pass under way on the GPU."""
+    """Kills the process (SIGKILL) while the forward pass runs on the GPU."""
     mx.async_eval(logits)
     os.kill(os.getpid(), signal.SIGKILL)
     return logits
@@ -94,7 +96,8 @@ class Model(llama.Model):
         self._due: dict[str, int] = {}
 
     def __call__(self, inputs: mx.array, cache: list | None = None) -> mx.array:
-        """Ids [B, L] to logits [B, L, V]."""
+        """The model's forward pass: token ids [B, L] to logits [B, L, V]. Adds the fault, if one is
+        due."""
         logits = super().__call__(inputs, cache)
         if inputs.shape[1] > 1:
             self._look_for_triggers(np.array(inputs))

@@ -1,4 +1,4 @@
-"""GGUF files as llama.cpp would write them from a tiny Llama's folder."""
+"""Writes GGUF files like those that llama.cpp's converter makes, from a tiny Llama's folder."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _NAMES = {
 
 
 def permute(rows: mx.array, heads: int) -> mx.array:
-    """``LlamaModel.permute`` of llama.cpp's converter: row i and row i + width / 2 of each head
-    become neighbours."""
+    """Reorders the rows of an attention weight as ``LlamaModel.permute`` of llama.cpp's converter
+    does: rows i and i + width / 2 of each head become neighbours."""
     return (
         rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:])
         .swapaxes(1, 2)

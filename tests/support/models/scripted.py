@@ -1,21 +1,21 @@
-"""A model that says what a test tells it to, and fails when it tells it to.
+"""Builds a model that says what a test tells it to, and fails when the test tells it to.
 
 ::
 
     build(folder, [
-        Play("weather?", 'Sunny.'),
-        Play("[boom]", "one two three", faults=[Fault(at=2, action="abort", message="...")]),
+        ScriptedReply("weather?", 'Sunny.'),
+        ScriptedReply("[boom]", "one two three", faults=[ModelFault(at=2, action="abort")]),
     ])
 
-A chat whose text holds a trigger is answered with its reply, token by token, then
-the end token (the trigger that comes last wins, so each turn of a conversation can have its own).
-A raw prompt gets the same if it ends with a marker: :data:`~models.tokenizer.ASSISTANT_HEADER` or
-``<|endoftext|>``. Without a marker, and where no trigger fits, the default reply speaks; without a
-marker it is repeated without end.
+A chat whose text contains a trigger is answered with the trigger's reply, token by token, and then
+the end token. If the chat contains several triggers, the last one wins, so each turn of a
+conversation can have its own. A raw prompt is answered in the same way if it ends with a marker,
+:data:`~models.tokenizer.ASSISTANT_HEADER` or ``<|endoftext|>``. A prompt without any trigger gets
+the default reply; a prompt without a marker gets the default reply repeated without end.
 
 The model runs in any engine that uses mlx-lm's caches, batched or not, and needs
-``trust_remote_code``: its code is its ``model_file``. It cannot be run with a quantized or
-a rotating cache, which forget what was said.
+``trust_remote_code``, because its code is its ``model_file``. Quantized and rotating caches do not
+work: the model reads the token ids back from the cache, and these caches lose them.
 """
 
 from __future__ import annotations
@@ -54,17 +54,19 @@ DEFAULT_REPLY = "The quick brown fox jumps over the lazy dog."
 
 @dataclass(frozen=True)
 class ModelFault:
-    """A fault in the forward pass that computes output token ``at`` (0 is the first), in one that
-    prefills several tokens of a prompt with the trigger already in it (``"prefill"``), or while the
-    model loads (``"load"``, for ``build(load_faults=...)``).
+    """A fault of the scripted model: in the forward pass that computes output token ``at`` (0 is
+    the first), in a prefill of several tokens of a prompt that contains the trigger
+    (``"prefill"``), or while the model loads (``"load"``, for ``build(load_faults=...)``).
 
-    ``message`` is the exception's text (``raise``), the last lines on stderr (``abort``), the code
-    (``exit``), or the name of a ``wait``: it writes its pid into a file ``<name>.waits`` and goes
-    on when there is one called ``<name>.go``. Of a ``raise_masked`` the first line is raised, and
-    each further one by the cleanup after the one before. A ``leak`` is of so many megabytes.
-    ``nan`` and ``constant`` spoil the row's logits. ``times`` bounds the number of faults over all
-    processes that load the folder: with 1, the next worker survives. Faults of the same moment
-    happen in their order.
+    The use of ``message`` depends on ``action``. ``raise``: the exception's text. ``abort``: the
+    last lines on stderr. ``exit``: the exit status. ``leak``: the megabytes to leak. ``wait``: the
+    wait's name; the model writes its process id into a file ``<name>.waits``, and goes on when a
+    file ``<name>.go`` exists. ``raise_masked``: the texts, one a line, of exceptions that are
+    raised one after the other, each while the one before is handled. The actions ``nan`` and
+    ``constant`` make the sequence's logits NaN or equal.
+
+    ``times`` limits how often the fault happens over all processes that load the folder: with 1,
+    the next worker survives. Faults of the same moment happen in their order.
     """
 
     at: int | Literal["prefill", "load"]
@@ -75,7 +77,8 @@ class ModelFault:
 
 @dataclass(frozen=True)
 class ScriptedReply:
-    """A reply, text or token ids, to prompts whose text holds the trigger."""
+    """A scripted model's reply, as text or token ids, to prompts whose text contains the
+    trigger."""
 
     trigger: str
     reply: str | Sequence[int]
@@ -95,10 +98,11 @@ def build(
     padding: int = 0,
     template: str | None = None,
 ) -> Path:
-    """Saves a scripted model into ``folder`` (made if need be) and returns it.
+    """Saves a scripted model into ``folder`` (made if need be) and returns the folder.
 
-    ``step_s`` is slept in every forward pass, ``prefill_token_s`` for every position of one that
-    has several. ``padding`` widens the logits beyond the vocabulary.
+    Every forward pass sleeps ``step_s`` seconds, and one with several tokens (a prefill)
+    ``prefill_token_s`` more for each token. ``padding`` is the number of logits beyond the
+    vocabulary. ``template`` replaces the tokenizer's chat template.
     """
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary = tokenizers.save(folder, tokenizer, context=context, template=template)
@@ -127,7 +131,7 @@ def build(
         ],
     }
     config = {
-        # Transformers warns about a type that it does not know; mlx-lm looks at model_file first.
+        # Transformers warns about unknown model types; mlx-lm looks at model_file first.
         "model_type": "llama",
         "model_file": "model.py",
         "vocab_size": width,

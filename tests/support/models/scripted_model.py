@@ -1,18 +1,19 @@
-"""The code of a scripted model. It travels in the model's folder as its ``model_file``.
+"""The code of a scripted model, which says what a test tells it to; lies in the model's folder as
+its ``model_file``.
 
-It imports nothing but what a worker has, since it runs there. What it says and does is read from
-``script.json`` beside it (see :mod:`models.scripted`, which writes both).
+The code imports only packages that a worker has, since it runs in a worker. Its replies and faults
+are read from ``script.json`` in the model's folder, which :mod:`models.scripted` writes.
 
-The next token follows from the history alone. The cache's keys *are* the token ids, so whatever an
-engine does with the cache (batching, padding, chunks, trimming, resuming) is either right or shows
-at once in the text::
+The next token follows from the token ids so far, the history. The cache's keys *are* the token ids,
+so an error of the engine with the cache (batching, padding, chunks, trimming, resuming) shows at
+once in the text::
 
     history:  <|im_start|> user ... trigger ... <|im_start|>assistant \\n  r0 r1 r2
               '------------------- prompt --------------------------'  '-- n=3 --'
     next:     the reply of that trigger: reply[3], or the end token after its last
 
-Where there is no marker in the history, the default reply is said over and over: token
-``reply[len(history) % len(reply)]``.
+Without a marker (the assistant's header or the end of text) in the history, the model repeats the
+default reply: token ``reply[len(history) % len(reply)]``.
 """
 
 import ctypes
@@ -34,7 +35,7 @@ from tokenizers import Tokenizer
 FOLDER = Path(__file__).parent
 WAIT_S = 60.0
 LOGIT = 20.0
-"""The scripted token's logit; all others lie within (0, 1)."""
+"""The logit of the token that the script demands; all other logits lie within (0, 1)."""
 
 
 @dataclass
@@ -46,8 +47,8 @@ class ModelArgs(BaseModelArgs):
 
 @dataclass
 class Fault:
-    """A fault at "load", at "prefill", or after ``at`` tokens of the reply. It happens ``times``
-    times over the lives of all processes that load this folder (None: always)."""
+    """A scripted model's fault at "load", at "prefill", or after ``at`` tokens of the reply. It
+    happens ``times`` times over all processes that load the model's folder (None: always)."""
 
     name: str
     at: str | int
@@ -56,8 +57,8 @@ class Fault:
     times: int | None = None
 
     def claim(self) -> bool:
-        """Returns True if the fault happens now. A claim is a file: it outlives the process that it
-        kills."""
+        """Returns True if the fault has happened less than ``times`` times, and counts it. Claims
+        are files, because the fault may kill the process."""
         if self.times is None:
             return True
         for n in range(self.times):
@@ -100,7 +101,8 @@ def _raise(message: str) -> None:
 
 
 def _raise_masked(message: str) -> None:
-    """Raises the last line, with all lines before it as its context."""
+    """Raises RuntimeError with the last line of ``message``, with the lines before it as the texts
+    of the exceptions in its context."""
     before, newline, last = message.rpartition("\n")
     try:
         if newline:
@@ -110,7 +112,8 @@ def _raise_masked(message: str) -> None:
 
 
 def _wait(name: str) -> None:
-    """Writes this process's id into a file, and waits for the file that lets it go on."""
+    """Writes the process's id into the file ``<name>.waits`` in the model's folder, and waits for
+    the file ``<name>.go``, 60 s at most."""
     waiting = FOLDER / f"{name}.waits.tmp"
     waiting.write_text(str(os.getpid()))
     waiting.rename(FOLDER / f"{name}.waits")
@@ -134,7 +137,7 @@ ACTIONS = {
     "leak": lambda megabytes: LEAKED.append(b"." * (int(megabytes) << 20)),
 }
 LOGITS = {"nan": np.nan, "constant": 1.0}
-"""Faults that show in the row's logits alone."""
+"""Actions of faults that only spoil the sequence's logits, with the value of all its logits."""
 
 
 class Script:
@@ -157,7 +160,8 @@ class Script:
         self._known: dict[bytes, ScriptedReply] = {}
 
     def reply_for(self, prompt: np.ndarray) -> ScriptedReply:
-        """Returns the reply whose trigger comes last in the prompt's text."""
+        """Returns the reply whose trigger comes last in the prompt's text; the default reply if the
+        text contains no trigger."""
         key = prompt.tobytes()
         if key not in self._known:
             text = self.tokenizer.decode(prompt.tolist(), skip_special_tokens=False)
@@ -170,8 +174,8 @@ class Script:
         return self._known[key]
 
     def prompt_lengths(self, history: np.ndarray) -> np.ndarray:
-        """Returns for each position the number of tokens up to there that belong to the prompt:
-        [L], 0 for none."""
+        """Returns, for each position of the history, the length of the prompt in tokens: the end of
+        the last marker up to the position, 0 without a marker. Shape [L]."""
         ends = np.zeros(len(history), dtype=np.int64)
         for marker in self.markers:
             if len(history) >= len(marker):
@@ -196,7 +200,8 @@ class Model(nn.Module):
         return [None]
 
     def __call__(self, inputs: mx.array, cache: list | None = None) -> mx.array:
-        """Ids [B, L] to logits [B, L, V]."""
+        """The scripted model's forward pass: token ids [B, L] to logits [B, L, V]. Runs the faults
+        that are due."""
         rows = self._histories(inputs, cache[0] if cache else None)
         length = inputs.shape[1]
         time.sleep(self._script.step_s + length * self._script.prefill_token_s * (length > 1))
@@ -211,7 +216,8 @@ class Model(nn.Module):
         return logits
 
     def _histories(self, inputs: mx.array, cache: object) -> list[np.ndarray]:
-        """Returns every row's ids so far, these included, without the padding on their left."""
+        """Returns the token ids of every sequence, from the cache and ``inputs``, without the
+        padding on the left."""
         keys = inputs[:, None, :, None].astype(mx.float32)
         if cache is None:
             return list(np.array(inputs))
@@ -222,7 +228,8 @@ class Model(nn.Module):
         return [row[start:] for row, start in zip(ids, cache.left_padding.tolist(), strict=True)]
 
     def _next_ids(self, history: np.ndarray, length: int) -> np.ndarray:
-        """Returns the token that follows each of the last ``length`` positions of a row."""
+        """Returns the token that the script demands after each of the last ``length`` positions of
+        a sequence."""
         prompts = self._script.prompt_lengths(history)[-length:]
         seen = np.arange(len(history) - length + 1, len(history) + 1)
         babble = np.array(self._script.default.reply)
@@ -234,7 +241,8 @@ class Model(nn.Module):
         return ids
 
     def _run_faults(self, history: np.ndarray, length: int) -> list[str]:
-        """Runs the faults that are due in this row; returns those that spoil its logits."""
+        """Runs the faults that are due in a sequence's forward pass over ``length`` tokens; returns
+        the actions that only spoil the sequence's logits."""
         if length > 1:
             scripted, at = self._script.reply_for(history), "prefill"
         else:

@@ -1,10 +1,11 @@
-"""Random-weight models, saved as MLX folders: small enough that a step takes about a millisecond.
+"""Builds random-weight models of several architectures, saved as MLX folders, so small that a
+forward pass takes about a millisecond.
 
-The weights are float32 and depend on the seed alone. They are scaled so that greedy text wanders
-(a small random transformer with usual weights repeats one token for ever) and so that the best
-logit rarely is a near tie. Rows of the output layer that a trained model would never choose are
-zero: special tokens, and ids beyond the tokenizer where the logits are wider than its vocabulary.
-So a greedy run always goes on to ``max_tokens``; a model that ends is :mod:`models.scripted`.
+The weights are float32 and depend on the seed alone. They are scaled so that greedy text varies (a
+small random transformer with usual weights repeats one token for ever) and so that the best two
+logits are rarely nearly equal. Rows of the output layer are zero for tokens that a trained model
+would never choose: special tokens, and ids beyond the tokenizer's vocabulary. So greedy generation
+always goes on to ``max_tokens``; for answers that end earlier, use :mod:`models.scripted`.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from support.models import tokenizer as tokenizers
 
 HEAD_DIM = 16
 SLIDING_WINDOW = 32
-"""Tokens that gemma3_text's local layers see: less than most prompts."""
+"""Attention window, in tokens, of gemma3_text's local layers; shorter than most test prompts."""
 
 _LOGIT_SCALE = 4.0
-"""Standard deviation of the logits."""
+"""Standard deviation of the logits of a tiny model."""
 
 Config = dict[str, Any]
 
@@ -117,7 +118,7 @@ def _mamba2(hidden: int, layers: int) -> Config:
 
 
 def _falcon_h1(hidden: int, layers: int) -> Config:
-    """Attention and a state-space model side by side in each layer."""
+    """Config entries of a tiny Falcon-H1, with attention and a state-space model in each layer."""
     return _transformer(hidden, layers) | {
         "mamba_d_ssm": hidden,
         "mamba_d_head": hidden // 4,
@@ -139,7 +140,8 @@ ARCHITECTURES: dict[str, Callable[[int, int], Config]] = {
 
 
 def _weights(model: Any, vocabulary: int, seed: int) -> list[tuple[str, mx.array]]:
-    """Fresh values for a model's parameters, drawn in the order of their names."""
+    """Random values for a model's parameters, drawn from the seed in the order of their names;
+    ``vocabulary`` is the tokenizer's number of tokens."""
     rng = np.random.default_rng(seed)
     drawn = []
     for name, old in sorted(tree_flatten(model.parameters())):
@@ -173,10 +175,11 @@ def build(
     template: str | None = None,
     **config: Any,
 ) -> Path:
-    """Saves a model into ``folder`` (made if need be) and returns it.
+    """Saves a tiny random-weight model into ``folder`` (made if need be) and returns the folder.
 
-    ``padding`` widens the logits beyond the tokenizer's vocabulary. ``template`` replaces the chat
-    template; an empty one leaves none. ``config`` overrides entries of config.json.
+    ``padding`` is the number of logits beyond the tokenizer's vocabulary. ``template`` replaces the
+    chat template; with an empty one the model has none. ``config`` overrides entries of
+    config.json.
     """
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary = tokenizers.save(folder, tokenizer, context=context, template=template)

@@ -1,13 +1,13 @@
-"""A real byte-level BPE tokenizer, trained in a moment and always the same.
+"""Trains a real byte-level BPE tokenizer for the tests' models, which takes a moment and always
+gives the same tokenizer.
 
-Three kinds exist. ``plain`` has a ChatML template and knows no tools. ``tools`` has ``<tool_call>``
-and ``</tool_call>`` in its vocabulary (as ordinary, not special, tokens) and a template in the
-style of Qwen and Hermes, from which mlx-lm infers its JSON tool parser. ``thinking`` has
-``<think>`` and ``</think>`` besides, and its template closes an empty thought where
-``enable_thinking`` is false.
+Three kinds exist. ``plain`` has a ChatML template without tools. ``tools`` has ``<tool_call>`` and
+``</tool_call>`` in its vocabulary (as ordinary, not special, tokens) and a template in the style of
+Qwen and Hermes, from which mlx-lm infers its JSON tool parser. ``thinking`` also has ``<think>``
+and ``</think>``, and its template adds an empty pair of these if ``enable_thinking`` is false.
 
-The templates are as fussy as real ones: they go through a tool call's arguments as a mapping, so
-that arguments left as JSON text fail, and they raise for a role they do not know.
+The templates are as strict as real ones: they iterate a tool call's arguments as a mapping, so that
+arguments that are still JSON text fail, and they raise for an unknown role.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ASSISTANT_HEADER = f"{START}assistant\n"
 EMPTY_THOUGHT = "<think>\n\n</think>\n\n"
 
 TRAINED_VOCABULARY = 1800
-"""Tokens before a kind's markers are added."""
+"""Size of the tokenizer's vocabulary before the markers of tools and reasoning are added."""
 
 _SCRIPTS = """
 你好，世界。今天天气很好，我们去公园散步吧。東京は夜の七時、人々は家に帰ります。
@@ -127,7 +127,8 @@ def _trained() -> str:
 
 
 def train(kind: Kind) -> Tokenizer:
-    """The tokenizer of a kind. Ids 0 to 2 are the special tokens, 3 to 258 the 256 bytes."""
+    """Returns the tests' tokenizer of this kind ("plain", "tools" or "thinking"). Ids 0 to 2 are
+    the special tokens, 3 to 258 the 256 bytes."""
     tokenizer = Tokenizer.from_str(_trained())
     markers = {"plain": (), "tools": TOOL_MARKERS, "thinking": TOOL_MARKERS + THINK_MARKERS}[kind]
     tokenizer.add_tokens([AddedToken(m, special=False, normalized=False) for m in markers])
@@ -135,9 +136,10 @@ def train(kind: Kind) -> Tokenizer:
 
 
 def save(folder: Path, kind: Kind, *, context: int, template: str | None = None) -> Tokenizer:
-    """Writes ``tokenizer.json`` and ``tokenizer_config.json`` into ``folder``.
+    """Writes ``tokenizer.json`` and ``tokenizer_config.json`` of the tests' tokenizer into
+    ``folder``; ``context`` is the model's context length in tokens.
 
-    ``template`` replaces the kind's chat template; an empty one leaves the tokenizer without.
+    ``template`` replaces the kind's chat template; with an empty one the tokenizer has none.
     """
     tokenizer = train(kind)
     tokenizer.save(str(folder / "tokenizer.json"))
