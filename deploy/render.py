@@ -1,5 +1,5 @@
-"""Writes the service files of this folder, as `mayfly service install --print` prints them for
-usual paths. Run it after a change of their templates; a test fails when it was forgotten."""
+"""Writes the example service files of this folder, as `mayfly service install --print` prints them
+for usual paths. Run this script after a change of their templates; a test fails until then."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def service(role: Role, scope: Scope = "system") -> Service:
 
 
 def texts() -> dict[Path, str]:
-    """Returns the contents of each file, by path."""
+    """Returns the contents of each example service file, by its path."""
     mac = launchd.Launchd(home=Path("/Users/me"), uid=501)
     linux = systemd.Systemd(user_units=Path("/home/me/.config/systemd/user"))
     folders = {

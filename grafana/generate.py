@@ -101,7 +101,8 @@ WORKER = Dashboard(
             [(f"sum by (slot, state) (mayfly_worker_state{{{SLOT}}})", "{{slot}} {{state}}")],
             width=24,
             stacked=True,
-            description="A slot has two workers while a successor is loaded beside the old one.",
+            description="A slot is a node's place for one worker process. It has two workers while "
+            "a successor loads beside the old worker.",
         ),
         Panel(
             "Workers ended, by reason",
@@ -131,10 +132,12 @@ WORKER = Dashboard(
                 (f"mayfly_worker_inferences_since_start{{{SLOT}}}", "{{slot}}"),
                 (f"mayfly_worker_inferences_budget{{{SLOT}}}", "{{slot}} budget"),
             ],
-            description="A worker is replaced when it reaches its budget of answers.",
+            description="A worker is replaced when it has given as many answers as its budget.",
         ),
         Panel(
-            "Age of the worker", [(f"mayfly_worker_age_seconds{{{SLOT}}}", "{{slot}}")], unit="s"
+            "Age of the worker process",
+            [(f"mayfly_worker_age_seconds{{{SLOT}}}", "{{slot}}")],
+            unit="s",
         ),
         Panel(
             "Mean time to load, and to recover from a loss",
@@ -160,13 +163,15 @@ WORKER = Dashboard(
                 (f"mayfly_worker_progress_age_seconds{{{SLOT}}}", "{{slot}} progress"),
             ],
             unit="s",
-            description="A busy worker without progress for longer than its budget is killed.",
+            description="A worker that has requests and makes no progress for longer than its time "
+            "limit is killed and replaced.",
         ),
         Panel(
             "Slots that may not start a worker, by reason",
             [(f"sum by (slot, reason) (mayfly_worker_held{{{SLOT}}})", "{{slot}} {{reason}}")],
-            description="orphans: workers of an earlier reaper still run. pause: a fault of the "
-            "machine. memory, memory_lost: the last worker's memory is not free again.",
+            description="orphans: workers of an earlier reaper (supervisor of workers) still run. "
+            "pause: after a fault of the machine, the node starts no worker for a while. memory, "
+            "memory_lost: the last worker's memory is not free again.",
         ),
         Panel(
             "Messages from workers to the reaper: late ones, and all",
@@ -314,9 +319,7 @@ FLEET = Dashboard(
     "fleet",
     "Mayfly: fleet",
     [
-        Panel(
-            "Nodes that send rosters", [("min by (node) (mayfly_node_up)", "{{node}}")], kind="stat"
-        ),
+        Panel("Nodes that report", [("min by (node) (mayfly_node_up)", "{{node}}")], kind="stat"),
         Panel(
             "Ready workers, by front end",
             [(f"sum by (instance, model) (mayfly_workers_ready{{{MODEL}}})", "{{instance}}")],

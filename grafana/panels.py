@@ -1,4 +1,4 @@
-"""Panels and dashboards, and their rendering as Grafana's JSON."""
+"""Classes that describe Grafana's panels and dashboards, and their rendering as Grafana's JSON."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any
 
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 WIDTH = 24
-"""Columns of a dashboard."""
+"""Width of a dashboard in Grafana's grid columns."""
 
 
 @dataclass(frozen=True)
 class Panel:
-    """A panel. ``queries`` are pairs of PromQL and a legend; ``width`` counts of 24 columns."""
+    """A panel of a Grafana dashboard. ``queries`` are pairs of a PromQL query and its legend;
+    ``width`` is in grid columns, of which a dashboard has 24."""
 
     title: str
     queries: Sequence[tuple[str, str]]
@@ -31,7 +32,7 @@ class Dashboard:
     title: str
     panels: Sequence[Panel]
     by: Sequence[str] = ("node", "model")
-    """The labels that the dashboard has a variable for."""
+    """Names of the metric labels by which the dashboard's user can filter."""
 
 
 def rendered(dashboard: Dashboard) -> str:
@@ -86,7 +87,7 @@ def _variable(name: str) -> dict[str, Any]:
 
 
 def _laid_out(panels: Sequence[Panel]) -> list[dict[str, Any]]:
-    """Places panels from left to right, then down."""
+    """Places panels in Grafana's grid, from left to right, then down; returns their JSON."""
     found: list[dict[str, Any]] = []
     x = y = below = 0
     for number, panel in enumerate(panels, start=1):
