@@ -69,7 +69,8 @@ class StartObserver(Observer, Protocol):
 
 class Renderer(Protocol):
     """Shows activities with their progress, and lines of text. ``who`` names the subject of an
-    activity: ``model`` for the fetching of a model, or the slot of a starting worker."""
+    activity: ``model`` for the fetching of a model, or the slot (place on this machine)
+    of a starting worker."""
 
     def step(self, who: str, doing: str, done: int, total: int) -> None:
         """Shows what ``who`` is doing, and the progress: ``done`` of ``total`` bytes, 0 of 0 if

@@ -80,8 +80,8 @@ def totals(snapshot: Snapshot) -> Text:
 
 
 def workers(snapshot: Snapshot, *, wide: bool = True) -> Table:
-    """Draws a table with one row for each worker. A slot has two rows while its worker is
-    replaced."""
+    """Draws a table with one row for each worker. There are two rows for a worker that is
+    being replaced: the old and the new process."""
     several = len(snapshot["nodes"]) > 1
     result = Table(box=None, pad_edge=False, header_style="bold")
     result.add_column("SLOT", overflow="fold")

@@ -120,10 +120,11 @@ class InvalidRequest(RequestError):
 
 
 class ContextExceeded(InvalidRequest):
-    """The prompt, in the field ``param``, leaves the context no room for an answer.
+    """The prompt, in the request's field ``param``, is too long for the model's context.
 
-    ``tokens``, those of the prompt and at least one of the answer, are more than ``context``.
-    Agents recognize the message's sentence, or the code, and shorten the conversation.
+    ``tokens`` counts the prompt's tokens and at least one token of the answer; it is larger than
+    ``context``. Agents recognize the wording of the message, or the code, and shorten the
+    conversation.
     """
 
     default_code = "context_length_exceeded"

@@ -75,7 +75,7 @@ def serve(
     settings: FrontSettings, listeners: list[socket.socket], *, inherited: bool = False
 ) -> None:
     """Runs the front end on listening sockets until a signal ends it. The start is logged, unless
-    the socket is ``inherited``: the reaper that opened the socket logs the start itself.
+    the socket is ``inherited``: the parent process that opened the socket logs the start itself.
 
     Raises:
         FrontError: the settings cannot be used, or the server has no API keys and other machines
@@ -195,8 +195,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _exit_with_parent() -> None:
-    """Waits for the end of stdin, a pipe from the reaper to which nothing is ever written, and
-    exits: the pipe ends when the reaper dies."""
+    """Waits for the end of stdin, a pipe from the parent process (the reaper, which starts and
+    watches workers) to which nothing is ever written, and exits: the pipe ends when the reaper
+    dies."""
     while os.read(sys.stdin.fileno(), 4096):
         pass
     structlog.get_logger(_NAME).warning("front end exits: the reaper that started it has exited")

@@ -193,11 +193,13 @@ class Metrics:
         self._rejections.labels(reason_of(error)).inc()
 
     def quarantined(self, model: str, kind: str) -> None:
-        """Counts a prompt that was put into quarantine."""
+        """Counts a prompt that was put into quarantine (is refused from now on), because it made
+        workers fail by this kind of fault."""
         self._quarantined.labels(model, fault(kind)).inc()
 
     def refused(self, model: str, kind: str) -> None:
-        """Counts a prompt that was refused because it is in quarantine."""
+        """Counts a prompt that was refused because it had made workers fail before, by this kind of
+        fault."""
         self._refused.labels(model, fault(kind)).inc()
 
     def exposition(self) -> bytes:

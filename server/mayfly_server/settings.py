@@ -79,7 +79,7 @@ class FrontSettings:
             flag="--node",
         ),
     ] = ()
-    """Addresses of the nodes' reapers, as in ``tcp://KEY@HOST:PORT``."""
+    """Addresses of the nodes (machines with workers), as in ``tcp://KEY@HOST:PORT``."""
     nodes_file: Path | None = None
     """Configuration file whose list ``nodes`` replaces :attr:`nodes` whenever the file changes."""
     state_dir: Path | None = None
@@ -172,10 +172,11 @@ class FrontSettings:
     to another worker."""
     stall_s: float = 180.0
     """Seconds that a worker may send nothing about a running request before the request continues
-    on another worker: twice the longest time that a reaper lets one step of a worker take."""
+    on another worker: twice the longest time that a step of a worker may take before the worker is
+    replaced."""
     verdict_wait_s: float = 1.0
-    """Seconds that a request, whose worker has died, waits for the reaper to tell if the request
-    may have caused the death, before it continues on another worker."""
+    """Seconds that a request, whose worker has died, waits for the worker's node to tell if the
+    request may have caused the death, before the request continues on another worker."""
     pong_wait_s: float = PEER_TIMEOUT_S
     """Seconds after which a worker that answers no pings counts as lost."""
     roster_silence_s: float = 5 * ROSTER_INTERVAL_S

@@ -26,7 +26,8 @@ PROMPTS = 8
 WATCH_S = 1.5
 """Seconds for which the workers are watched before the drill, to see if other clients use them."""
 WARM_UP_S = 1.0
-"""Seconds before each signal, so that streams are being generated when the signal comes."""
+"""Seconds before each signal to a worker, so that the worker is generating text when it gets the
+signal."""
 
 
 def drill(

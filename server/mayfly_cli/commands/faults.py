@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 app = typer.Typer(name="faults", help="List lost workers, and explain the faults that end them.")
 
 Record = dict[str, Any]
-"""An autopsy: the record of a lost worker, as a JSON object, which the reaper wrote."""
+"""An autopsy: the record of a lost worker and the cause of its loss, as a JSON object."""
 
 
 @app.callback(invoke_without_command=True)

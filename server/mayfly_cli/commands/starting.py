@@ -38,8 +38,8 @@ def treat_signals_as_ctrl_c() -> None:
 
 def require_mlx() -> None:
     """Ends the command with an error if MLX is not installed: on Linux it is an optional extra of
-    the package. MLX itself is not imported, because this process becomes the reaper, which must not
-    depend on MLX."""
+    the package. MLX itself is not imported, because this process becomes the one that watches the
+    workers, which must not depend on MLX."""
     from importlib.util import find_spec
 
     if find_spec("mlx") is None or find_spec("mlx_lm") is None:

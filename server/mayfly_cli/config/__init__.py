@@ -8,5 +8,5 @@
     keys      derives the keys from the settings dataclasses, and builds settings from keys' values
     options   makes a command's options from the keys
     loading   reads and validates the keys' values, and notes the source of each value
-    models    pools, names and aliases of the configured models
+    models    worker settings, names and aliases of the configured models
 """

@@ -100,8 +100,8 @@ class ConfigKey:
 
 
 def keys_of(*settings: type[Any]) -> dict[str, ConfigKey]:
-    """Returns the keys that settings dataclasses, and dataclasses nested in them, declare, by name.
-    Raises TypeError if two different keys have the same name."""
+    """Returns the configuration keys that settings dataclasses, and dataclasses nested in them,
+    declare, by name. Raises TypeError if two different keys have the same name."""
     found: dict[str, ConfigKey] = {}
     for each in settings:
         for _, part in _declarations(each):

@@ -1,5 +1,5 @@
-"""The report of a drill, from the records of the clients' streams and of the signals sent to
-workers."""
+"""The report of a drill, which sends signals to workers while clients stream: it is made from the
+records of the streams and of the signals."""
 
 from __future__ import annotations
 

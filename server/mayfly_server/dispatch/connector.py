@@ -69,7 +69,8 @@ class Connector:
     own: KeyPair | None = None
 
     def control(self, address: NodeAddress) -> Connect:
-        """Makes the function that connects a socket to a node's reaper, for control messages."""
+        """Makes the function that connects a socket to a node's reaper (the process that watches
+        its workers), for control messages."""
         return self._to(address.host, address.control, address.key)
 
     def roster(self, address: NodeAddress) -> Connect:

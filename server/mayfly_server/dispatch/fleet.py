@@ -180,7 +180,8 @@ class Fleet:
     # State of the fleet
 
     def nodes(self) -> Iterator[tuple[Roster, bool]]:
-        """Yields each node's latest roster, and True if the node has been silent for too long."""
+        """Yields each node's latest roster, the list of its workers, and True if the node has been
+        silent for too long."""
         return self.rosters.nodes(self._loop.time())
 
     def models(self) -> list[ServedModel]:
@@ -199,12 +200,11 @@ class Fleet:
         )
 
     def quarantined(self) -> list[Quarantined]:
-        """All requests that the nodes' rosters list as quarantined: refused since workers died of
-        them."""
+        """All requests that the nodes list as quarantined: refused because workers died of them."""
         return self._quarantine.entries(self._loop.time())
 
     def quarantine_kind(self, fingerprint: Callable[[], str]) -> str | None:
-        """The kind of fault that a request is in quarantine for; None if it is not in quarantine.
+        """The kind of fault for which a request is in quarantine (refused); None if it is not.
         ``fingerprint`` computes the request's hash, and is called only if any request is in
         quarantine."""
         if self._quarantine.empty:
@@ -282,13 +282,15 @@ class Fleet:
 
     @property
     def next_change(self) -> asyncio.Event:
-        """An event that is set when the next roster comes or a link's state changes."""
+        """An event that is set when the next roster (a node's list of its workers) comes, or when
+        the state of the connection to a worker changes."""
         return self._change
 
     async def wait_for_change(self, timeout_s: float, since: asyncio.Event | None = None) -> None:
-        """Waits until a roster comes or a link's state changes, at most ``timeout_s`` seconds. With
-        ``since``, an earlier value of :attr:`next_change`, it returns at once if there has been a
-        change since that value was read."""
+        """Waits until a roster (a node's list of its workers) comes or a connection to a worker
+        opens or ends, at most ``timeout_s`` seconds. With ``since``, an earlier value of
+        :attr:`next_change`, it returns at once if there has been a change since that value was
+        read."""
         event = since or self._change
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -296,12 +298,13 @@ class Fleet:
 
     @property
     def partly_known(self) -> bool:
-        """True while no roster has come yet from at least one node: its models are not known."""
+        """True while at least one node has not sent the list of its workers yet, so that the node's
+        models are not known."""
         return any(address not in self.rosters for address in self._nodes)
 
     async def wait_for_roster(self, timeout_s: float) -> bool:
-        """Waits at most ``timeout_s`` seconds for the first roster of any node. True if one has
-        come."""
+        """Waits at most ``timeout_s`` seconds until any node has sent the list of its workers.
+        Returns False if none has."""
         deadline = self._loop.time() + timeout_s
         while not self.rosters and not self.closing and (left := deadline - self._loop.time()) > 0:
             await self.wait_for_change(left)

@@ -5,10 +5,11 @@
     connecting --handshake--> open --disconnected, silent, not in the roster--> lost
         \\______________________________________________________________________/
 
-A link carries requests only while it is open, and is never reopened: to connect again, a new link
-with a new ZeroMQ routing id is made, so that no message of the old connection can be taken for one
-of the new connection. When a link is lost, the messages that it has received are delivered first;
-then every request on the link gets :class:`mayfly_server.dispatch.mailbox.Lost`.
+The roster is the list of its workers that a node sends regularly. A link carries requests only
+while it is open, and is never reopened: to connect again, a new link with a new ZeroMQ routing id
+is made, so that no message of the old connection can be taken for one of the new connection. When a
+link is lost, the messages that it has received are delivered first; then every request on the link
+gets :class:`mayfly_server.dispatch.mailbox.Lost`.
 """
 
 from __future__ import annotations
@@ -47,14 +48,14 @@ from mayfly_server.dispatch.zmq_reader import ZmqReader
 from mayfly_server.errors import BodyTooLarge
 
 REPORT_LAG_S = 0.75
-"""Seconds after a request's submission in which the roster's count of the worker's requests may not
-include that request yet."""
+"""Seconds after a request's submission to a worker in which the worker's own count of its requests,
+as its node reports it, may not include that request yet."""
 
 _REFUSED = (zmq.EVENT_HANDSHAKE_FAILED_AUTH, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
 
 STALLED_S = 2.0
 """Seconds after which a busy worker without progress counts as stalled: longer than the prefill of
-one chunk of a prompt and the interval between two rosters together."""
+one chunk of a prompt and the interval between two reports of the worker's progress together."""
 
 Context = zmq.Context[zmq.Socket[bytes]]
 
@@ -76,7 +77,7 @@ class Link:
     and connects at once.
 
     Args:
-        slot: the worker, by the latest roster of its node.
+        slot: the worker, by the latest roster of its node (the list of its workers).
         connect: connects a socket to the worker.
         pong_wait_s: seconds without any message after which the worker is lost.
         on_change: called when the link's state has changed.
@@ -107,7 +108,8 @@ class Link:
         self._submitted_at: dict[tuple[str, int], float] = {}
         self._heard_at = self._ticked_at = self.progressed_at = self._loop.time()
         self._busy_since = self.progressed_at
-        """The time of the last roster by which the worker had made progress, or had no requests."""
+        """The time of the node's last report by which the worker had made progress, or had no
+        requests."""
         self._pings = 0
         self._leaving = False
         self._log = structlog.get_logger(__name__).bind(
@@ -127,7 +129,7 @@ class Link:
         connect(self._socket)
 
     def update_slot(self, slot: Slot) -> None:
-        """Takes the worker's state and counters from the newest roster."""
+        """Takes the worker's state and counters, as the worker's node reported them last."""
         if slot.view.progress != self.slot.view.progress:
             self.progressed_at = self._busy_since = slot.heard_at
         if not (slot.view.running or slot.view.waiting or self._submitted_at):
@@ -138,9 +140,9 @@ class Link:
     @property
     def load(self) -> int:
         """The number of requests that the worker has: the requests of all front ends that the
-        roster counts, and this front end's latest ones, which the roster cannot count yet. It is
-        never less than the number of this front end's requests, because the count of a worker that
-        hangs does not grow."""
+        worker's node reported, and this front end's latest ones, which that report cannot count
+        yet. It is never less than the number of this front end's requests, because the count of a
+        worker that hangs does not grow."""
         reported = self.slot.view.running + self.slot.view.waiting
         counted_until = self.slot.heard_at - REPORT_LAG_S
         unseen = sum(at > counted_until for at in self._submitted_at.values())
@@ -148,13 +150,14 @@ class Link:
 
     @property
     def stalled_for_s(self) -> float:
-        """Seconds for which the worker has had requests and made no progress, by its node's
-        rosters."""
+        """Seconds for which the worker has had requests and made no progress, as its node
+        reports."""
         return self.slot.heard_at - self._busy_since
 
     @property
     def stalled(self) -> bool:
-        """True if the worker has requests and made no progress for more than :data:`STALLED_S`."""
+        """True if the worker has requests and made no progress for more than :data:`STALLED_S`
+        seconds."""
         return self.stalled_for_s > STALLED_S
 
     @property
@@ -195,8 +198,8 @@ class Link:
         return True
 
     def cancel(self, rid: str, attempt: int) -> None:
-        """Tells the worker to stop the request ``rid``, tried there for the ``attempt``-th time in
-        all, because nobody waits for its result any more."""
+        """Tells the worker to stop the request ``rid``, because nobody waits for its result any
+        more. ``attempt`` counts the submissions of the request to any workers, from 1 on."""
         if self._forget((rid, attempt)) is not None and self.state is State.OPEN:
             self._send(encode(Cancel(rid, attempt)))
 
@@ -215,7 +218,8 @@ class Link:
         self._send(encode(Ping(self._pings)))
 
     def lose(self, cause: str) -> None:
-        """Logs that the worker is lost, and closes the connection; all requests on it are told."""
+        """Logs that the worker is lost, and closes the connection. The requests on it get
+        :class:`Lost`."""
         if self.state is State.OPEN:
             # A worker that was asked to end and has none of our requests is lost by intent.
             level = logging.DEBUG if self._leaving and not self.outstanding else logging.INFO

@@ -1,4 +1,5 @@
-"""A front end's two connections to a node's reaper: one for control messages, one for rosters.
+"""A front end's two connections to a node's reaper, the process that watches the node's workers:
+one for control messages, one for rosters (the lists of the workers and their states).
 
 ::
 
@@ -34,7 +35,8 @@ from mayfly_server.dispatch.zmq_reader import ZmqReader
 REOPEN_S = 6.0
 """Seconds without a message from a node after which the connections to it are replaced."""
 ROSTERS_QUEUED = 16
-"""Number of unread rosters that ZeroMQ keeps. More are not needed: each roster is complete."""
+"""Number of unread rosters (a node's lists of its workers) that ZeroMQ keeps. Each roster is
+complete, so a lost one does no harm."""
 MAX_ROSTER_BYTES = 8 << 20
 
 _FAILED = (
@@ -47,11 +49,11 @@ _log = structlog.get_logger(__name__)
 
 
 class NodeLink:
-    """A front end's two connections to a node's reaper. It has to be made on a running event loop,
-    and connects at once.
+    """A front end's two connections to a node's reaper, the process that watches the workers. It
+    has to be made on a running event loop, and connects at once.
 
     Args:
-        on_message: called with every roster of the node, and every answer to a message.
+        on_message: called with every roster (list of the node's workers) and every answer.
         refusals: counts frames that cannot be decoded, and failed handshakes: the node refused the
             front end's key, or a server at the node's address does not hold the node's key.
 
@@ -87,8 +89,8 @@ class NodeLink:
         self._open()
 
     def announce(self) -> None:
-        """Tells the node that this front end serves clients, by asking for the node's roster. If
-        the node cannot be reached yet, it is asked as soon as it can be."""
+        """Tells the node that this front end serves clients, by asking for the list of the node's
+        workers. If the node cannot be reached yet, it is asked as soon as it can be."""
         self._announced = True
         self.send(Ask())
 

@@ -46,17 +46,19 @@ from mayfly_protocol.roster import Quarantine, Quarantined, Roster
 
 NEAR = 4
 """Largest distance in tokens of two deaths in one place. It is half the number of tokens that a
-worker lets a suspect generate before it starts the next suspect. If the next suspect kills the
-worker, the last tokens of the one before it may be lost, too, and that one must not seem to have
-died in the same place again."""
+worker lets a suspect (a request that may have killed workers) generate before it starts the next
+suspect. If the next suspect kills the worker, the last tokens of the one before it may be lost,
+too, and that one must not seem to have died in the same place again."""
 MARKED, SUSPECT, CULPRIT = 1, 2, 3
-"""Numbers of worker deaths in one place after which a request is marked, a suspect, a culprit."""
+"""Number of worker deaths in one place of a request's generation after which the request is only
+marked, is a suspect, or is the culprit."""
 UNRELATED = 3
 """Number of worker deaths without a common request that are blamed on the machine."""
 RECENT = 32
 """Number of the latest worker deaths that are compared with each other."""
 _UNCONFIRMED_S = 10.0
-"""Seconds for which this front end refuses a culprit that no reaper's roster lists yet."""
+"""Seconds for which this front end refuses a request that it quarantined while no node has
+confirmed the quarantine."""
 
 Point = tuple[int, ...]
 """A place in a request's generation: the number of tokens generated so far for each choice."""
@@ -73,19 +75,21 @@ class Record:
 
     def after(self, kind: str, at: Point, *, flagged: bool) -> Record:
         """Returns the record with one more death of a worker that had the request in its last
-        forward pass. The request becomes the culprit only if it was ``flagged`` as a suspect."""
+        forward pass. The request becomes the culprit only if it was ``flagged`` as a suspect, so
+        that it was the only suspect which that worker ran."""
         if kind != self.kind or not near(self.point, at):
             return Record(kind, at, MARKED)
         most = CULPRIT if flagged else SUSPECT
         return Record(kind, self.point, max(self.deaths, min(self.deaths + 1, most)))
 
     def suspect(self, at: Point) -> bool:
-        """True if a worker has to run the request as a suspect: only one suspect at a time."""
+        """True if the request, which has got to the place ``at``, may be what workers die of, so
+        that a worker must not run it together with other suspects."""
         return self.deaths >= SUSPECT and near(self.point, at)
 
     @property
     def culprit(self) -> bool:
-        """True if this request is to blame for the deaths of workers."""
+        """True if the request with this record is to blame for the deaths of workers."""
         return self.deaths >= CULPRIT
 
 
@@ -120,29 +124,31 @@ def fingerprint(generation: Generation, digest: str, tenant: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Own:
-    """A request that this front end quarantined itself, refused until the time ``until``, or until
-    a reaper's roster lists it."""
+    """A request that this front end quarantined itself. It is kept until the time ``until``, or
+    until a node lists it as quarantined."""
 
     kind: str
     until: float
 
 
 class QuarantineView:
-    """The requests in quarantine, which a front end refuses: those that it found itself and those
-    that the reapers' rosters list. Times are on the caller's monotonic clock, in seconds."""
+    """The requests in quarantine, which a front end refuses: requests that it quarantined itself,
+    and requests that the rosters (status messages) of the nodes' reapers list. Times are on the
+    caller's monotonic clock, in seconds."""
 
     def __init__(self) -> None:
         self._rosters: dict[str, tuple[Roster, float]] = {}
         self._own: dict[str, _Own] = {}
 
     def add(self, fingerprint: str, kind: str, now: float) -> None:
-        """Refuses a request from now on. The caller tells the reapers, so that other front ends
+        """Refuses a request from now on. The caller tells the nodes, so that other front ends
         refuse it, too."""
         self._own[fingerprint] = _Own(kind, now + _UNCONFIRMED_S)
 
     def update(self, address: str, roster: Roster, now: float) -> list[Quarantine]:
-        """Takes a node's newest roster. If the node's reaper was replaced by a new process, returns
-        the messages that tell the new reaper which requests the old one had in quarantine."""
+        """Takes a node's newest roster (status message of its reaper process). If the reaper has
+        restarted, returns the messages that tell the new reaper which requests the old one had in
+        quarantine."""
         before = self._rosters.get(address)
         self._rosters[address] = (roster, now)
         confirmed = {entry.fingerprint for entry in roster.quarantined}
@@ -158,11 +164,11 @@ class QuarantineView:
         ]
 
     def forget(self, address: str) -> None:
-        """Drops the roster of a node that is no longer used."""
+        """Drops the quarantined requests that a node listed, because the node is no longer used."""
         self._rosters.pop(address, None)
 
     def kind(self, fingerprint: str, now: float) -> str | None:
-        """The kind of fault that a request is in quarantine for; None if it is not in
+        """The kind of fault by which a request made workers fail; None if it is not in
         quarantine."""
         own = self._own.get(fingerprint)
         if own is not None and own.until > now:
@@ -172,12 +178,12 @@ class QuarantineView:
 
     @property
     def empty(self) -> bool:
-        """True if no request is in quarantine."""
+        """True if no request is in quarantine, that is, refused because workers died of it."""
         return not self._own and not any(roster.quarantined for roster, _ in self._rosters.values())
 
     def entries(self, now: float) -> list[Quarantined]:
-        """All requests that the nodes' rosters list as quarantined, each with the longest remaining
-        time that any node gives."""
+        """All requests that nodes list as quarantined, each with the longest remaining time that
+        any node gives."""
         longest: dict[str, Quarantined] = {}
         for roster, heard_at in self._rosters.values():
             for entry in _left(roster, heard_at, now):

@@ -69,8 +69,8 @@ class _Attempt:
 
 @dataclass(frozen=True, slots=True)
 class PendingVerdict:
-    """A verdict that is waited for until the time ``until``: the reaper of a dead worker tells
-    which requests may have caused the worker's death."""
+    """A wait, until the time ``until``, for the node of a dead worker to tell which requests may
+    have caused the death."""
 
     worker: Incarnation
     until: float
@@ -82,8 +82,9 @@ class Relay:
 
     Args:
         key: the conversation that the prompt belongs to; its requests go to the same worker.
-        tenant: the name of the client's API key; a quarantine of the request holds for it alone.
-        overfull: set when the client has more unread bytes than ``max_unread_bytes``.
+        tenant: the name of the client's API key; if workers die of the prompt, it is refused for
+        this key alone. overfull: set when the client has more unread bytes than
+        ``max_unread_bytes``.
     """
 
     def __init__(
@@ -116,11 +117,10 @@ class Relay:
         self._excluded: set[Incarnation] = set()
         """Workers that this request is not submitted to again."""
         self._disconnected: set[Incarnation] = set()
-        """Excluded workers of which only the connection was lost, and which may still be healthy:
-        they get the request again if there is no other worker."""
+        """Excluded workers that may be healthy, since only the connection was lost: a last
+        resort."""
         self._full: dict[Incarnation, float] = {}
-        """Workers that rejected the request because of a full queue, each with the seconds after
-        which it wants to be asked again."""
+        """Workers whose queue was full, each with the seconds until it wants to be asked again."""
         now = self._loop.time()
         self._hold_until = now + settings.queue_wait_s
         self._deadline = now + (settings.request_timeout_s or math.inf)
@@ -160,8 +160,8 @@ class Relay:
             self._first += await self._step()
 
     async def events(self) -> AsyncIterator[list[Event]]:
-        """Yields lists of new events until every choice of the request has ended. Raises the errors
-        that :meth:`start` raises."""
+        """Yields new events until every choice has ended. Raises the errors that :meth:`start`
+        does."""
         events, self._first = self._first, []
         while True:
             if events:
@@ -176,8 +176,8 @@ class Relay:
         self._prompt_metrics.ended(self._usage)
 
     async def _step(self) -> list[Event]:
-        """Makes one step (chooses a worker, submits, receives or waits) and returns new events.
-        Raises the errors that :meth:`start` raises."""
+        """Chooses a worker, submits, receives or waits. Raises the errors that :meth:`start`
+        does."""
         patience_s = self._check_limits()
         if self._attempt is not None:
             return await self._receive(self._attempt, patience_s)
@@ -215,7 +215,7 @@ class Relay:
 
     def _handle(self, attempt: _Attempt, messages: list[Message]) -> list[Event]:
         """Turns a worker's messages into events for the client. If a message is an error, the error
-        is kept in ``_failure`` and raised by the next step, after these events."""
+        is kept, and the next step raises it, when the client has got the events before it."""
         events: list[Event] = []
         try:
             for message in messages:
@@ -236,8 +236,9 @@ class Relay:
         return events
 
     def _end_if_stalled(self, attempt: _Attempt) -> None:
-        """Ends the attempt if its worker has sent nothing about the request for too long. While the
-        request is in the worker's queue, progress of the worker with other requests counts, too."""
+        """Ends the request's try on a worker that has sent nothing about the request for too long.
+        While the request is in the worker's queue, progress of the worker with other requests
+        counts, too."""
         since = attempt.heard_at
         bound = self._settings.accept_wait_s
         if self._progress.accepted is not None:
@@ -255,8 +256,7 @@ class Relay:
             self._retry(attempt, over)
 
     def _note_accepted(self, link: Link) -> None:
-        """Keeps the digest of the worker's model: an accepted request continues only on workers
-        whose model has the same digest."""
+        """Keeps the model's digest: only workers with the same digest may continue the request."""
         self._accepted_digest = self._accepted_digest or _digest(link) or None
         self._prompt_metrics.accepted(self.prompt_tokens)
 
@@ -268,8 +268,8 @@ class Relay:
     # The request continues after an attempt has ended
 
     def _retry(self, attempt: _Attempt, retry: Retry) -> None:
-        """Notes why an attempt ended without ending the request, so that the next step chooses
-        another worker.
+        """Notes why a try on a worker ended without ending the request, so that the next step
+        chooses another worker.
 
         Raises:
             WorkersLost: ``max_attempts`` workers were lost or failed with the request.
@@ -303,9 +303,9 @@ class Relay:
         )
 
     async def _await_verdict(self, pending: PendingVerdict) -> list[Event]:
-        """Waits for the reaper of a dead worker to tell which requests may have caused the death,
-        and counts the death if this request is among them. Only then is it known whether the
-        request has to continue as a suspect, of which a worker runs only one at a time."""
+        """Waits for the node of a dead worker to tell which requests may have caused the death, and
+        counts the death if this request is among them: the request may have to continue as a
+        suspect, of which a worker runs only one at a time."""
         now = self._loop.time()
         loss = self._fleet.rosters.loss(pending.worker)
         left = pending.until - now
@@ -319,7 +319,7 @@ class Relay:
 
     def _count_death(self, kind: str) -> None:
         """Counts the death of a worker that had this request in its last forward pass. If the
-        record makes the request the culprit, quarantines it and raises RequestFailed."""
+        request is to blame by now, it is refused from now on (quarantine): raises RequestFailed."""
         self._progress.worker_died(kind)
         record = self._progress.record
         self._log.info("worker died while running this request", kind=kind, deaths=record.deaths)
@@ -339,7 +339,7 @@ class Relay:
         return self._fleet.choose(self._model, self._key, digest=digest, refused=refused)
 
     def _submit(self, link: Link) -> list[Event]:
-        """Submits the request to a worker. Raises RequestFailed if the request is in quarantine."""
+        """Submits the request. Raises RequestFailed if it is refused because workers died of it."""
         self._last_digest = _digest(link)
         kind = self._fleet.quarantine_kind(self._fingerprint)
         if kind is not None:
@@ -364,8 +364,7 @@ class Relay:
         return fingerprint(self._generation, self._last_digest, self._tenant)
 
     async def _wait_for_worker(self, patience_s: float) -> list[Event]:
-        """Waits for a change of the workers. Raises Overloaded or Unavailable if no worker can be
-        expected in time."""
+        """Waits for a worker. Raises Overloaded or Unavailable if none can be expected in time."""
         left = self._hold_until - self._loop.time()
         if left <= 0 or not self._worth_waiting(left):
             raise self._no_worker()

@@ -52,7 +52,7 @@ class Retry:
         retry_after_s: seconds after which the full worker wants to be asked again, if it said so.
         worker_stays: the worker keeps on serving, so the request may go to it again.
         in_failed_pass: True if the request was in the forward pass in which the worker failed;
-            None if only the worker's reaper can tell.
+            None if only the worker's node can tell.
     """
 
     cause: str
@@ -64,7 +64,8 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The end of a request: every choice has ended. ``usage`` counts the tokens of all attempts."""
+    """The end of a request: every choice has ended. ``usage`` counts the tokens that all workers
+    generated for it."""
 
     usage: Usage
 
@@ -110,8 +111,8 @@ class RequestProgress:
         return all(choice.ended for choice in self._choices)
 
     def submit(self) -> Submit:
-        """Begins the next attempt. Returns the message for the worker: the request, with the tokens
-        that earlier workers generated."""
+        """Begins the next attempt (try on a worker). Returns the message for the worker: the
+        request, with the tokens that earlier workers generated."""
         self.attempt += 1
         self.started = False
         self._flagged = self.record.suspect(self._point)
@@ -126,13 +127,13 @@ class RequestProgress:
         )
 
     def worker_died(self, kind: str) -> None:
-        """Records that the last attempt's worker died, or lost its batch, by this kind of fault in
-        a forward pass that this request was in."""
+        """Records that the worker which ran the request last died, or lost its batch, by this kind
+        of fault in a forward pass that the request was in."""
         self.record = self.record.after(kind, self._point, flagged=self._flagged)
 
     def receive(self, message: Message) -> Delta | Progress | Retry | Ended | None:
         """Takes the worker's next message about the request. Returns what is new: generated tokens,
-        progress, or the end of the attempt or of the request; None if the worker has accepted.
+        progress, or the end of this try or of the request; None if the worker has accepted.
 
         Raises:
             InvalidRequest: the worker says that the request can never run, or not to its end.
@@ -171,7 +172,8 @@ class RequestProgress:
                 return self._lost("lost", in_failed_pass=None if message.reached else False)
 
     def stalled(self) -> Retry | Ended:
-        """Ends the present attempt because its worker has sent nothing about it for too long."""
+        """Ends the request's present try on a worker, because the worker has sent nothing about the
+        request for too long."""
         return self._lost("stalled")
 
     def _grammar_failed(self, why: str) -> InvalidRequest:
@@ -220,8 +222,8 @@ class RequestProgress:
         return tuple(len(choice.ids) for choice in self._choices)
 
     def _usage(self, last: Usage) -> Usage:
-        """Counts the request's tokens over all attempts. The numbers of cached and of reasoning
-        tokens are those that the last worker counted."""
+        """Counts the request's tokens, whichever workers generated them. The numbers of cached and
+        of reasoning tokens are those that the last worker counted."""
         prompt = self.accepted.prompt_tokens if self.accepted else 0
         completion = sum(len(choice.ids) for choice in self._choices)
         return Usage(

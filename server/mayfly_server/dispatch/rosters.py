@@ -14,8 +14,9 @@ from mayfly_protocol.roster import Loss, Roster, SlotView
 
 @dataclass(frozen=True, slots=True)
 class Incarnation:
-    """The unique name of one worker process: node, ``epoch`` (which names one process of the node's
-    reaper), slot, and the ``number`` of the worker process within that epoch."""
+    """The unique name of one worker process. ``slot`` is its place on the ``node``, ``epoch`` names
+    the reaper process that started it, and ``number`` is unique among that reaper's worker
+    processes."""
 
     node: str
     epoch: str
@@ -25,7 +26,8 @@ class Incarnation:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A slot, a place of a node for one worker process at a time, by the node's latest roster.
+    """A slot: a place of a node for one worker process at a time. The state of its worker is taken
+    from the node's latest roster, the list that the node's reaper sends.
 
     Attributes:
         address: the node's address in the front end's settings.
@@ -48,7 +50,8 @@ class Slot:
 
     @property
     def name(self) -> str:
-        """The slot's name, which stays the same when its worker process is replaced."""
+        """The slot's name, ``node/slot``; it stays the same when the slot's worker process is
+        replaced."""
         return f"{self.node}/{self.view.slot}"
 
     @property
@@ -58,13 +61,13 @@ class Slot:
 
 
 EPOCHS_REMEMBERED = 16
-"""Number of replaced reaper processes of one address that are remembered, to ignore their
-rosters."""
+"""Number of ended reaper processes of one address that are remembered, so that their late messages
+are ignored. A reaper is the process that watches a node's workers."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Heard:
-    """A roster, and the time at which it came."""
+    """A roster (a node's list of its workers), and the time at which it came."""
 
     roster: Roster
     at: float
@@ -87,8 +90,8 @@ class Rosters:
         self._heard: dict[str, _Heard] = {}
 
     def update(self, address: str, roster: Roster, now: float) -> bool:
-        """Takes a node's roster. Returns False if the roster was ignored, as older than the
-        latest."""
+        """Takes a node's roster, the list of its workers. Returns False if the roster was ignored,
+        because it is older than the latest one from this address."""
         known = self._heard.get(address)
         void: tuple[str, ...] = ()
         if known is not None:
@@ -103,18 +106,19 @@ class Rosters:
         return True
 
     def forget(self, address: str) -> None:
-        """Drops the roster of the node at an address."""
+        """Drops what the node at this address has sent, because the node is no longer used."""
         self._heard.pop(address, None)
 
     def __contains__(self, address: str) -> bool:
-        """True if a roster has come from the node at this address."""
+        """True if the node at this address has sent the list of its workers."""
         return address in self._heard
 
     def __bool__(self) -> bool:
         return bool(self._heard)
 
     def nodes(self, now: float) -> Iterator[tuple[Roster, bool]]:
-        """Yields each node's latest roster, and True if the node has been silent for too long."""
+        """Yields each node's latest roster, the list of its workers, and True if the node has been
+        silent for too long."""
         for heard in self._heard.values():
             yield heard.roster, now - heard.at > self._silence_s
 
@@ -126,8 +130,7 @@ class Rosters:
                 yield Slot(address, heard.roster.node, heard.roster.epoch, view, heard.at, silent)
 
     def is_gone(self, incarnation: Incarnation) -> bool:
-        """True if the latest roster of a worker's reaper does not list the worker as ready or
-        draining.
+        """True if the reaper that watches a worker does not list it as ready or draining any more.
 
         A new reaper process (another epoch) does not know the workers of the one before it. These
         workers finish their requests and end; the front end sees that by their connections.
@@ -142,8 +145,8 @@ class Rosters:
         return False
 
     def loss(self, incarnation: Incarnation) -> Loss | None:
-        """The cause of a worker's loss, as its reaper found it; None if the roster has none.
-        Rosters list a loss for one minute."""
+        """The cause of a worker's loss, as the reaper that watched the worker found it; None if the
+        reaper's latest roster has none. Rosters list a loss for one minute."""
         for roster in self._of(incarnation):
             for loss in roster.losses:
                 if (loss.slot, loss.incarnation) == (incarnation.slot, incarnation.number):
@@ -151,8 +154,8 @@ class Rosters:
         return None
 
     def is_watched(self, incarnation: Incarnation, now: float) -> bool:
-        """True if rosters of the worker's reaper arrive, so that the cause of its loss can still
-        come."""
+        """True if messages of the reaper that watches a worker arrive, so that the reaper can still
+        tell the cause of the worker's loss."""
         return any(
             now - heard.at <= self._silence_s
             for heard in self._heard.values()

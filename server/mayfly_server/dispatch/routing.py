@@ -30,7 +30,7 @@ class Candidate(Generic[W]):
     Attributes:
         name: the worker's name, equal on every front end and for the processes that replace it.
         load: the number of requests that run or wait on the worker.
-        worker: the worker itself, in any form.
+        worker: the object by which the caller knows the worker.
         capacity: the number of requests that the worker can run together, at least 1.
     """
 

@@ -19,9 +19,9 @@ from mayfly_server.settings import FrontSettings
 async def ask_worker(
     fleet: Fleet, settings: FrontSettings, model: str, question: Callable[[str, int], Inquiry]
 ) -> Tokenized | Detokenized:
-    """Asks workers of a model, one after the other, until one answers. A worker that is lost, is
-    about to end or does not answer in time is not asked again. ``question`` makes the message from
-    an id and the number of workers asked so far.
+    """Asks workers of a model to tokenize or detokenize a text, one after the other, until one
+    answers. A worker that is lost, is about to end or does not answer in time is not asked again.
+    ``question(id, number)`` makes the message to the ``number``-th worker.
 
     Raises:
         InvalidRequest: the worker says that the question is invalid.

@@ -85,8 +85,8 @@ def digest_of(key: str) -> bytes:
 
 
 def find_key(keys: Iterable[Key], presented: Iterable[str]) -> Key | None:
-    """The known key that equals one of the keys ``presented`` by a request; None if there is none.
-    The time that this takes does not depend on which key it is, so that timing reveals nothing."""
+    """The known key that equals one of the keys ``presented`` by a request; None if no key does.
+    The search always takes equally long, so that its duration reveals nothing about the keys."""
     digests = [digest_of(candidate) for candidate in presented]
     found = None
     for key in keys:

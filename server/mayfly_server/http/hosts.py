@@ -39,8 +39,8 @@ def host_name(header: str) -> str | None:
 
 
 def own_names() -> frozenset[str]:
-    """The names of this machine: its host name, the same without its domain, and that in
-    ``.local``."""
+    """The names of this machine, for a host name ``mac.example.com``: ``mac.example.com``, ``mac``
+    and ``mac.local``."""
     name = socket.gethostname().lower().rstrip(".")
     first = name.partition(".")[0]
     return frozenset({name, first, f"{first}.local"}) if first else frozenset()

@@ -1,11 +1,11 @@
-"""Fields of a request's body that no API here knows.
+"""Fields of a request's body that are not known to the API that the request is for.
 
-One that is null or empty asks for nothing, and is taken. So is a hint: a mark where to cache, or a
-provider's metadata. Any other unknown field at the top of a body is left out as well, but never
-silently: the answer's header ``mayfly-ignored`` names it, and the log does so once a day. The
-setting ``strict_fields`` has those refused instead. Within objects, unknown fields that are
-neither empty nor hints are always refused
-(:class:`mayfly_server.api.request_fields.Strict`).
+An unknown field that is null or empty asks for nothing, so it is accepted and ignored. A hint (a
+mark where to cache, or a provider's metadata) is ignored, too. Any other unknown field at the top
+level of a body is also ignored, but not silently: the answer's header ``mayfly-ignored`` names the
+field, and so does the log, once a day. With the setting ``strict_fields``, requests with such
+fields are refused instead. Below the top level, unknown fields that are neither empty nor hints are
+always refused (:class:`mayfly_server.api.request_fields.Strict`).
 """
 
 from __future__ import annotations
@@ -32,31 +32,33 @@ HINTS = frozenset(
         "providerOptions",
     }
 )
-"""Fields that clients and gateways put anywhere, and that change no answer."""
+"""Names of fields that clients and gateways put at any place of a body, and that change no answer;
+they are ignored without notice."""
 
 LOG_INTERVAL_S = 24 * 3600.0
 MAX_LOGGED = 256
-"""Names that are remembered as logged, since clients choose them."""
+"""Largest number of field names that are remembered as logged. Without a limit, clients could fill
+the memory, since they choose the names."""
 
 MAX_LENGTH = 64
-"""Characters of a field's name that is repeated."""
+"""Largest length, in characters, of an ignored field's name that the header and the log repeat."""
 
 _log = structlog.get_logger(__name__)
 
 
 def asks_nothing(value: Any) -> bool:
-    """Tells whether a value is null or empty, so that a field with it can be taken as absent."""
+    """True if a field's value is null or empty, so that the field can be treated as absent."""
     return value is None or value == "" or value == [] or value == {}
 
 
 @cache
 def field_names(model: type[BaseModel]) -> frozenset[str]:
-    """The names that the fields of a model have in JSON."""
+    """The names that the fields of a pydantic model have in JSON."""
     return frozenset(field.alias or name for name, field in model.model_fields.items())
 
 
 class IgnoredFieldsLog:
-    """Logs the name of an ignored field, at most once a day."""
+    """Logs the names of request fields that were ignored, each name at most once a day."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -78,7 +80,8 @@ class IgnoredFieldsLog:
 def take_unknown(
     body: dict[str, Any], known: Collection[str], scope: Scope, log: IgnoredFieldsLog
 ) -> None:
-    """Removes a body's unknown fields, and notes those that ask for something."""
+    """Removes from a request's body all fields whose names are not ``known``. Fields that are
+    neither empty nor hints are named in the answer's header ``mayfly-ignored`` and in the log."""
     for name in [name for name in body if name not in known]:
         value = body.pop(name)
         if name not in HINTS and not asks_nothing(value):
@@ -86,8 +89,9 @@ def take_unknown(
 
 
 def note_ignored(name: str, scope: Scope, log: IgnoredFieldsLog) -> None:
-    """Has the answer's header and the log name a field. A name that no field of an API could have,
-    because it is no identifier, may be a part of the client's content and is not repeated."""
+    """Names an ignored field in the answer's header ``mayfly-ignored`` and in the log. A name that
+    is no identifier, so that no field of an API could have it, may be a part of the client's
+    content and is replaced by ``?``."""
     safe = name if name.isascii() and name.isidentifier() and len(name) <= MAX_LENGTH else "?"
     names: list[str] = scope.setdefault("state", {}).setdefault("ignored", [])
     if safe not in names:
