@@ -108,8 +108,8 @@ class Soak:
             return False
 
     def next_fault(self) -> None:
-        """Sends a random signal to a random worker, or recycles the worker (replaces it in good
-        order); returns when every worker is READY again."""
+        """Sends a random signal to a random worker, or recycles the worker (replaces it
+        gracefully); returns when every worker is READY again."""
         target = self._rng.choice([worker for worker in self.read_workers() if worker.ready])
         how = self._rng.choice([*SIGNALS, RECYCLE])
         try:

@@ -31,8 +31,8 @@ GREEDY = Sampling(seed=0, temperature=0.0)
 
 @dataclass
 class EngineRequest:
-    """A request to the engine. ``tokens`` holds the prompt and, if the request continues on a new
-    worker, the ``generated`` tokens so far."""
+    """A request to the engine. ``tokens`` are the prompt's and, for a request that continues after
+    the loss of its worker, those generated before; ``generated`` is the number of the latter."""
 
     tokens: list[int]
     sampling: Sampling = GREEDY

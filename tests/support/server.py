@@ -183,7 +183,7 @@ class Server:
         return self.http.post(path, json=body)
 
     def recycle(self) -> None:
-        """Runs ``mayfly recycle --all``: the server replaces all its workers in good order."""
+        """Runs ``mayfly recycle --all``: the server replaces all its workers gracefully."""
         command = ("recycle", "--all", "--state-dir", str(self.state_dir))
         subprocess.run([*_mayfly(None), *command], check=True, stdout=subprocess.DEVNULL)
 

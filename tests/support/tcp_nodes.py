@@ -352,7 +352,8 @@ class Site:
         return int(view.endpoint.rpartition(":")[2]), view.public_key
 
     def view(self) -> SlotView:
-        """Returns the entry of the node's only slot in the node's next status message (roster)."""
+        """Returns the state of the node's only worker, as the node's next status message (roster)
+        gives it."""
         listening = self.peer(zmq.SUB, self.node.port + 1, self.friend, self.node.pair.public)
         with listening:
             assert listening.poll(int(DEADLINE_S * 1000)), "no roster"

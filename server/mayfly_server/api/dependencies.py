@@ -27,13 +27,14 @@ class Front:
     ignored_fields: IgnoredFieldsLog = field(default_factory=IgnoredFieldsLog)
 
     async def model(self, asked: str | None) -> ServedModel:
-        """The served model that a request asks for, by its name, an alias or its name's last part;
-        a request without a name gets the only one that is served. No models but the served ones are
-        searched.
+        """Finds the served model that a request names by its full name, an alias, or the last part
+        of its name (after the last slash). Without a name, finds the only served model. Models that
+        are not served, such as files on disk, are not searched.
 
         Raises:
-            ModelNotFound, InvalidRequest: no model, or several, fit.
-            Unavailable: nodes that may serve the model have sent no roster yet.
+            ModelNotFound: no served model has the name, or several have.
+            InvalidRequest: the request names no model, and several are served.
+            Unavailable: nodes that may serve the model have not reported to this front end yet.
         """
         if not await self.fleet.wait_for_roster(self.settings.queue_wait_s):
             raise Unavailable("No node has reported to this front end yet.", retry_after_s=1.0)
@@ -63,8 +64,8 @@ class Front:
         return found[0]
 
     async def chat_model(self, asked: str | None) -> ServedModel:
-        """The served model that a request names. Raises as :meth:`model`, and InvalidRequest for a
-        model that cannot chat."""
+        """Finds the served model that a chat request names. Raises the errors of :meth:`model`, and
+        InvalidRequest for a model without a chat template."""
         model = await self.model(asked)
         if model.card is not None and not model.card.chat:
             raise InvalidRequest(

@@ -25,15 +25,13 @@ DESCRIPTION = """\
 MLX language models, over the APIs of OpenAI (chat completions, completions, responses) and
 Anthropic (messages).
 
-Where API keys are configured, every request needs one (`Authorization: Bearer KEY` or
-`x-api-key: KEY`), but for the probes. An `x-request-id` that a request carries comes back with the
-answer; otherwise one is drawn. Streams are server-sent events; comments in them keep the connection
-alive.
+Where API keys are configured, every request needs a key (`Authorization: Bearer KEY` or
+`x-api-key: KEY`), except health probes. The answer has the request's `x-request-id`, or a random
+one. Streams are server-sent events; comments in a stream keep the connection alive.
 
-A field at the top of a body that is not listed here is ignored; unless it is null or empty, the
-answer's header `mayfly-ignored` names it, and a server with `strict_fields` refuses it. Within
-objects, fields that are not listed are refused, but for null, empty ones and hints such as
-`cache_control`.
+An unknown field at the top of a request's body is ignored; unless the field is null or empty, the
+answer's header `mayfly-ignored` names it, and a server with `strict_fields` refuses it. Unknown
+fields within objects are refused, except null or empty ones and hints such as `cache_control`.
 """
 
 REFERENCE = "#/components/schemas/{model}"
@@ -86,11 +84,11 @@ def streamed(answer: Any, event: Any, example: str, *, done: bool = False) -> di
 
 _RETRY_HEADERS = {
     "x-should-retry": {
-        "description": "Whether another try can succeed: with 408, 429 and 5xx.",
+        "description": "Whether another try can succeed; sent with status 408, 429 and 5xx.",
         "schema": {"enum": ["true", "false"]},
     },
     "retry-after": {
-        "description": "Seconds to wait before another try, where they are known.",
+        "description": "Seconds to wait before another try; absent if not known.",
         "schema": {"type": "integer", "minimum": 1},
     },
 }
@@ -99,7 +97,7 @@ _RETRY_HEADERS = {
 def _failures(model: Any) -> dict[int | str, dict[str, Any]]:
     answer = {"model": model, "headers": _RETRY_HEADERS}
     return {
-        "4XX": {**answer, "description": "The request cannot be answered as it is."},
+        "4XX": {**answer, "description": "The request is at fault, or comes too often."},
         "5XX": {**answer, "description": "The server cannot answer the request, or not now."},
     }
 

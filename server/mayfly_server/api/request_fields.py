@@ -1,9 +1,10 @@
-"""Types of request fields that the APIs share, and the fields of sampling.
+"""Types of request fields that the APIs of OpenAI and Anthropic share, and the sampling fields.
 
-Types are strict: a boolean is true or false, a number is no string. Null means the default. Fields
-that an API documents and this server does not support are listed too, as :data:`Unsupported`: they
-are refused, with the reason, unless they are null or empty. So are fields that are not listed, but
-for hints; :mod:`mayfly_server.http.ignored_fields` takes those at the top of a body before.
+Types are strict: a boolean is true or false, and a string is no number. Null means the default.
+Fields that an API documents but this server does not support are declared as :data:`Unsupported`; a
+request that sets such a field is refused, with the reason, unless the value is null or empty.
+Unknown fields within objects are refused in the same way, except hints such as ``cache_control``;
+:mod:`mayfly_server.http.ignored_fields` has removed unknown fields at the top of a body before.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ divided by a lower temperature overflow, and every draw would be the likeliest t
 
 
 class Strict(BaseModel):
-    """An object whose unknown fields are refused, unless they are null, empty or hints."""
+    """Base of a JSON object in a request: unknown fields are refused, unless they are null, empty
+    or hints (fields such as ``cache_control``, which change no answer)."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
@@ -49,15 +51,16 @@ class Strict(BaseModel):
 
 
 def without_idle_fields(value: dict[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """An object without those unknown fields that are null, empty or hints."""
+    """The JSON object ``value`` without its unknown fields (not in ``known``) that are null, empty
+    or hints; other unknown fields stay, to be refused."""
     idle = [name for name in value.keys() - known if name in HINTS or asks_nothing(value[name])]
     return {name: value[name] for name in value if name not in idle} if idle else value
 
 
 def refused(reason: str, *, but: tuple[Any, ...] = (), empty: bool = False) -> Callable[[Any], Any]:
-    """A validator that refuses, for ``reason``, every value that asks for something: all but null,
-    empty ones and those in ``but``, which are read as null. ``empty`` says that an empty one asks,
-    too."""
+    """Returns a pydantic validator that refuses all values with the error text ``reason``, except
+    null, empty values and the values in ``but``, which it reads as null. With ``empty``, the
+    validator refuses empty values too."""
 
     def check(value: Any) -> Any:
         default = any(type(value) is type(one) and value == one for one in but)

@@ -1,8 +1,7 @@
 """The bodies of Anthropic's ``POST /v1/messages`` and ``POST /v1/messages/count_tokens``.
 
-As in OpenAI's requests, types are strict, and fields that are not listed or ask for something this
-server does not support are refused. Fields that are only hints (where to cache, whom to bill) are
-accepted.
+As in OpenAI's requests, types are strict, and fields that ask for something this server does not
+support are refused. Fields that are only hints (where to cache, whom to bill) are accepted.
 """
 
 from __future__ import annotations

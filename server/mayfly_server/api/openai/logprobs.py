@@ -92,8 +92,8 @@ class TextLogprobsWriter:
 
 
 def _top(token: TokenLogprob) -> dict[str, float] | None:
-    """Log probabilities of the likeliest tokens at one position, by their text, and always that of
-    the token that was chosen; None where the token's own is unknown."""
+    """Log probabilities of the likeliest tokens at one position and of the sampled token, by the
+    tokens' text; None if the sampled token's log probability is unknown."""
     if token.logprob is None:
         return None
     top = {_token_name(other): _finite(other.logprob) for other in token.top}

@@ -75,7 +75,7 @@ class DetokenizeResponse(AnswerObject):
 
 @router.post("/tokenize", response_model=None, responses={200: {"model": TokenizeResponse}})
 async def tokenize(request: TokenizeRequest, front: FrontDep) -> Response:
-    """Returns the tokens of a prompt as a model would see it."""
+    """Returns the token ids of a text or chat, as the model would get them."""
     prompt = asked_prompt(request)
     model = await (
         front.chat_model(request.model)

@@ -135,7 +135,9 @@ class ResponseAnswer(RequestEcho):
 
 
 class _Event(AnswerObject):
-    sequence_number: Annotated[int, Field(description="From 0, without gaps.")]
+    sequence_number: Annotated[
+        int, Field(description="The event's number in its stream: 0, 1, 2 ...")
+    ]
 
 
 class ResponseEvent(_Event):
