@@ -57,7 +57,7 @@ def recycle(
 ) -> None:
     """Replace workers without losing requests.
 
-    Running requests go on. A slot that failed or waits is tried again at once.
+    Running requests go on. If a slot has no worker, because its starts failed, one is started at once.
     """
     from mayfly_protocol.roster import Recycle
 

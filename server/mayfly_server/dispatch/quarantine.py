@@ -45,10 +45,11 @@ from mayfly_protocol.requests import Generation
 from mayfly_protocol.roster import Quarantine, Quarantined, Roster
 
 NEAR = 4
-"""Largest distance in tokens of two deaths in one place. It is half the number of tokens that a
-worker lets a suspect (a request that may have killed workers) generate before it starts the next
-suspect. If the next suspect kills the worker, the last tokens of the one before it may be lost,
-too, and that one must not seem to have died in the same place again."""
+"""Two workers that died with a request count as killed in the same place of its generation if it
+had at most this many tokens more or fewer. The number is half the tokens that a worker lets a
+suspect (a request that may have killed workers) generate before it starts the next suspect: if the
+next one kills the worker, the former loses its last tokens, but must not seem to be in its old
+place."""
 MARKED, SUSPECT, CULPRIT = 1, 2, 3
 """Number of worker deaths in one place of a request's generation after which the request is only
 marked, is a suspect, or is the culprit."""
@@ -94,8 +95,8 @@ class Record:
 
 
 def near(one: Point, other: Point) -> bool:
-    """True if each choice has at most :data:`NEAR` tokens more or fewer in one than in the
-    other."""
+    """True if two places in a request's generation differ by at most :data:`NEAR` tokens in each
+    choice."""
     return len(one) == len(other) and all(
         abs(a - b) <= NEAR for a, b in zip(one, other, strict=True)
     )

@@ -132,7 +132,7 @@ class Rosters:
     def is_gone(self, incarnation: Incarnation) -> bool:
         """True if the reaper that watches a worker does not list it as ready or draining any more.
 
-        A new reaper process (another epoch) does not know the workers of the one before it. These
+        False if the node has a new reaper process, which does not know the old one's workers. These
         workers finish their requests and end; the front end sees that by their connections.
         """
         for roster in self._of(incarnation):

@@ -268,8 +268,9 @@ def _routing_error(error: HTTPException, request: Request) -> RequestError:
 
 
 def _intended_address(request: Request) -> str | None:
-    """The path that a client with a wrong base URL may have meant; None if the path resembles none.
-    Some clients want a base URL with ``/v1``, others without, and people mix them up."""
+    """The path that a client may have meant whose request has ``/v1`` twice or not at all; None for
+    other paths. Some clients want a base URL with ``/v1``, others without, and people mix them
+    up."""
     path: str = request.scope["path"]
     for address in UNDER_V1:
         if path in (address.removeprefix("/v1"), f"/v1{address}"):
