@@ -57,7 +57,7 @@ def recycle(
 ) -> None:
     """Replace workers without losing requests.
 
-    Running requests go on. If a slot has no worker, because its starts failed, one is started at once.
+    Running requests go on. If a slot has no worker because its starts failed, one starts at once.
     """
     from mayfly_protocol.roster import Recycle
 
