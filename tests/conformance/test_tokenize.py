@@ -68,7 +68,6 @@ def test_chats(tiny: Server) -> None:
         ("/tokenize", {"messages": []}, "messages"),
         ("/tokenize", {"messages": [{"role": "dog", "content": ""}]}, "messages[0].role"),
         ("/tokenize", {"messages": [user("a")], "add_special_tokens": True}, "add_special_tokens"),
-        ("/tokenize", {"prompt": "a", "nonsense": 1}, "nonsense"),
         (
             "/tokenize",
             {"messages": [user("a")], "chat_template_kwargs": {"tokenize": False}},

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mayfly_protocol.requests import ChatPrompt, Constraint
-from support.front_client import CHAT, TOOL, Client
+from support.front_client import CHAT, TEXT, TOOL, Client
 
 
 def test_R21_empty_messages(client: Client) -> None:
@@ -64,8 +64,9 @@ def test_bad_tools(client: Client, tools: Any, param: str) -> None:
 @pytest.mark.parametrize(
     "field",
     [
-        *("audio", "prediction", "web_search_options", "functions", "function_call"),
-        *("chat_template", "moderation", "prompt_cache_options"),
+        *("audio", "web_search_options", "functions", "function_call", "chat_template"),
+        *("moderation", "structured_outputs", "grammar", "json_schema", "bad_words", "system"),
+        *("instructions", "input", "prompt", "max_output_tokens", "stop_sequences"),
     ],
 )
 def test_documented_and_not_supported(client: Client, field: str) -> None:
@@ -79,11 +80,12 @@ def test_documented_and_not_supported(client: Client, field: str) -> None:
     ("field", "good", "bad"),
     [
         ("store", False, True),
-        ("service_tier", "auto", "priority"),
+        ("service_tier", "priority", 1),
         ("modalities", ["text"], ["audio"]),
-        ("verbosity", "medium", "high"),
-        ("prompt_cache_retention", "in_memory", "24h"),
-        ("metadata", {"a": "b"}, {"a": 1}),
+        ("verbosity", "low", "shouting"),
+        ("reasoning_effort", "xhigh", "shouting"),
+        ("prompt_cache_retention", "24h", 24),
+        ("metadata", {"a": 1}, "a"),
         ("safety_identifier", "me", 1),
         ("parallel_tool_calls", False, "false"),
         ("top_logprobs", None, 21),
@@ -97,6 +99,75 @@ def test_hints_are_taken_and_demands_refused(
     response = client.post(CHAT, **{field: bad})
     assert response.status_code == 400
     assert response.json()["error"]["param"].startswith(field)
+
+
+def test_N02_hints_of_any_kind_are_taken(client: Client) -> None:
+    hints: dict[str, Any] = {
+        "priority": 0,
+        "client_metadata": {"session_id": "s"},
+        "prediction": {"type": "content", "content": "a"},
+        "prompt_cache_options": {"mode": "explicit", "ttl": "30m"},
+        "function_call": "auto",
+        "response_format": {},
+        "use_beam_search": False,
+        "truncate_prompt_tokens": -1,
+    }
+    response = client.post(CHAT, **hints)
+    assert response.status_code == 200, response.text
+    assert "mayfly-ignored" not in response.headers
+    response = client.post(TEXT, priority=0, client_metadata={"a": 1})
+    assert (response.status_code, "mayfly-ignored" in response.headers) == (200, False)
+    for tier in ("auto", "default", "flex", "scale", "priority", "fast"):
+        client.taken(CHAT, service_tier=tier)
+    for effort in ("none", "minimal", "low", "medium", "high", "xhigh", "max"):
+        client.taken(CHAT, reasoning_effort=effort)
+
+
+@pytest.mark.parametrize(
+    ("asked", "kwargs"),
+    [
+        ({"enable_thinking": False}, {"enable_thinking": False}),
+        ({"reasoning_effort": "none"}, {"enable_thinking": False, "reasoning_effort": "none"}),
+        (
+            {"thinking": {"type": "enabled", "budget_tokens": 5}},
+            {"enable_thinking": True, "thinking_budget": 5},
+        ),
+        ({"thinking": {"type": "disabled"}}, {"enable_thinking": False}),
+        ({"thinking": {"type": "auto"}}, {}),
+        ({"reasoning": {"effort": "high"}}, {"reasoning_effort": "high"}),
+        ({"reasoning": {"enabled": False, "exclude": False}}, {"enable_thinking": False}),
+        (
+            {"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False}},
+            {"enable_thinking": False},
+        ),
+    ],
+)
+def test_ways_to_ask_for_thoughts(
+    client: Client, asked: dict[str, Any], kwargs: dict[str, Any]
+) -> None:
+    prompt = client.taken(CHAT, **asked).generation.prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.template_kwargs == kwargs
+
+
+def test_N01_hosted_tools_beside_functions_are_left_out(client: Client) -> None:
+    hosted = [{"type": "web_search", "search_context_size": "low"}, {"type": "code_interpreter"}]
+    prompt = client.taken(CHAT, tools=[hosted[0], TOOL, hosted[1]]).generation.prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.tools == (TOOL,)
+    client.refused(CHAT, "tools[0].type", tools=hosted)
+    forced = {"type": "function", "function": {"name": "web_search"}}
+    client.refused(CHAT, "tool_choice", tools=[hosted[0], TOOL], tool_choice=forced)
+    custom = {"type": "custom", "custom": {"name": "patch"}}
+    assert "text" in client.refused(CHAT, "tools[1].type", tools=[TOOL, custom])["message"]
+
+
+def test_N08_marks_on_tools_and_functions(client: Client) -> None:
+    marks = {"cache_control": {"type": "ephemeral"}, "copilot_cache_control": {}, "x": None}
+    tool = {**TOOL, **marks, "function": {**TOOL["function"], **marks}}
+    prompt = client.taken(CHAT, tools=[tool]).generation.prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.tools == (TOOL,)
 
 
 def test_R129_template_arguments_are_few(client: Client) -> None:

@@ -55,7 +55,7 @@ def test_R02_no_arguments() -> None:
     assert made["tool_calls"][0]["function"]["arguments"] == {}
 
 
-@pytest.mark.parametrize("arguments", ["", "  ", "{}", {}])
+@pytest.mark.parametrize("arguments", ["", "  ", "{}", {}, None])
 def test_R05_empty_arguments_are_an_empty_object(arguments: Any) -> None:
     made = one(role="assistant", tool_calls=[call(arguments)])
     assert made["tool_calls"][0]["function"]["arguments"] == {}
@@ -63,7 +63,7 @@ def test_R05_empty_arguments_are_an_empty_object(arguments: Any) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [*('{"x": 7,', "7", "[]", "null", '"a"', '{"a": NaN}', '{"a": "\\ud83d"}'), 7, None, []],
+    [*('{"x": 7,', "7", "[]", "null", '"a"', '{"a": NaN}', '{"a": "\\ud83d"}'), 7, []],
 )
 def test_R05_arguments_that_are_no_object_are_named(arguments: Any) -> None:
     error = refused(
@@ -87,6 +87,34 @@ def test_R17_a_part_that_is_no_text_is_refused_by_its_type(kind: str) -> None:
     assert kind in error.message
 
 
+IMAGES = [
+    {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
+    {"type": "input_image", "image_url": "data:image/png;base64,AAAA"},
+    {"type": "image", "source": {"type": "base64", "data": "AAAA"}},
+]
+NOTE = "[image left out: this model reads text only]"
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_N05_an_image_in_a_tools_result_becomes_a_note(image: Any) -> None:
+    text = {"type": "text", "text": "a plot"}
+    made = one(role="tool", tool_call_id="call_a", content=[text, image])
+    assert made["content"] == f"a plot{NOTE}"
+    assert one(role="tool", content=[image])["content"] == NOTE
+    sound = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
+    assert one(role="tool", content=[sound])["content"] == NOTE.replace("image", "audio")
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_N05_so_does_one_in_an_earlier_answer_and_a_users_own_is_refused(image: Any) -> None:
+    assert one(role="assistant", content=[image])["content"] == NOTE
+    assert one(role="assistant", content="See:", images=[image])["content"] == f"See:{NOTE}"
+    for role in ("user", "system", "developer"):
+        error = refused({"role": role, "content": [image]})
+        assert error.param == "messages[0].content[0].type"
+        assert "This model reads text only" in error.message
+
+
 def test_R18_developer_is_system() -> None:
     message = {"content": "answer only KIWI"}
     assert one(role="developer", **message) == one(role="system", **message)
@@ -101,6 +129,87 @@ def test_what_comes_back_of_an_answer_is_taken() -> None:
     assert made == {"role": "assistant", "content": "Hello", "reasoning_content": "hm"}
     assert one(role="assistant", content=None) == {"role": "assistant", "content": ""}
     assert one(role="assistant", content=None, refusal="No.")["content"] == "No."
+
+
+NOTHING = (None, [], {}, "")
+ANSWER_FIELDS = (
+    *("parsed", "refusal", "audio", "annotations", "reasoning_details", "images", "function_call"),
+    *("provider_specific_fields", "tool_calls", "thinking_blocks", "reasoning", "never_heard_of"),
+)
+
+
+@pytest.mark.parametrize("field", ANSWER_FIELDS)
+@pytest.mark.parametrize("role", ["assistant", "user", "system", "tool"])
+def test_N07_fields_that_are_null_or_empty_are_taken_in_every_message(
+    role: str, field: str
+) -> None:
+    for nothing in NOTHING:
+        made = one(**{"role": role, "content": "Hello", field: nothing})
+        assert made == {"role": role, "content": "Hello"}
+
+
+def test_N07_what_sdks_and_gateways_add_to_an_answer_is_taken() -> None:
+    added: dict[str, Any] = {
+        "parsed": {"ok": True},
+        "annotations": [{"type": "url_citation", "url_citation": {"url": "https://a.example"}}],
+        "provider_specific_fields": {"refusal": None},
+        "reasoning_opaque": "xyz",
+        "id": "msg_1",
+        "metadata": {"a": 1},
+    }
+    made = one(role="assistant", content="Hello", **added)
+    assert made == {"role": "assistant", "content": "Hello"}
+    index = {"index": 0, "extra_content": {"google": {"thought_signature": "x"}}}
+    assert one(role="assistant", tool_calls=[CALL | index])["tool_calls"] == [PARSED]
+    assert one(role="assistant", tool_calls=[CALL | {"type": None}])["tool_calls"] == [PARSED]
+
+
+@pytest.mark.parametrize(
+    "added",
+    [
+        {"reasoning_content": "Hm."},
+        {"reasoning": "Hm.", "reasoning_details": [{"type": "reasoning.text", "text": "other"}]},
+        {"reasoning_details": [{"type": "reasoning.text", "text": "H"}, {"text": "m.", "id": 1}]},
+        {"reasoning_text": "Hm."},
+        {"thinking_blocks": [{"type": "thinking", "thinking": "Hm.", "signature": "x"}]},
+        {
+            "content": [
+                {"type": "thinking", "thinking": "Hm."},
+                {"type": "redacted_thinking", "data": "x"},
+                {"type": "text", "text": "Hello"},
+            ]
+        },
+    ],
+)
+def test_thoughts_come_back_in_any_form(added: dict[str, Any]) -> None:
+    made = one(**{"role": "assistant", "content": "Hello", **added})
+    assert made == {"role": "assistant", "content": "Hello", "reasoning_content": "Hm."}
+
+
+@pytest.mark.parametrize("role", ["assistant", "user", "system", "tool"])
+def test_N08_caching_marks_are_taken_on_messages_and_parts(role: str) -> None:
+    marks = {
+        "cache_control": {"type": "ephemeral", "ttl": "1h"},
+        "copilot_cache_control": {"type": "ephemeral"},
+        "prompt_cache_breakpoint": {"mode": "explicit"},
+        "providerOptions": {"anthropic": {}},
+    }
+    part = {"type": "text", "text": "Hello", "annotations": None, "id": None, **marks}
+    assert one(role=role, content=[part], **marks) == {"role": role, "content": "Hello"}
+
+
+@pytest.mark.parametrize(
+    ("message", "remedy"),
+    [
+        ({"audio": {"id": "audio_1"}}, "send its words as content"),
+        ({"function_call": {"name": "f", "arguments": "{}"}}, "use tool_calls"),
+        ({"prefix": True}, "continue_final_message"),
+    ],
+)
+def test_fields_that_would_change_the_answer_are_refused_with_a_remedy(
+    message: dict[str, Any], remedy: str
+) -> None:
+    assert remedy in refused({"role": "assistant", "content": "a", **message}).message
 
 
 def test_a_tools_answer() -> None:
@@ -119,6 +228,7 @@ def test_a_tools_answer() -> None:
         ({"role": "user", "content": None}, "content"),
         ({"role": "user", "content": 5}, "content"),
         ({"role": "tool", "content": {}}, "content"),
+        ({"role": "tool", "content": [{"type": "tool_reference"}]}, "content[0].type"),
         ({"role": "user", "content": ["hi"]}, "content[0]"),
         ({"role": "user", "content": [{"type": "text"}]}, "content[0].text"),
         ({"role": "user", "content": [{"type": "text", "text": 5}]}, "content[0].text"),

@@ -19,6 +19,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    WithJsonSchema,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -71,6 +72,11 @@ def refused(reason: str, *, but: tuple[Any, ...] = (), empty: bool = False) -> C
     return check
 
 
+def left_out(medium: str) -> str:
+    """The text that stands in a prompt for an image or the like that the model cannot read."""
+    return f"[{medium} left out: this model reads text only]"
+
+
 def _token_ids(value: dict[str, float]) -> dict[str, float]:
     for key in value:
         if not (key.isascii() and key.isdigit() and len(key) <= 10):
@@ -85,6 +91,15 @@ def _not_a_boolean(value: Any) -> Any:
     return value
 
 
+Hint = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "type": ["null", "boolean", "number", "string", "array", "object"],
+            "description": "Accepted, without effect.",
+        }
+    ),
+]
 Unsupported = Annotated[None, BeforeValidator(refused("This is not supported by this server"))]
 Number = Annotated[float, BeforeValidator(_not_a_boolean)]
 Count = Annotated[int, Field(ge=1), AfterValidator(lambda count: min(count, MAX_COUNT))]

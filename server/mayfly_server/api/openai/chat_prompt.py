@@ -4,8 +4,11 @@ the form that a model's chat template takes.
 The content parts of a message are joined in order with nothing in between. Missing content becomes
 empty text, because a template would print "None". The role ``developer`` becomes ``system``. The
 arguments of earlier tool calls become objects, because templates iterate over arguments; arguments
-that are an empty text become an empty object. Images and other parts that a text model cannot read,
-and malformed messages, are refused with an error that names the place in the request, such as
+that are an empty text become an empty object.
+
+Images and other parts that a text model cannot read become a note where they stand in a tool's
+result or an earlier answer, since a client sends these again with every request. A user's own are
+refused, as malformed messages are, with an error that names the place in the request, such as
 ``messages[2].content[0].type``.
 """
 
@@ -27,6 +30,7 @@ from mayfly_server.api.openai.chat_request import (
     ToolMessage,
     UserMessage,
 )
+from mayfly_server.api.request_fields import left_out, without_idle_fields
 from mayfly_server.errors import InvalidRequest
 from mayfly_server.http.body import parse_json
 from mayfly_server.http.errors import FIELD_NAME, field_path
@@ -40,16 +44,43 @@ _MODELS: dict[str, type[BaseModel]] = {
 }
 _FIELDS = {role: model.model_fields.keys() for role, model in _MODELS.items()}
 _PART_FIELDS = TextPart.model_fields.keys() | RefusalPart.model_fields.keys()
+_CLIENT_FIELDS = {"created_at", "id", "metadata", "timestamp"}
+"""Fields of a client's own in a message of any role; ignored."""
 _ANSWER_FIELDS = {
     "annotations",
-    "audio",
-    "function_call",
-    "refusal",
-    "tool_calls",
-    "reasoning_content",
+    "images",
+    "parsed",
+    "reasoning_details",
+    "reasoning_items",
+    "reasoning_opaque",
+    "thinking_blocks",
 }
-"""Fields of an earlier answer's message that clients send back unchanged; ignored if null or
-empty."""
+"""Fields of an earlier answer, by this server or another, that clients and gateways send back
+unchanged. They repeat its text or thoughts, or only the server that sent them understands them."""
+_REASONING_FIELDS = ("reasoning_content", "reasoning", "reasoning_text", "thinking")
+_TAKEN = {role: fields | _CLIENT_FIELDS for role, fields in _FIELDS.items()}
+_TAKEN["assistant"] |= _ANSWER_FIELDS.union(_REASONING_FIELDS)
+_REASONING_PARTS = ("thinking", "redacted_thinking", "reasoning")
+_MEDIA = {
+    "audio": "audio",
+    "audio_url": "audio",
+    "document": "file",
+    "file": "file",
+    "image": "image",
+    "image_file": "image",
+    "image_url": "image",
+    "input_audio": "audio",
+    "input_file": "file",
+    "input_image": "image",
+    "video": "video",
+    "video_url": "video",
+}
+"""Types of content parts that hold no text, as OpenAI and others call them."""
+_REMEDIES = {
+    "audio": "an earlier answer's sound cannot be read; send its words as content",
+    "function_call": "use tool_calls instead",
+    "prefix": "use the request's continue_final_message instead",
+}
 
 Place = tuple[str | int, ...]
 
@@ -91,12 +122,28 @@ def _tool_choice(request: ChatRequest) -> ChatToolChoice:
 
 
 def _template_kwargs(request: ChatRequest) -> dict[str, Any]:
+    """The template's variables that a request sets; what it says in them goes before the same in
+    other fields."""
     kwargs = dict(request.chat_template_kwargs or {})
-    effort = request.reasoning_effort
-    if effort is not None:
-        kwargs.setdefault("reasoning_effort", effort)
-        if effort == "none":
-            kwargs.setdefault("enable_thinking", False)
+    thinking, reasoning = request.thinking, request.reasoning
+    effort = request.reasoning_effort or (reasoning.effort if reasoning else None)
+    asked: list[tuple[str, Any]] = [
+        ("enable_thinking", request.enable_thinking),
+        ("reasoning_effort", effort),
+        ("enable_thinking", False if effort == "none" else None),
+    ]
+    if reasoning is not None:
+        asked += [("enable_thinking", reasoning.enabled), ("thinking_budget", reasoning.max_tokens)]
+    if thinking is not None:
+        wanted = {"enabled": True, "disabled": False}.get(thinking.type)
+        asked += [
+            ("enable_thinking", wanted),
+            ("thinking_budget", thinking.budget_tokens),
+            ("clear_thinking", thinking.clear_thinking),
+        ]
+    for name, value in asked:
+        if value is not None:
+            kwargs.setdefault(name, value)
     return kwargs
 
 
@@ -111,10 +158,9 @@ def _message(message: dict[str, Any], at: Place) -> dict[str, Any]:
     role = message.get("role")
     if not isinstance(role, str) or role not in _FIELDS:
         raise _invalid((*at, "role"), f"Input should be one of {', '.join(_FIELDS)}")
-    for name, value in message.items():
-        meaningless = name in _ANSWER_FIELDS and value in (None, [])
-        if name not in _FIELDS[role] and not meaningless:
-            raise _invalid((*at, name), f"A message of this role ({role}) has no such field")
+    for name in without_idle_fields(message, _TAKEN[role]).keys() - _TAKEN[role]:
+        remedy = f"; {_REMEDIES[name]}" if name in _REMEDIES else ""
+        raise _invalid((*at, name), f"A message of this role ({role}) has no such field{remedy}")
     made: dict[str, Any] = {
         "role": "system" if role == "developer" else role,
         "content": _content(message, at),
@@ -122,9 +168,10 @@ def _message(message: dict[str, Any], at: Place) -> dict[str, Any]:
     for name in ("name", "tool_call_id"):
         if message.get(name) is not None:
             made[name] = _string(message[name], (*at, name))
-    for name in ("reasoning_content", "reasoning"):
-        if message.get(name):
-            made["reasoning_content"] = _string(message[name], (*at, name))
+    if role == "assistant":
+        made["content"] += left_out("image") * len(_objects(message.get("images")))
+        if reasoning := _reasoning(message, at):
+            made["reasoning_content"] = reasoning
     if message.get("tool_calls"):
         made["tool_calls"] = _tool_calls(message["tool_calls"], (*at, "tool_calls"))
     return made
@@ -135,23 +182,55 @@ def _content(message: dict[str, Any], at: Place) -> str:
         case str(text):
             return text
         case list(parts):
-            return "".join(_part(part, (*at, "content", i)) for i, part in enumerate(parts))
+            role = message["role"]
+            texts = [_part(part, role, (*at, "content", i)) for i, part in enumerate(parts)]
+            return "".join(texts)
         case None if message["role"] == "assistant":
             return _string(message.get("refusal") or "", (*at, "refusal"))
+        case None if message["role"] == "tool":
+            return ""
     raise _invalid((*at, "content"), "Input should be a string or a list of content parts")
 
 
-def _part(part: Any, at: Place) -> str:
+def _part(part: Any, role: str, at: Place) -> str:
     if not isinstance(part, dict):
         raise _invalid(at, "A content part should be an object")
     kind = part.get("type")
     if kind not in ("text", "refusal"):
-        named = kind if isinstance(kind, str) and FIELD_NAME.fullmatch(kind) else "unknown"
-        raise _invalid((*at, "type"), f"Only text can be read here, no part of type {named}")
-    for name in part:
-        if name not in _PART_FIELDS:
-            raise _invalid((*at, name), "A content part has no such field")
+        return _other_part(kind, role, at)
+    for name in without_idle_fields(part, _PART_FIELDS).keys() - _PART_FIELDS:
+        raise _invalid((*at, name), "A content part has no such field")
     return _string(part.get(kind), (*at, kind))
+
+
+def _other_part(kind: Any, role: str, at: Place) -> str:
+    """The text in place of a part that holds none. Raises InvalidRequest for a part that the answer
+    would have to be about."""
+    if role == "assistant" and kind in _REASONING_PARTS:
+        return ""
+    known = kind if isinstance(kind, str) else ""
+    if known in _MEDIA and role in ("assistant", "tool"):
+        return left_out(_MEDIA[known])
+    named = known if FIELD_NAME.fullmatch(known) else "unknown"
+    raise _invalid((*at, "type"), f"This model reads text only, and no part of type {named}")
+
+
+def _reasoning(message: dict[str, Any], at: Place) -> str:
+    """The thoughts of an earlier answer, from the first field that holds any."""
+    for name in _REASONING_FIELDS:
+        if message.get(name):
+            return _string(message[name], (*at, name))
+    content = _objects(message.get("content"))
+    parts = [part for part in content if part.get("type") in _REASONING_PARTS]
+    for blocks in (message.get("reasoning_details"), message.get("thinking_blocks"), parts):
+        texts = [block.get("thinking") or block.get("text") for block in _objects(blocks)]
+        if text := "".join(text for text in texts if isinstance(text, str)):
+            return text
+    return ""
+
+
+def _objects(value: Any) -> list[dict[str, Any]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def _tool_calls(calls: Any, at: Place) -> list[dict[str, Any]]:
@@ -161,7 +240,7 @@ def _tool_calls(calls: Any, at: Place) -> list[dict[str, Any]]:
 
 
 def _tool_call(call: Any, at: Place) -> dict[str, Any]:
-    if not isinstance(call, dict) or call.get("type", "function") != "function":
+    if not isinstance(call, dict) or (call.get("type") or "function") != "function":
         raise _invalid(at, "A tool call should be an object of type function")
     function = call.get("function")
     if not isinstance(function, dict):
@@ -184,6 +263,8 @@ def _arguments(value: Any, at: Place) -> dict[str, Any]:
             value = parse_json(value) if value.strip() else {}
         except ValueError as error:
             raise _invalid(at, f"Not valid JSON: {error}") from error
+    elif value is None:
+        value = {}
     if not isinstance(value, dict):
         raise _invalid(at, "Input should be a JSON object, as text")
     return value

@@ -19,6 +19,7 @@ from mayfly_server.api.openapi import DocumentedAs
 from mayfly_server.api.request_fields import (
     MAX_MESSAGES,
     Count,
+    Hint,
     Strict,
     ToolName,
     Unsupported,
@@ -93,10 +94,40 @@ ChatMessage = Annotated[
     SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")
 ]
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+AsMessage = Annotated[None, BeforeValidator(refused("Send it as one of messages"))]
+OtherLength = Annotated[
+    None, BeforeValidator(refused("Use max_completion_tokens instead", but=(-1,)))
+]
+
 _Bounded = Field(min_length=1, max_length=MAX_MESSAGES)
 Messages = Annotated[
     list[dict[str, Any]], _Bounded, DocumentedAs(Annotated[list[ChatMessage], _Bounded])
 ]
+
+
+def _only_functions(value: Any) -> Any:
+    if value == "custom":
+        raise PydanticCustomError(
+            "unsupported",
+            "Only functions are supported; declare a function with one argument, a text",
+        )
+    return value
+
+
+def _without_hosted(value: Any) -> Any:
+    """Leaves out tools that only their own server could run, if there are functions beside them."""
+    if not isinstance(value, list):
+        return value
+    hosted = [tool for tool in value if _is_hosted(tool)]
+    return [tool for tool in value if tool not in hosted] if len(hosted) < len(value) else value
+
+
+def _is_hosted(tool: Any) -> bool:
+    if not isinstance(tool, dict):
+        return False
+    kind = tool.get("type")
+    return isinstance(kind, str) and kind not in ("function", "custom", "namespace")
 
 
 class Function(Strict):
@@ -107,7 +138,7 @@ class Function(Strict):
 
 
 class Tool(Strict):
-    type: Literal["function"]
+    type: Annotated[Literal["function"], BeforeValidator(_only_functions)]
     function: Function
 
 
@@ -118,6 +149,26 @@ class ChatToolChoice:
 
     mode: Mode
     name: str | None = None
+
+
+class ChatThinking(Strict):
+    """Thinking as DeepSeek's and Zhipu's APIs ask for it."""
+
+    type: Literal["enabled", "disabled", "adaptive", "auto"]
+    budget_tokens: Count | None = None
+    clear_thinking: bool | None = None
+
+
+class ChatReasoning(Strict):
+    """Thinking as OpenRouter's API asks for it."""
+
+    effort: Effort | None = None
+    enabled: bool | None = None
+    max_tokens: Count | None = None
+    exclude: Annotated[
+        None, BeforeValidator(refused("Thoughts are part of every answer", but=(False,)))
+    ] = None
+    summary: Hint = None
 
 
 class JsonSchema(Strict):
@@ -174,7 +225,11 @@ def _known_kwargs(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
-Tools = Annotated[list[Tool], Field(max_length=1024)]
+Tools = Annotated[
+    list[Tool],
+    Field(max_length=1024),
+    BeforeValidator(_without_hosted, json_schema_input_type=list[Tool]),
+]
 TemplateKwargs = Annotated[dict[str, Any], AfterValidator(_known_kwargs)]
 
 
@@ -245,11 +300,14 @@ class ChatRequest(CommonFields):
         ),
     ] = None
     parallel_tool_calls: bool | None = None
-    response_format: ResponseFormat | None = None
+    response_format: Annotated[
+        ResponseFormat | None, BeforeValidator(lambda value: None if value == {} else value)
+    ] = None
 
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
-        None
-    )
+    reasoning_effort: Effort | None = None
+    reasoning: ChatReasoning | None = None
+    thinking: ChatThinking | None = None
+    enable_thinking: Annotated[bool | None, Field(description="As in chat_template_kwargs.")] = None
     chat_template_kwargs: TemplateKwargs | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -258,23 +316,38 @@ class ChatRequest(CommonFields):
     prompt_cache_key: Annotated[
         str | None, Field(description="Requests with the same key go to the same worker.")
     ] = None
-    prompt_cache_retention: Literal["in_memory"] | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: Hint = None
+    prediction: Hint = None
     safety_identifier: str | None = None
-    metadata: dict[str, Annotated[str, Field(max_length=512)]] | None = None
-    service_tier: Literal["auto", "default"] | None = None
-    store: Literal[False] | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
     modalities: list[Literal["text"]] | None = None
-    verbosity: Literal["medium"] | None = None
+    store: Annotated[
+        Literal[False] | None, Field(description="Only false: no answer is stored.")
+    ] = None
 
     audio: Unsupported = None
     moderation: Unsupported = None
-    prediction: Unsupported = None
-    prompt_cache_options: Unsupported = None
     web_search_options: Annotated[
         None, BeforeValidator(refused("No web can be searched from here", empty=True))
     ] = None
     functions: Annotated[None, BeforeValidator(refused("Use tools instead"))] = None
-    function_call: Annotated[None, BeforeValidator(refused("Use tool_choice instead"))] = None
+    function_call: Annotated[
+        None, BeforeValidator(refused("Use tool_choice instead", but=("none", "auto")))
+    ] = None
     chat_template: Annotated[
         None, BeforeValidator(refused("The model's own template is the only one"))
     ] = None
+
+    # Fields of other APIs that would change the answer.
+    system: AsMessage = None
+    instructions: AsMessage = None
+    input: AsMessage = None
+    prompt: AsMessage = None
+    echo: Annotated[None, BeforeValidator(refused("Use /v1/completions", but=(False,)))] = None
+    max_output_tokens: OtherLength = None
+    max_new_tokens: OtherLength = None
+    n_predict: OtherLength = None
+    stop_sequences: Annotated[None, BeforeValidator(refused("Use stop instead"))] = None

@@ -14,9 +14,12 @@ from mayfly_server.api.openai.usage import UsageReport
 from mayfly_server.api.request_fields import (
     MAX_CHOICES,
     MAX_COUNT,
+    Hint,
     SamplingFields,
     Strict,
     TokenId,
+    Unsupported,
+    refused,
 )
 from mayfly_server.errors import InvalidRequest
 from mayfly_server.http.body import parse_json
@@ -40,6 +43,14 @@ Stops = Annotated[
     BeforeValidator(_one_or_several, json_schema_input_type=str | list[str]),
     Field(max_length=MAX_STOPS),
     AfterValidator(_no_empty),
+]
+
+
+OtherFormat = Annotated[
+    None,
+    BeforeValidator(
+        refused("Use response_format, guided_json, guided_regex, guided_choice or guided_grammar")
+    ),
 ]
 
 
@@ -76,7 +87,26 @@ class CommonFields(SamplingFields, _FirstFields):
     guided_choice: Annotated[list[str], Field(min_length=1, max_length=1024)] | None = None
     guided_grammar: Annotated[str, Field(min_length=1)] | None = None
 
+    # Hints without effect on the answer.
     user: Annotated[str | None, Field(description="Accepted, without effect.")] = None
+    priority: Hint = None
+    client_metadata: Hint = None
+
+    # Fields of other servers that would change the answer.
+    structured_outputs: OtherFormat = None
+    grammar: OtherFormat = None
+    json_schema: OtherFormat = None
+    regex: OtherFormat = None
+    ebnf: OtherFormat = None
+    allowed_token_ids: Unsupported = None
+    bad_words: Unsupported = None
+    prompt_logprobs: Unsupported = None
+    truncate_prompt_tokens: Annotated[
+        None, BeforeValidator(refused("A prompt is never cut; send a shorter one", but=(-1,)))
+    ] = None
+    use_beam_search: Annotated[
+        None, BeforeValidator(refused("Beams are not supported; use n", but=(False,)))
+    ] = None
 
 
 def ending(fields: CommonFields, max_tokens: int | None, *, formatted: bool) -> Ending:
