@@ -4,8 +4,8 @@ time of each.
 Fake nodes, which compute nothing, give every stream ``--rate`` tokens per second. Each token says
 when it was sent, so its lateness is known: the time from the node's sending to the client's
 reading, the client's own slowness included. Clients keep their streams open until the end of a
-round. Each round has more streams than the round before; the last round has more than the number of
-connections that the front end accepts. Prints a table. Client, nodes and front end share the
+round. Each round has more streams than the round before; the last has more streams than the front
+end accepts connections. Prints a table. Client, nodes and front end share the
 machine, so the CPU of each is printed. The limit of open files is raised as far as the system
 allows.
 
