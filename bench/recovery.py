@@ -3,7 +3,8 @@ model.
 
 The models are random-weight float32 Llamas of different sizes. For each, ``mayfly serve`` runs with
 one worker, which is killed (SIGKILL) again and again. The phases end at the worker's states as the
-reaper, the workers' supervisor, publishes them in its status messages (rosters)::
+reaper, the workers' supervisor, publishes them in its status messages (rosters); in the state
+CANARY the new worker answers a test prompt::
 
     kill ---> no longer READY ---> SPAWNING ---> LOADING -----> CANARY ----> READY ---> /readyz
       noticed              waited         imported      loaded       canary       ready
