@@ -119,13 +119,16 @@ class WorkerCounters(PublishedCounters):
         )
     )
     kv_budget: int = _number(
-        _gauge("kv_budget_bytes", "Most bytes for the KV caches of all running sequences.")
+        _gauge(
+            "kv_budget_bytes",
+            "Largest number of bytes that the KV caches of all running sequences may take.",
+        )
     )
     prefill_lengths: int = _number(
         _gauge(
             "prefill_lengths",
-            "Different lengths of prefill chunks since the worker's start; for each new length, "
-            "kernels are compiled or planned anew.",
+            "Number of different lengths of prefill chunks since the worker's start; for each "
+            "new length, kernels are compiled or planned anew.",
         )
     )
     decode_s: Distribution = field(

@@ -88,8 +88,8 @@ class Renderer(Protocol):
 
 class Reporter:
     """Shows a node's events to a person: each activity, each change of a worker's state once, and a
-    ready-made first request with ``prompt``. ``needs_key`` is True if the server requires API
-    keys."""
+    curl command, ready to paste, that sends ``prompt``. ``needs_key`` is True if the server
+    requires API keys."""
 
     def __init__(
         self,

@@ -186,7 +186,8 @@ class FrontSettings:
     """Seconds after SIGTERM in which new connections are still accepted while ``/readyz`` already
     answers 503: the time that a load balancer may take to send no more requests."""
     grace_s: float = 10.0
-    """Seconds that running streams may go on at a shutdown, after ``notice_s``."""
+    """Seconds that running streams may still go on at a shutdown, once the ``notice_s`` seconds for
+    load balancers are over; streams that have not ended by then end with an error."""
     aliases: dict[str, str] = field(default_factory=dict)
     """The served model's name for each other name that requests may use for a model."""
     logs: LogSettings = field(default_factory=LogSettings)

@@ -137,7 +137,7 @@ def _counters(node: str, records: list[SlotRecord]) -> Iterator[Metric]:
         ),
         (
             "prefill_tokens",
-            "Prompt tokens that were not found in the prefix cache and have to be computed.",
+            "Prompt tokens not found in the prefix cache, counted when the prefill begins.",
             lambda s: s.counted.total.prompt_tokens - s.counted.total.cached_tokens,
         ),
         (

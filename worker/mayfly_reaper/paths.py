@@ -71,7 +71,8 @@ class IncarnationNumbers:
             rewrite(self._path, f"{self._last}\n")
         except OSError as error:
             _log.warning(
-                "cannot write the last worker's number to %s, a restart may give it again: %s",
+                "cannot write the newest worker's number to %s; after a restart of the reaper "
+                "another worker may get it: %s",
                 self._path,
                 error,
             )

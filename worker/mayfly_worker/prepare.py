@@ -41,7 +41,7 @@ MAX_ANSWER_BYTES = MAX_FRAME_BYTES // 2
 """Longest answer to a Tokenize or Detokenize message, in bytes. A ZeroMQ frame over the limit of
 MAX_FRAME_BYTES would cut the connection, and with it every other request of that front end."""
 _ID_BYTES = 5
-"""Most bytes that one token id takes in a message."""
+"""Largest number of bytes that one token id takes in a message."""
 UNLIMITED = 1 << 30
 """Context length, in tokens, that is assumed of a model whose configuration names none."""
 

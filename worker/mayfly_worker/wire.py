@@ -34,8 +34,8 @@ from mayfly_protocol.transport.zap import Refusals, ZapAuthenticator, peer_addre
 MAX_PENDING_BYTES = 32 << 20
 """Bytes that may wait to be sent to one front end; beyond them the front end is given up."""
 FRAMES_A_ROUND = 1000
-"""Most frames that one round of the main loop reads, so that no flood of messages keeps the worker
-from sending its heartbeats."""
+"""Largest number of frames that one round of the main loop reads, so that no flood of messages
+keeps the worker from sending its heartbeats."""
 
 _log = structlog.get_logger()
 

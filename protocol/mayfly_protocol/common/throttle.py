@@ -8,7 +8,8 @@ from collections.abc import Callable
 QUIET_S = 60.0
 """Seconds for which a logged text is not logged again."""
 REMEMBERED = 1000
-"""Most texts that are remembered; while there are so many, no further text is logged."""
+"""Largest number of texts that are remembered; while there are so many, no further text is
+logged."""
 
 
 class LogThrottle:

@@ -80,9 +80,9 @@ KIND_OF_EXIT = {
 }
 
 MAX_TEXT = 4_000
-"""Most characters of an exception's message that are kept."""
+"""Largest number of characters of an exception's message that are kept."""
 MAX_TRACEBACK = 16_000
-"""Most characters of an exception's traceback that are kept."""
+"""Largest number of characters of an exception's traceback that are kept."""
 MAX_LATER = 15
 
 
@@ -196,8 +196,8 @@ def _is_abort(found: SignatureMatch) -> bool:
 
 
 def _fatal(found: SignatureMatch) -> Classification:
-    """Classifies a fault that ended its process, even if a process usually survives a fault of its
-    kind."""
+    """Classifies a fault that ended its process: the scope is at least ``worker``, even if a
+    process usually survives a fault of this kind."""
     scope = "worker" if found.kind.scope in SURVIVED_SCOPES else found.kind.scope
     return Classification(found.kind.name, scope, found.text, found.kind.blame)
 

@@ -16,7 +16,7 @@ OVERLAP = 2048
 """Characters that two chunks of a log share where a line is longer than a chunk; no signature of a
 fault is longer."""
 EXCERPT = 300
-"""Most characters of a log line that are shown, from the fault's signature on."""
+"""Largest number of characters of a log line that are shown, counted from the fault's signature."""
 INNER_TEXT_WITHIN = 3
 """Lines after ``terminate called`` within which the C++ exception's own text stands, if
 anywhere."""

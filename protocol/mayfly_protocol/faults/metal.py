@@ -5,6 +5,7 @@ whichever evaluation comes next, or aborts the process if it throws in a complet
 
 The descriptions that Metal adds (``Insufficient Memory``) are matched beside its codes
 (``ErrorOutOfMemory``), because texts that were pasted or wrapped often lack the codes.
+:mod:`mayfly_protocol.faults.classify` does the matching.
 """
 
 from __future__ import annotations

@@ -192,10 +192,11 @@ def write_trusted(path: Path, trusted: Mapping[str, str]) -> None:
 
 
 class TrustList:
-    """The trusted-keys file in memory, read again when it has changed.
+    """The public keys of the peers that may connect, kept in memory.
 
-    If the changed file cannot be used, the trusted keys stay trusted (at the start there are none),
-    and ``problem`` says why. If the file is removed, no key is trusted.
+    They come from the file ``trusted``, which is read again when it has changed. If the changed
+    file cannot be used, the keys read last stay trusted (none, if the first read fails), and
+    ``problem`` says why. If the file is removed, no key is trusted.
     """
 
     def __init__(self, path: Path) -> None:

@@ -37,9 +37,10 @@ connected; its frame was no message; or its frame was of another major version o
 
 RELOAD_INTERVAL_S = 1.0
 PENDING_MAX = 1000
-"""Most connections without a verified key that are remembered for each socket."""
+"""Largest number of connections without a verified key that are remembered for each socket."""
 EVENTS_PER_POLL = 200
-"""Most events of one socket, and most questions about keys, that one call of ``poll`` handles."""
+"""Largest number of events of one socket, and most questions about keys, that one call of ``poll``
+handles."""
 UNKNOWN_ADDRESS = "an unknown address"
 
 

@@ -1,4 +1,7 @@
-"""``mayfly serve``: fetches models and serves them over HTTP, all on this machine."""
+"""``mayfly serve``: fetches models and serves them over HTTP, all on this machine.
+
+Its options are declared on the fields of the settings dataclasses, in each package's settings.py.
+"""
 
 from __future__ import annotations
 

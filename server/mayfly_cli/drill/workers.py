@@ -17,7 +17,8 @@ POLL_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class PoolWorker:
-    """A worker process among those that serve one model (its pool)."""
+    """What the server's status says, at one moment, about one of the worker processes that serve a
+    model."""
 
     slot: str
     pid: int

@@ -46,8 +46,8 @@ class Service:
 
 def node_stop_s(memory_bytes: int, budgets: Budgets) -> int:
     """Returns the seconds that a node may need from SIGTERM to its end: the sum of the timeouts of
-    all steps by which a worker is ended, from a request to SIGKILL. Freeing ``memory_bytes`` of
-    memory takes part of the time."""
+    all steps by which a worker is ended, from asking it to leave to SIGKILL. Freeing
+    ``memory_bytes`` of memory takes part of the time."""
     steps = [step_timeout(step, budgets.stop_s, memory_bytes, budgets) for step in ORDERLY]
     return math.ceil(sum(step for step in steps if math.isfinite(step)) + _MARGIN_S)
 

@@ -176,8 +176,9 @@ class Relay:
         self._prompt_metrics.ended(self._usage)
 
     async def _step(self) -> list[Event]:
-        """Chooses a worker, submits, receives or waits. Raises the errors that :meth:`start`
-        does."""
+        """Takes the one step that the request needs next: receives from its worker, waits, or
+        chooses a worker and submits to it. Returns new events for the client, maybe none. Raises
+        the errors that :meth:`start` lists."""
         patience_s = self._check_limits()
         if self._attempt is not None:
             return await self._receive(self._attempt, patience_s)

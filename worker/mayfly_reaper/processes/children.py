@@ -111,8 +111,8 @@ class Orphans:
         self._left = {entry: _process_of(entry) for entry in workers_file.entries}
 
     def poll(self, now: float) -> list[WorkerEntry]:
-        """Returns the workers of an earlier reaper that still run, after killing them if they are
-        overdue."""
+        """Returns the workers of an earlier reaper that still run, after killing them if the
+        time that they had to end by themselves is over."""
         for entry, process in list(self._left.items()):
             if process is None or not _runs(process):
                 del self._left[entry]

@@ -57,11 +57,11 @@ from mayfly_reaper.paths import Runtime, StartError
 from mayfly_reaper.settings import Network, NodeSettings
 
 ROSTERS_QUEUED = 16
-"""Most rosters queued for a subscriber that does not read; each roster is the full state of the
-node."""
+"""Largest number of rosters queued for a subscriber that does not read; each roster is the full
+state of the node."""
 FRAMES_A_ROUND = 1000
-"""Most messages that are read from a socket at once, so that a flood of messages does not keep the
-reaper from its timers."""
+"""Largest number of messages that are read from a socket at once, so that a flood of messages does
+not keep the reaper from its timers."""
 MAX_REQUEST_BYTES = 64 << 10
 """Largest size of a front end's message, in bytes."""
 REQUESTS_QUEUED = 1000

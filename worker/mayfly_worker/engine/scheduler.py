@@ -50,8 +50,9 @@ from mayfly_worker.engine.sub_batches import SubBatches
 from mayfly_worker.prefix_cache import PrefixCache
 
 PREFILL_ROWS = 32
-"""Most prompts of one prefill group. Each group costs the host the launch of a forward pass."""
+"""Largest number of prompts that are prefilled together, by the same forward passes (a group)."""
 PREFILL_GROUPS = 3
+"""Largest number of groups that are prefilled in turn, a chunk of each."""
 PROMPT_KEEP = 256
 """Fewest new prompt tokens for which the KV state at a prompt's end is stored in the prefix cache.
 With fewer it is cheaper to wait for the end of the answer, whose state includes the prompt's.

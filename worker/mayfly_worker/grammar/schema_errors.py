@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 SEARCH_S = 1.0
-"""Most seconds spent on compiling parts of a JSON schema, in search of the part that fails."""
+"""Longest time in seconds spent on compiling parts of a JSON schema, in search of the part that
+fails."""
 
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")

@@ -20,10 +20,10 @@ from mayfly_worker.request_errors import InvalidInput
 
 MAX_CHARACTERS = 250_000
 MAX_PROPERTIES = 2_000
-"""Most properties of one object in a JSON schema: llguidance's time grows with the square of their
-number (0.6 s for 2,000)."""
+"""Largest number of properties of one object in a JSON schema: llguidance's time grows with the
+square of their number (0.6 s for 2,000)."""
 MAX_CALLS = 16
-"""Most tool calls in one answer if the request forces tool calls."""
+"""Largest number of tool calls in one answer if the request forces tool calls."""
 
 _OPENING = {"additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref"}
 

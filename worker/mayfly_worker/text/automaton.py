@@ -1,5 +1,8 @@
 """Aho-Corasick automaton: finds any of several strings in a text that comes in pieces.
 
+Stop strings (:mod:`mayfly_worker.text.choice`) and markers (:mod:`mayfly_worker.text.markers`) are
+found with it.
+
 After A. V. Aho and M. J. Corasick, "Efficient string matching" (1975): a trie of the strings, in
 which each node has a link to the node of its own longest proper suffix.
 """
