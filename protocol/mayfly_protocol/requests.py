@@ -111,13 +111,15 @@ class Output:
     ``logprobs`` is None if the client asked for none, otherwise the number of alternatives for each
     token (0: only the chosen token). ``echo`` sends the prompt back as the beginning of the text,
     and cannot be combined with ``logprobs``. With ``split``, reasoning blocks and tool calls are
-    taken out of the text (chat); without ``split`` the text is sent unchanged (completions).
+    taken out of the text (chat); without ``split`` the text is sent unchanged (completions). With
+    ``early_calls``, tool calls are sent in pieces as they are generated, otherwise each as a whole.
     """
 
     logprobs: int | None = None
     echo: bool = False
     split: bool = False
     constraint: Constraint | None = None
+    early_calls: bool = False
 
 
 @dataclass(frozen=True, slots=True)

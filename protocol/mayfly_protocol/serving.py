@@ -179,13 +179,18 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """A piece of a streamed tool call; ``index`` numbers the tool calls of an answer, and the first
-    piece of each has its ``id`` and ``name``."""
+    """A piece of a tool call; ``id`` and ``name`` come with the first piece of each ``index``.
+
+    The arguments of all pieces together are a JSON object, unless the last one says that the call
+    is ``unfinished``: it was cut off or cannot be read, its arguments lack at least their closing
+    brace, and it must not be made. It is then the last one of its choice.
+    """
 
     index: int
     arguments: str
     id: str | None = None
     name: str | None = None
+    unfinished: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@
     │   └── ShuttingDown                503                         yes
     ├── DeadlineExceeded                504  server_error           no, x-should-retry: false
     └── RequestFailed                   500  server_error           no, x-should-retry: false
+        └── UnreadableCall              500                         yes
 
 The text of an error is sent to the client, so the code that raises an error never puts a path, a
 prompt or the text of another exception into it. An error before the first byte of an answer is sent
@@ -270,6 +271,13 @@ class ShuttingDown(Unavailable):
 class RequestFailed(RequestError):
     """The request itself makes the model or its workers fail, and would do so again. ``code`` names
     the kind of fault."""
+
+
+class UnreadableCall(RequestFailed):
+    """The model wrote a tool call that cannot be read, and its beginning has been sent."""
+
+    default_code = "unreadable_tool_call"
+    retryable = True
 
 
 class DeadlineExceeded(RequestError):

@@ -155,10 +155,10 @@ class FrontSettings:
     keep_alive_s: Annotated[
         float,
         seconds(
-            "Seconds after which a silent stream gets a comment, which keeps its connection open.",
+            "Seconds after which a silent stream gets a sign of life, so that it stays open.",
             at_least=_LEAST_WAIT_S,
         ),
-    ] = 10.0
+    ] = 5.0
     max_unread_bytes: Annotated[
         int,
         Option(

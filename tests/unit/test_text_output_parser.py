@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from mayfly_worker.text.markers import REASONING, guided_markers, markers_of
 from mayfly_worker.text.output_parser import OutputParser
-from mayfly_worker.text.tool_calls import ParsedCall, ToolCallParser, call_id
+from mayfly_worker.text.tool_calls import CallPiece, ParsedCall, ToolCallParser, call_id
 from support import vocabularies
 
 THINKING = vocabularies.byte_level("thinking")
@@ -40,7 +40,13 @@ def run(
     for piece in pieces:
         parts.feed(piece)
     parts.end(complete=complete)
-    return parts.content, parts.reasoning, parts.calls
+    return parts.content, parts.reasoning, whole(parts.calls)
+
+
+def whole(calls: list[CallPiece]) -> list[ParsedCall]:
+    """Calls of one piece each."""
+    assert not any(piece.unfinished for piece in calls)
+    return [ParsedCall(piece.name or "", piece.arguments) for piece in calls]
 
 
 def call(name: str, **arguments: Any) -> str:
@@ -127,7 +133,7 @@ def test_a_call_comes_out_when_it_is_whole() -> None:
         split.feed(character)
     assert (split.content, split.calls) == ("before", [])
     split.feed(text[-1])
-    assert split.calls == [ParsedCall("sum", '{"x": 3}')]
+    assert whole(split.calls) == [ParsedCall("sum", '{"x": 3}')]
 
 
 def test_R13_several_calls_come_in_their_order() -> None:
@@ -141,7 +147,7 @@ def test_without_parallel_calls_the_first_one_ends_it() -> None:
     assert split.full
     split.feed("more")
     split.end(complete=True)
-    assert (split.content, split.calls) == ("", [ParsedCall("sum", '{"x": 1}')])
+    assert (split.content, whole(split.calls)) == ("", [ParsedCall("sum", '{"x": 1}')])
 
 
 def test_without_parallel_calls_one_of_a_list_counts() -> None:
@@ -150,7 +156,7 @@ def test_without_parallel_calls_one_of_a_list_counts() -> None:
     )
     split = OutputParser(markers_of(THINKING, True), tools=tools, parallel=False)
     split.feed("<tool_call>both</tool_call>")
-    assert split.calls == [ParsedCall("sum", '{"x": "a"}')]
+    assert whole(split.calls) == [ParsedCall("sum", '{"x": "a"}')]
 
 
 @pytest.mark.parametrize(

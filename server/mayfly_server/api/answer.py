@@ -8,7 +8,7 @@ of OpenAI and Anthropic, each of which brings its own writer of events and objec
       | accepted
       v
     200, headers (streamed)          ---- error ----> error event, end of the stream
-      | chunk ... comment ... chunk
+      | chunk ... comment or ping ... chunk
       v
     end of the stream, in the API's own way
 
@@ -25,6 +25,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any, Protocol
 
 import structlog
@@ -36,7 +37,7 @@ from mayfly_protocol.serving import Delta, Progress, Usage
 from mayfly_server.api.dependencies import Front
 from mayfly_server.dispatch.mailbox import Mailbox
 from mayfly_server.dispatch.relay import Event, Relay, Waiting
-from mayfly_server.errors import RequestError
+from mayfly_server.errors import RequestError, UnreadableCall
 from mayfly_server.http import sse
 from mayfly_server.http.errors import internal_error
 
@@ -90,6 +91,10 @@ class Chunks(Protocol):
     def chunk(self, prompt: int, delta: Delta) -> str:
         """The server-sent events for one piece of generated text; empty if the piece adds nothing
         that the client sees."""
+
+    def alive(self, note: str) -> str:
+        """A sign of life while there is nothing to say: a comment, or an event that clients of the
+        API know and ignore."""
 
     def end(self, usage: Usage) -> str:
         """The server-sent events after the last piece of generated text."""
@@ -238,8 +243,8 @@ class WholeAnswer(_Answer):
 
 
 class StreamedAnswer(_Answer):
-    """A streamed answer: server-sent events as text is generated, and a comment each second while
-    none is, to keep the connection open."""
+    """A streamed answer: server-sent events as text is generated, and a sign of life each second
+    while none is, to keep the connection open."""
 
     def __init__(self, job: GenerationJob, chunks: Callable[[Head], Chunks]) -> None:
         super().__init__(job)
@@ -273,22 +278,55 @@ class StreamedAnswer(_Answer):
     async def _relay(self, chunks: Chunks, send: Send) -> None:
         async with aclosing(self._events()) as arrivals:
             async for prompt, events in arrivals:
-                text = "".join(
-                    chunks.chunk(prompt, event) for event in events if isinstance(event, Delta)
-                )
-                if text := text or self._comment(events):
+                text, unreadable = "", False
+                for event in events:
+                    if isinstance(event, Delta):
+                        unreadable = _ends_unreadable(event)
+                        text += _chunks_of(
+                            chunks, prompt, replace(event, finish=None) if unreadable else event
+                        )
+                        if unreadable:
+                            break
+                if text := text or self._sign_of_life(chunks, events):
                     self._sent_at = time.monotonic()
                     await send(_part(text.encode()))
+                if unreadable:
+                    raise UnreadableCall(
+                        "The model wrote a tool call that cannot be read, after its beginning had "
+                        "been sent. Another try may succeed; without `stream` the call is returned "
+                        "as text."
+                    )
 
-    def _comment(self, events: list[Event]) -> str:
+    def _sign_of_life(self, chunks: Chunks, events: list[Event]) -> str:
         if not events or time.monotonic() - self._sent_at < _COMMENT_INTERVAL_S:
             return ""
         match events[-1]:
             case Progress(prefilled=done, total=total):
-                return sse.comment(f"{done} of {total} prompt tokens")
+                return chunks.alive(f"{done} of {total} prompt tokens")
             case Waiting():
-                return sse.comment("waiting")
-        return ""
+                return chunks.alive("waiting")
+            case Delta():
+                return chunks.alive("generating")
+
+
+def _chunks_of(chunks: Chunks, prompt: int, delta: Delta) -> str:
+    """The events for a delta. Pieces of a call that was begun before come first: text in the same
+    delta follows the call."""
+    pieces = list(takewhile(lambda piece: piece.name is None, delta.tool_calls))
+    if not pieces or not (delta.text or delta.reasoning):
+        return chunks.chunk(prompt, delta)
+    before = replace(
+        delta, ids=(), text="", reasoning="", tool_calls=tuple(pieces), logprobs=(), finish=None
+    )
+    after = replace(delta, tool_calls=delta.tool_calls[len(pieces) :])
+    return chunks.chunk(prompt, before) + chunks.chunk(prompt, after)
+
+
+def _ends_unreadable(delta: Delta) -> bool:
+    """True if a choice ends by a tool call that cannot be read. One that was only cut off, by the
+    token limit or by a stop string of the client's, ends the choice as any text does."""
+    unfinished = any(piece.unfinished for piece in delta.tool_calls)
+    return unfinished and delta.finish == "stop" and delta.stop is None
 
 
 def _head(headers: dict[str, str]) -> Message:

@@ -22,6 +22,7 @@ from mayfly_protocol.serving import (
     Rejected,
     Tokenized,
     TokenLogprob,
+    ToolCallDelta,
 )
 
 M = TypeVar("M")
@@ -127,15 +128,17 @@ def merge_deltas(last: Message, new: Message) -> Message | None:
     """Merges two deltas (newly generated tokens with their text) that follow each other in one
     choice of a request; returns None if they cannot be merged.
 
-    Deltas with tool calls are not merged, nor is a delta with text and a following one with
-    reasoning: a single delta cannot express that order.
+    A delta with text and a following one with reasoning or a tool call are not merged, nor one with
+    a tool call and a following one with either: a single delta cannot express that order.
     """
     if not (isinstance(last, Delta) and isinstance(new, Delta)):
         return None
     follows = (last.rid, last.attempt, last.choice) == (new.rid, new.attempt, new.choice)
     if not follows or last.index + len(last.ids) != new.index or last.finish is not None:
         return None
-    if last.tool_calls or new.tool_calls or (last.text and new.reasoning):
+    if (last.tool_calls or last.text) and new.reasoning:
+        return None
+    if (last.tool_calls and new.text) or (last.text and new.tool_calls):
         return None
     if len(last.ids) + len(new.ids) > MAX_IDS:
         return None
@@ -145,8 +148,23 @@ def merge_deltas(last: Message, new: Message) -> Message | None:
         ids=last.ids + new.ids,
         text=last.text + new.text,
         reasoning=last.reasoning + new.reasoning,
+        tool_calls=_merge_calls(last.tool_calls, new.tool_calls),
         logprobs=last.logprobs + new.logprobs,
     )
+
+
+def _merge_calls(
+    last: tuple[ToolCallDelta, ...], new: tuple[ToolCallDelta, ...]
+) -> tuple[ToolCallDelta, ...]:
+    """Makes one piece of two that follow each other in the same call."""
+    if not last or not new or new[0].name is not None:
+        return last + new
+    joined = replace(
+        last[-1],
+        arguments=last[-1].arguments + new[0].arguments,
+        unfinished=new[0].unfinished,
+    )
+    return (*last[:-1], joined, *new[1:])
 
 
 def size_of(message: Message) -> int:

@@ -118,7 +118,12 @@ def fingerprint(generation: Generation, digest: str, tenant: str) -> str:
     parameter but the seed. ``tenant`` is the name of the client's API key: equal requests of two
     keys have different fingerprints, so that no client can have the requests of another one
     refused, or learn from a refusal what another one asks."""
-    asked = replace(generation, model=digest, sampling=replace(generation.sampling, seed=0))
+    asked = replace(
+        generation,
+        model=digest,
+        sampling=replace(generation.sampling, seed=0),
+        output=replace(generation.output, early_calls=False),
+    )
     content = tenant.encode() + b"\0" + encode(asked)
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 

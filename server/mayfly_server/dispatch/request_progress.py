@@ -75,10 +75,19 @@ class _Choice:
     """The token ids of one choice of a request so far."""
 
     ids: list[int] = field(default_factory=list)
+    calls: int = 0
     ended: bool = False
+
+    def repeats(self, delta: Delta) -> bool:
+        """True if a delta begins a tool call that was begun before: an older worker, which sends
+        calls as a whole, cannot go on in the middle of one."""
+        return any(
+            piece.name is not None and piece.index < self.calls for piece in delta.tool_calls
+        )
 
     def take(self, delta: Delta) -> None:
         self.ids += delta.ids
+        self.calls += sum(piece.name is not None for piece in delta.tool_calls)
         self.ended = delta.finish is not None
 
 
@@ -191,6 +200,8 @@ class RequestProgress:
         choice = self._choices[delta.choice]
         if choice.ended or delta.index != len(choice.ids):
             return self._lost("gap")
+        if choice.repeats(delta):
+            return self._lost("repeat")
         self.started = True
         choice.take(delta)
         return delta

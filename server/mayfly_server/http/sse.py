@@ -31,6 +31,9 @@ class OpenAIEnds:
     def begin(self) -> str:
         return ""
 
+    def alive(self, note: str) -> str:
+        return comment(note)
+
     def failure(self, error: RequestError) -> str:
         return event(error.envelope())
 

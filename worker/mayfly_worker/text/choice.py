@@ -206,21 +206,27 @@ class ChoiceText:
         content, reasoning = parser.content, parser.reasoning
         parser.content = parser.reasoning = ""
         calls = self._take_calls() if parser.calls else ()
-        if reason is not None and self._call_count and not (reason == "length" and parser.cut):
+        complete = not parser.broken and not (reason == "length" and parser.cut)
+        if reason is not None and self._call_count and complete:
             reason = "tool_calls"
         return TextPiece(content, reasoning, calls, reason)
 
     def _take_calls(self) -> tuple[ToolCallDelta, ...]:
-        """Removes the parsed tool calls from the parser and returns them as deltas: one for each
-        call, since a call is only parsed when it is complete."""
+        """Takes the calls, or parts of them, as deltas."""
         assert self._parser is not None
-        deltas = tuple(
-            ToolCallDelta(index, call.arguments, call_id(self._rid, self._choice, index), call.name)
-            for index, call in enumerate(self._parser.calls, start=self._call_count)
-        )
-        self._call_count += len(deltas)
+        deltas = []
+        for piece in self._parser.calls:
+            id = None
+            if piece.name is not None:
+                id = call_id(self._rid, self._choice, self._call_count)
+                self._call_count += 1
+            deltas.append(
+                ToolCallDelta(
+                    self._call_count - 1, piece.arguments, id, piece.name, piece.unfinished
+                )
+            )
         self._parser.calls.clear()
-        return deltas
+        return tuple(deltas)
 
 
 def _output_parser(
@@ -237,6 +243,7 @@ def _output_parser(
             tools=ToolCallParser(offered, None),
             forced=True,
             parallel=chat.parallel_tool_calls,
+            early=generation.output.early_calls,
         )
     if generation.output.constraint is not None:
         return OutputParser(guided_markers(tokenizer), state=state)
@@ -246,4 +253,5 @@ def _output_parser(
         state=state,
         tools=ToolCallParser(offered, tokenizer.tool_parser) if parse_calls else None,
         parallel=chat.parallel_tool_calls,
+        early=generation.output.early_calls,
     )

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from mayfly_worker.text.automaton import NONE, ROOT
 from mayfly_worker.text.markers import NORMAL, REASONING, TOOL, Markers
-from mayfly_worker.text.tool_calls import ParsedCall, ToolCallParser
+from mayfly_worker.text.tool_calls import CallPiece, CallText, ToolCallParser
 
 
 class OutputParser:
-    """Splits the text of one answer into content, reasoning and tool calls. Only the markers
-    between them are removed. Text is held back only while it could still become a marker; a tool
-    call is held back until it is complete.
+    """Splits one answer. Nothing but the markers is taken out of the text; only text that could
+    still become a marker is held back, and tool calls until they are whole or, with ``early``,
+    until their parts are certain.
 
     ``content``, ``reasoning`` and ``calls`` gather the results until the caller empties them.
-    ``full`` says that the answer has all the calls that it may have, so that the rest of the text
-    is dropped. ``cut`` says that the answer ended inside a call, which therefore does not count as
-    a call.
+    ``full`` says that the rest of the text is dropped: the answer has all the calls it may have, or
+    the last one is ``broken``: it cannot be read, or was cut off, and parts of it were given out.
+    ``cut`` says that the answer ended within a call, which then does not count as one.
     """
 
     def __init__(
@@ -26,6 +26,7 @@ class OutputParser:
         tools: ToolCallParser | None = None,
         forced: bool = False,
         parallel: bool = True,
+        early: bool = False,
     ) -> None:
         """``state`` is the state in which the answer begins: normal text, reasoning or tool call
         (None: the initial state of ``markers``). With ``forced`` all text except for reasoning is
@@ -34,12 +35,13 @@ class OutputParser:
         self._tools = tools
         self._forced = forced
         self._parallel = parallel
+        self._early = early
         self.content = ""
         self.reasoning = ""
-        self.calls: list[ParsedCall] = []
-        self.full = self.cut = False
+        self.calls: list[CallPiece] = []
+        self.full = self.cut = self.broken = False
         self._opening = ""
-        self._call: list[str] = []
+        self._call: CallText | None = None
         self._held = ""
         self._enter(state or markers.initial)
 
@@ -88,21 +90,31 @@ class OutputParser:
         self._put(self._held)
         self._held = ""
         if self.in_call:
-            known = len(self.calls)
-            self._close("", whole=complete or self._markers.endless_calls)
-            self.cut = len(self.calls) == known
-        elif self._forced and self._call:
+            self.cut = not self._close("", whole=complete or self._markers.endless_calls)
+        elif self._call is not None:
             self._close("", whole=True)
 
     def _put(self, text: str) -> None:
-        if not text:
+        if not text or self.full:
             return
         if self.state == REASONING:
             self.reasoning += text
         elif self.state == TOOL or (self._forced and self.state == NORMAL):
-            self._call.append(text)
+            self._put_into_call(text)
         elif self.state == NORMAL:
             self.content += text
+
+    def _put_into_call(self, text: str) -> None:
+        if self._call is None:
+            self._call = CallText(self._tools, early=self._early, parallel=self._parallel)
+        self._call.feed(text)
+        self._take_pieces(self._call)
+
+    def _take_pieces(self, call: CallText) -> None:
+        self.calls += call.pieces
+        call.pieces.clear()
+        self.broken = call.broken
+        self.full = call.full or call.broken
 
     def _follow(self, marker: str, target: str) -> None:
         """Moves the answer to the state ``target``, to which a ``marker`` in its text leads."""
@@ -112,16 +124,15 @@ class OutputParser:
             self._opening = marker
         self._enter(target)
 
-    def _close(self, ending: str, *, whole: bool) -> None:
-        """Ends the text of a tool call: adds its calls to ``calls`` or, if the text is not
-        ``whole`` or does not parse, adds the text with its markers to ``content``."""
-        text = "".join(self._call)
-        calls = self._tools.parse(text) if self._tools is not None and whole else []
-        if calls and not self._parallel:
-            del calls[1:]
-            self.full = True
-        self.calls += calls
-        if not calls:
-            self.content += self._opening + text + ending
+    def _close(self, ending: str, *, whole: bool) -> bool:
+        """Ends the calls of a text; one that has none becomes content, with its markers as they
+        were. Returns whether the last call of the text can be made."""
+        call = self._call or CallText(self._tools, early=False, parallel=self._parallel)
+        call.end(whole=whole)
+        self._take_pieces(call)
+        rest = call.text if not self.full else ""
+        if not call.counted or rest:
+            self.content += f"{'' if call.counted else self._opening}{rest}{ending}"
         self._opening = ""
-        self._call.clear()
+        self._call = None
+        return call.counted and not call.broken and not rest

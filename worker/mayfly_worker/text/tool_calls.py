@@ -1,4 +1,5 @@
-"""Parses tool calls from the text that a model wrote."""
+"""Parses tool calls from the text that a model writes: each as a whole, or in pieces while its text
+is generated."""
 
 from __future__ import annotations
 
@@ -6,7 +7,20 @@ import hashlib
 import json
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+
+from mayfly_worker.text.call_readers import (
+    Reader,
+    read_function_gemma,
+    read_gemma4,
+    read_json_calls,
+    read_kimi_k2,
+    read_mistral,
+    read_pythonic,
+)
+from mayfly_worker.text.json_pieces import GiveUp, Reading, Source, json_text
+from mayfly_worker.text.markup_readers import MARKUPS, read_longcat, read_markup
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +29,16 @@ class ParsedCall:
 
     name: str
     arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallPiece:
+    """A part of a tool call. The first one has its ``name``; the ``arguments`` of all together are
+    a JSON object as text. ``unfinished`` says that the call ends here without being whole."""
+
+    arguments: str
+    name: str | None = None
+    unfinished: bool = False
 
 
 class ToolCallParser:
@@ -26,28 +50,40 @@ class ToolCallParser:
 
     def __init__(self, tools: Collection[dict[str, Any]], parser: Any | None) -> None:
         self._tools = list(tools)
-        self._names = frozenset(tool["function"]["name"] for tool in tools)
+        self.names = frozenset(tool["function"]["name"] for tool in tools)
         self._parser = parser or parse_json_calls
 
+    @property
+    def reader(self) -> Reader | None:
+        """The reader that follows the parser's format piece by piece, if there is one."""
+        package, _, name = str(getattr(self._parser, "__module__", "")).rpartition(".")
+        if self._parser is parse_json_calls:
+            return read_json_calls
+        return _READERS.get(name) if package == "mlx_lm.tool_parsers" else None
+
     def parse(self, text: str) -> list[ParsedCall]:
-        """Returns the tool calls in a text; an empty list unless every call has the name of one of
-        the tools and an object as its arguments."""
+        """Returns the calls in a text; an empty list unless every call has the name of one of the
+        tools and an object as its arguments."""
+        parsed = self.values(text)
+        calls = [self._call(one) for one in (parsed if isinstance(parsed, list) else [parsed])]
+        return [] if None in calls else [call for call in calls if call is not None]
+
+    def values(self, text: str) -> Any:
+        """Returns what the format's parser makes of a text; None if it cannot read it."""
         try:
-            parsed = self._parser(text, self._tools)
+            return self._parser(text, self._tools)
         except Exception:
             # mlx-lm's parsers raise anything on malformed text: ValueError, AttributeError,
             # TypeError, RecursionError, MemoryError from ast. All of it means: not a call.
-            return []
-        calls = [self._call(one) for one in (parsed if isinstance(parsed, list) else [parsed])]
-        return [] if None in calls else [call for call in calls if call is not None]
+            return None
 
     def _call(self, parsed: Any) -> ParsedCall | None:
         if not isinstance(parsed, dict):
             return None
         name, arguments = parsed.get("name"), parsed.get("arguments")
-        if not isinstance(name, str) or name not in self._names or not isinstance(arguments, dict):
+        if not isinstance(name, str) or name not in self.names or not isinstance(arguments, dict):
             return None
-        text = _json(arguments)
+        text = json_text(arguments)
         return None if text is None else ParsedCall(name, text)
 
 
@@ -57,23 +93,141 @@ def parse_json_calls(text: str, tools: Any = None) -> Any:
     return json.loads(text)
 
 
-def _json(arguments: dict[str, Any]) -> str | None:
-    """Returns a call's arguments as JSON text; None if JSON cannot express them, such as the sets,
-    bytes and NaN that some parsers make."""
-    try:
-        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError, RecursionError):
-        return None
-    # Half a surrogate pair can be sent as an escape only.
-    return text if _is_unicode(text) else json.dumps(arguments, allow_nan=False)
+_READERS: dict[str, Reader] = {
+    "function_gemma": read_function_gemma,
+    "gemma4": read_gemma4,
+    "json_tools": read_json_calls,
+    "kimi_k2": read_kimi_k2,
+    "longcat": read_longcat,
+    "mistral": read_mistral,
+    "pythonic": read_pythonic,
+    **{name: partial(read_markup, markup) for name, markup in MARKUPS.items() if name != "longcat"},
+}
+"""By the module of mlx-lm's parser. One that is missing here has its calls whole."""
 
 
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+class CallText:
+    """The text of one or several calls, while it comes.
+
+    With ``early``, pieces of a call are given out as the format's reader finds them. The parser has
+    the last word: each call is parsed as a whole once its text has ended, and what it gives beyond
+    the pieces is given out then. A call that is not read in the end, or reads otherwise than its
+    pieces, is ``broken``, and nothing may follow it.
+
+    ``pieces`` gathers the results until the caller empties it.
+    """
+
+    def __init__(self, parser: ToolCallParser | None, *, early: bool, parallel: bool) -> None:
+        """Without ``parallel`` only the first call counts; ``full`` says that it has come."""
+        self._parser = parser
+        self._parallel = parallel
+        self._text: list[str] = []
+        self._begins_at = 0
+        self._opening = ""
+        self._name: str | None = None
+        self._announced = False
+        self._sent: list[str] = []
+        self._new: list[str] = []
+        self.pieces: list[CallPiece] = []
+        self.counted = self.full = self.broken = False
+        """``counted`` says that at least one call was begun."""
+        self._source = Source()
+        reader = parser.reader if parser is not None and early else None
+        self._reading: Reading[None] | None = reader(self._source, self) if reader else None
+
+    @property
+    def text(self) -> str:
+        """The text that has become part of no call."""
+        return "".join(self._text)
+
+    def feed(self, text: str) -> None:
+        if self.full or self.broken:
+            return
+        self._text.append(text)
+        if self._reading is None:
+            return
+        self._source.feed(text)
+        try:
+            next(self._reading)
+        except (GiveUp, StopIteration):
+            self._reading = None
+        self._flush()
+
+    def end(self, *, whole: bool) -> None:
+        """Ends the text. Only a text that is ``whole`` is read as calls."""
+        if self.full or self.broken:
+            return
+        self._reading = None
+        if calls := self._parse(self._opening + self.text) if whole else []:
+            self._text.clear()
+        self._take(calls)
+
+    def _parse(self, text: str) -> list[ParsedCall]:
+        return self._parser.parse(text) if self._parser is not None else []
+
+    def _take(self, calls: list[ParsedCall]) -> None:
+        """Gives out the rest of the open call, the first of these, and the others whole."""
+        if self._name is not None:
+            sent = "".join(self._sent)
+            if not calls or calls[0].name != self._name or not calls[0].arguments.startswith(sent):
+                self.broken = True
+                self.pieces.append(CallPiece("", unfinished=True))
+                return
+            self._new.append(calls.pop(0).arguments[len(sent) :])
+            self._flush()
+            self._name = None
+            self._sent = []
+            self.full = not self._parallel
+        for call in calls:
+            if self.full:
+                return
+            self.counted = True
+            self.pieces.append(CallPiece(call.arguments, call.name))
+            self.full = not self._parallel
+
+    def _flush(self) -> None:
+        """Makes a piece of what was found. A call's first piece has its name and never an empty
+        text, which clients take for an empty object."""
+        if self._new:
+            name = None if self._announced else self._name
+            self.pieces.append(CallPiece("".join(self._new), name))
+            self._announced = True
+            self._new.clear()
+
+    # As the target of a reader
+
+    def begin(self, name: str) -> None:
+        if self._parser is None or name not in self._parser.names or self._name is not None:
+            raise GiveUp
+        self._name = name
+        self._announced = False
+        self.counted = True
+
+    def add(self, arguments: str) -> None:
+        self._new.append(arguments)
+        self._sent.append(arguments)
+
+    def split(self, end: int, start: int, *, listed: bool = False) -> None:
+        self._flush()
+        text = self.text
+        calls = self._parse(self._opening + text[: end - self._begins_at] + ("]" if listed else ""))
+        if self._name is None and not calls:
+            raise GiveUp
+        self._take(calls)
+        if self.full or self.broken:
+            raise GiveUp
+        self._opening = "[" if listed else ""
+        self._text = [text[start - self._begins_at :]]
+        self._begins_at = start
+
+    def parse(self, text: str) -> tuple[str, dict[str, Any]]:
+        parsed = self._parser.values(text) if self._parser is not None else None
+        if isinstance(parsed, list) and len(parsed) == 1:
+            [parsed] = parsed
+        match parsed:
+            case {"name": str(name), "arguments": dict(arguments)}:
+                return name, arguments
+        raise GiveUp
 
 
 def call_id(rid: str, choice: int, index: int) -> str:

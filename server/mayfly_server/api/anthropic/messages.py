@@ -49,7 +49,11 @@ async def messages(
 ) -> Response:
     """Continues a conversation, in Anthropic's format: in one piece or as a stream of events."""
     prompt = chat_prompt(request)
-    output = Output(split=True, constraint=_constraint(request, prompt))
+    output = Output(
+        split=True,
+        constraint=_constraint(request, prompt),
+        early_calls=bool(request.stream),
+    )
     model = await front.chat_model(request.model)
     generation = Generation(
         model=model.name,

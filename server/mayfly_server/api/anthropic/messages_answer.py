@@ -6,8 +6,10 @@
     message_delta (stop_reason, usage)
     message_stop
 
-One block is open at a time; a delta that belongs to another block closes the open one. An error
-after the stream's start becomes an ``error`` event, which ends the stream.
+One block is open at a time; a delta that belongs to another block closes the open one. A tool_use
+that the answer leaves unfinished is not closed, since clients run the tool of a closed one. A
+``ping`` stands for silence. An error after the stream's start becomes an ``error`` event, which
+ends the stream.
 """
 
 from __future__ import annotations
@@ -131,6 +133,10 @@ class MessageStop(AnswerObject):
     type: Literal["message_stop"]
 
 
+class Ping(AnswerObject):
+    type: Literal["ping"]
+
+
 MessageEvent = Annotated[
     MessageStart
     | ContentBlockStart
@@ -138,6 +144,7 @@ MessageEvent = Annotated[
     | ContentBlockStop
     | MessageDelta
     | MessageStop
+    | Ping
     | AnthropicErrorAnswer,
     Field(discriminator="type"),
 ]
@@ -246,7 +253,10 @@ class MessageEvents:
         for call in delta.tool_calls:
             if call.name is not None:
                 events += self._start(_tool_use(call))
-            events += self._delta({"type": "input_json_delta", "partial_json": call.arguments})
+            if call.arguments:
+                events += self._delta({"type": "input_json_delta", "partial_json": call.arguments})
+            if call.unfinished:
+                self._open = None
         if delta.finish is not None:
             self._stop = _stop(delta.finish, delta.stop)
         return events
@@ -258,6 +268,9 @@ class MessageEvents:
             "usage": message_usage(usage),
         }
         return self._close() + _encode(changed) + _encode({"type": "message_stop"})
+
+    def alive(self, note: str) -> str:
+        return _encode({"type": "ping"})
 
     def failure(self, error: RequestError) -> str:
         return _encode(anthropic_error(error, self._request_id))

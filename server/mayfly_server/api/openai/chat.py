@@ -72,6 +72,7 @@ def _output(request: ChatRequest, prompt: ChatPrompt) -> Output:
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         split=True,
         constraint=format,
+        early_calls=bool(request.stream),
     )
 
 

@@ -195,8 +195,9 @@ def _chat_delta(delta: Delta) -> ChatDelta:
         added["reasoning_content"] = delta.reasoning
     if delta.text:
         added["content"] = delta.text
-    if delta.tool_calls:
-        added["tool_calls"] = [_tool_call_delta(call) for call in delta.tool_calls]
+    calls = [_tool_call_delta(call) for call in delta.tool_calls if call.arguments or call.name]
+    if calls:
+        added["tool_calls"] = calls
     return added
 
 

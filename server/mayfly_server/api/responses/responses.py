@@ -86,6 +86,7 @@ def _output(request: ResponsesRequest, prompt: ChatPrompt, *, logprobs: bool) ->
         logprobs=(request.top_logprobs or 0) if logprobs else None,
         split=True,
         constraint=constraint,
+        early_calls=bool(request.stream),
     )
 
 

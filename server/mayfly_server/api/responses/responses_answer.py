@@ -11,7 +11,8 @@
       ...
     response.completed, .incomplete or .failed
 
-One output item is open at a time; a piece of another item closes the open one.
+One output item is open at a time; a piece of another item closes the open one. A function call that
+the answer leaves unfinished has no event that says ``done``, since clients act upon those.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ class _Item:
     call: ToolCallDelta | None = None
     pieces: list[str] = field(default_factory=list)
     logprobs: list[ChatTokenLogprob] = field(default_factory=list)
+    unfinished: bool = False
 
     @property
     def text(self) -> str:
@@ -132,6 +134,11 @@ class _Output:
         self._wanted = logprobs
         self._pending: list[ChatTokenLogprob] = []
 
+    @property
+    def incomplete(self) -> bool:
+        """True if the answer was cut off."""
+        return self.finish == "length" or bool(self.items and self.items[-1].unfinished)
+
     def pieces(self, delta: Delta) -> Iterator[_Piece]:
         """Splits a delta into pieces, each for one output item. Log probabilities are kept back
         until the text of their tokens comes; those of tokens that become reasoning or part of a
@@ -161,6 +168,7 @@ class _Output:
         item = self.items[-1]
         item.pieces.append(piece.text)
         item.logprobs += piece.logprobs
+        item.unfinished = piece.call is not None and piece.call.unfinished
         return item, new
 
 
@@ -192,14 +200,14 @@ class _ResponseWriter:
                 {"reason": "max_output_tokens"} if status == "incomplete" else None
             ),
             "output": [
-                item.content("incomplete" if i == last and status == "incomplete" else "completed")
+                item.content("incomplete" if i == last and status != "completed" else "completed")
                 for i, item in enumerate(output.items)
             ],
             "usage": response_usage(usage) if usage else None,
         }
 
     def ended(self, output: _Output, usage: Usage) -> ResponseAnswer:
-        status: ResponseStatus = "incomplete" if output.finish == "length" else "completed"
+        status: ResponseStatus = "incomplete" if output.incomplete else "completed"
         return self.response(status, output, usage)
 
 
@@ -246,12 +254,15 @@ class ResponseEvents:
         return "".join(self._piece(piece) for piece in self._output.pieces(delta))
 
     def end(self, usage: Usage) -> str:
-        incomplete = self._output.finish == "length"
+        incomplete = self._output.incomplete
         closed = self._close("incomplete" if incomplete else "completed")
         return closed + self._response_event(
             "response.incomplete" if incomplete else "response.completed",
             self._writer.ended(self._output, usage),
         )
+
+    def alive(self, note: str) -> str:
+        return sse.comment(note)
 
     def failure(self, error: RequestError) -> str:
         failed: ResponseError = {"code": _failure_code(error), "message": error.message}
@@ -261,6 +272,8 @@ class ResponseEvents:
     def _piece(self, piece: _Piece) -> str:
         item, new = self._output.add(piece)
         opened = self._close("completed") + self._start(item) if new else ""
+        if not piece.text:
+            return opened
         match item.kind:
             case "reasoning":
                 return opened + _encode(
@@ -305,10 +318,9 @@ class ResponseEvents:
         return events
 
     def _close(self, status: ItemStatus) -> str:
-        item = self._open
-        if item is None:
+        item, self._open = self._open, None
+        if item is None or item.unfinished:
             return ""
-        self._open = None
         text = item.text
         done: ResponsesEvent
         match item.kind:

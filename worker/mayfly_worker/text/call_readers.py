@@ -1,0 +1,398 @@
+"""Reads tool calls while they come, in the formats of ``mlx_lm.tool_parsers`` that write arguments
+as JSON, as Python or as Gemma does; :mod:`mayfly_worker.text.markup_readers` reads the others.
+
+A reader follows the text of one or several calls, as far as that is certain, and tells a
+:class:`Target` what it finds: a call's name, the text of its arguments in the form of
+``json.dumps``, the place where the next call begins. The closing brace of the arguments is left
+out. Text of an argument's string is passed on as it comes; any other value once it is whole, and as
+mlx-lm's parser reads it from a small call that holds nothing else. Where the text goes on in a way
+that cannot be followed, the reader raises GiveUp; mlx-lm's parser may still read the whole.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from mayfly_worker.text.json_pieces import (
+    GiveUp,
+    Reading,
+    Source,
+    json_text,
+    nowhere,
+    read_object,
+    read_string,
+    read_value,
+    string_text,
+)
+
+
+class Target(Protocol):
+    """Takes what a reader finds."""
+
+    def begin(self, name: str) -> None:
+        """Begins a call. Raises GiveUp if it is none of the request's tools."""
+
+    def add(self, arguments: str) -> None:
+        """Takes more of the arguments of the call that was begun last."""
+
+    def split(self, end: int, start: int, *, listed: bool = False) -> None:
+        """Ends a call at the position ``end`` of the text; the next one begins at ``start``.
+        ``listed`` says that they are elements of a list, with brackets around all of them."""
+
+    def parse(self, text: str) -> tuple[str, dict[str, Any]]:
+        """The name and arguments of the only call in a text, as mlx-lm's parser reads it. Raises
+        GiveUp."""
+
+
+Reader = Callable[[Source, Target], Reading[None]]
+
+_SPACES = " \t\n\r\f\v"
+
+
+def read_arguments(source: Source, target: Target, name: str) -> Reading[None]:
+    """Reads a call's arguments, which are a JSON object."""
+    if (yield from source.peek()) != "{":
+        raise GiveUp
+    target.begin(name)
+    yield from read_object(source, target.add)
+
+
+# Formats whose arguments are JSON
+
+
+def read_json_calls(source: Source, target: Target) -> Reading[None]:
+    """Reads ``{"name": …, "arguments": {…}}``, or a list of these."""
+    if (yield from source.skip_space()) != "[":
+        yield from _read_json_call(source, target)
+        return
+    source.at += 1
+    while True:
+        yield from _read_json_call(source, target)
+        if (yield from source.skip_space()) != ",":
+            return
+        end = source.position
+        source.at += 1
+        start = source.position
+        yield from source.skip_space()
+        target.split(end, start, listed=True)
+
+
+def _read_json_call(source: Source, target: Target) -> Reading[None]:
+    yield from source.skip_space()
+    yield from source.expect("{")
+    name = ""
+    while True:
+        yield from source.skip_space()
+        pieces: list[str] = []
+        yield from read_string(source, pieces.append)
+        yield from source.skip_space()
+        yield from source.expect(":")
+        key, first = "".join(pieces), (yield from source.skip_space())
+        if key == '"name"' and not name and first == '"':
+            pieces.clear()
+            yield from read_string(source, pieces.append)
+            name = "".join(pieces)[1:-1]
+            if "\\" in name:
+                raise GiveUp
+        elif key == '"arguments"' and name and first == "{":
+            yield from read_arguments(source, target, name)
+        elif key in ('"name"', '"arguments"'):
+            raise GiveUp
+        else:
+            yield from read_value(source, nowhere, unique=False)
+        yield from source.skip_space()
+        if (yield from source.take()) != ",":
+            return
+
+
+def read_mistral(source: Source, target: Target) -> Reading[None]:
+    """Reads ``name[ARGS]{…}``, one or several, or a list as :func:`read_json_calls`."""
+    if (yield from source.skip_space()) == "[":
+        yield from read_json_calls(source, target)
+        return
+    end = -1
+    while True:
+        header: list[str] = []
+        yield from source.until(header.append, "[ARGS]")
+        named = re.search(r"([\w-]+)\s*$", "".join(header))
+        if named is None:
+            raise GiveUp
+        if end >= 0:
+            target.split(end, end)
+        yield from source.skip_space(_SPACES)
+        yield from read_arguments(source, target, named[1])
+        end = source.position
+
+
+def read_kimi_k2(source: Source, target: Target) -> Reading[None]:
+    """Reads ``functions.name:0<|tool_call_argument_begin|>{…}``, one or several."""
+    header: list[str] = []
+    while True:
+        yield from source.until(header.append, "<|tool_call_argument_begin|>")
+        text = "".join(header).rpartition("<|tool_call_begin|>")[2]
+        named = re.fullmatch(r"\s*(?:functions\.)?(.+?):\d+\s*", text, re.DOTALL)
+        if named is None:
+            raise GiveUp
+        yield from source.skip_space(_SPACES)
+        yield from read_arguments(source, target, named[1])
+        yield from source.until(nowhere, "<|tool_call_begin|>")
+        start = source.position - len("<|tool_call_begin|>")
+        header.clear()
+        # The next call is one once it has a name.
+        yield from source.until(header.append, "<|tool_call_argument_begin|>")
+        target.split(start, start)
+        source.at -= len("<|tool_call_argument_begin|>")
+
+
+# Formats whose arguments are written like keyword arguments
+
+
+def _value_of(target: Target, text: str) -> tuple[str, str]:
+    """Key and JSON text of the only argument of a call."""
+    _, arguments = target.parse(text)
+    if len(arguments) != 1:
+        raise GiveUp
+    [(key, value)] = arguments.items()
+    written = json_text(value)
+    if written is None:
+        raise GiveUp
+    return key, written
+
+
+class _Arguments:
+    """The arguments of one call, written one by one."""
+
+    def __init__(self, target: Target, name: str) -> None:
+        self._target = target
+        self._name = name
+        self._keys: set[str] = set()
+
+    def begin(self, key: str) -> None:
+        """Writes a key; the call begins with its first one."""
+        if key in self._keys:
+            raise GiveUp
+        if not self._keys:
+            self._target.begin(self._name)
+        self._target.add(f"{', ' if self._keys else '{'}{json_text(key)}: ")
+        self._keys.add(key)
+
+    def add(self, call: str) -> None:
+        """Writes the only argument of a call."""
+        key, value = _value_of(self._target, call)
+        self.begin(key)
+        self._target.add(value)
+
+
+def read_function_gemma(source: Source, target: Target) -> Reading[None]:
+    """Reads ``call:name{key:<escape>text<escape>,key:value}``; only the first call counts, and the
+    first brace ends it."""
+    yield from source.until(nowhere, "call:")
+    name: list[str] = []
+    yield from source.until(name.append, "{")
+    called = f"call:{''.join(name)}{{"
+    arguments = _Arguments(target, "".join(name))
+    while True:
+        key: list[str] = []
+        if (yield from source.until(key.append, ":", "}")) == "}":
+            return
+        argument = f"{called}{''.join(key)}:"
+        if (yield from _follows(source, "<escape>")):
+            arguments.begin(_value_of(target, argument + "<escape><escape>}")[0])
+            target.add('"')
+            sink = _string_sink(target)
+            if (yield from source.until(sink, "<escape>", "}")) == "}":
+                raise GiveUp
+            target.add('"')
+            ending = yield from source.take()
+        else:
+            value: list[str] = []
+            ending = yield from source.until(value.append, ",", "}")
+            arguments.add(f"{argument}{''.join(value)}}}")
+        if ending == "}":
+            return
+
+
+def _string_sink(target: Target) -> Callable[[str], None]:
+    return lambda text: target.add(string_text(text))
+
+
+def _follows(source: Source, marker: str) -> Reading[bool]:
+    """Reads a marker if it comes next."""
+    for at, wanted in enumerate(marker):
+        while source.at + at >= len(source.text):
+            yield
+        if source.text[source.at + at] != wanted:
+            return False
+    source.at += len(marker)
+    return True
+
+
+_GEMMA_STRING = '<|"|>'
+_GEMMA_KEY = re.compile(r"[^:{}<]+")
+
+
+def read_gemma4(source: Source, target: Target) -> Reading[None]:
+    """Reads ``call:name{key:<|"|>text<|"|>,key:value}``, one or several."""
+    end = -1
+    while True:
+        yield from source.until(nowhere, "call:")
+        name: list[str] = []
+        yield from source.until(name.append, "{")
+        if end >= 0:
+            target.split(end, end)
+        yield from _read_gemma4_arguments(source, target, "".join(name))
+        end = source.position
+
+
+def _read_gemma4_arguments(source: Source, target: Target, name: str) -> Reading[None]:
+    called = f"call:{name}{{"
+    arguments = _Arguments(target, name)
+    if (yield from source.peek()) == "}":
+        source.at += 1
+        return
+    while True:
+        key: list[str] = []
+        yield from source.run(_GEMMA_KEY, key.append)
+        yield from source.expect(":")
+        argument = f"{called}{''.join(key)}:"
+        if (yield from _follows(source, _GEMMA_STRING)):
+            arguments.begin(_value_of(target, f"{argument}{_GEMMA_STRING * 2}}}")[0])
+            target.add('"')
+            yield from source.until(_string_sink(target), _GEMMA_STRING)
+            target.add('"')
+            ending = yield from source.skip_space()
+            source.at += 1
+        else:
+            value: list[str] = []
+            ending = yield from _read_nested(
+                source, value, {_GEMMA_STRING: _GEMMA_STRING}, escapes=False
+            )
+            arguments.add(f"{argument}{''.join(value)}}}")
+        if ending == "}":
+            return
+        if ending != ",":
+            raise GiveUp
+
+
+_CONTAINERS = {"{": "}", "[": "]", "(": ")"}
+
+
+def _read_nested(
+    source: Source, pieces: list[str], quotes: dict[str, str], *, escapes: bool
+) -> Reading[str]:
+    """Reads a value up to the comma or the closing bracket after it; returns that one. Brackets and
+    commas within strings, which ``quotes`` open and close, and within brackets belong to it."""
+    open_brackets: list[str] = []
+    while True:
+        marks = [*_CONTAINERS, *_CONTAINERS.values(), ",", *quotes]
+        mark = yield from source.until(pieces.append, *marks)
+        if mark in quotes:
+            pieces.append(mark)
+            closing = quotes[mark]
+            while (
+                yield from source.until(pieces.append, closing, *(["\\"] if escapes else []))
+            ) != closing:
+                pieces.append("\\" + (yield from source.take()))
+            pieces.append(closing)
+        elif mark in _CONTAINERS:
+            open_brackets.append(_CONTAINERS[mark])
+            pieces.append(mark)
+        elif not open_brackets:
+            return mark
+        else:
+            if mark != "," and mark != open_brackets.pop():
+                raise GiveUp
+            pieces.append(mark)
+
+
+_NAME = re.compile(r"[\w.]+")
+_PYTHON_PLAIN = {quote: re.compile(rf"[^{quote}\\\n\r]+") for quote in "\"'"}
+_PYTHON_ESCAPES = {
+    "\\": "\\",
+    "'": "'",
+    '"': '"',
+    "a": "\a",
+    "b": "\b",
+    "f": "\f",
+    "n": "\n",
+    "r": "\r",
+    "t": "\t",
+    "v": "\v",
+    "\n": "",
+}
+
+
+def read_pythonic(source: Source, target: Target) -> Reading[None]:
+    """Reads ``[name(key="text", key=value), …]``."""
+    yield from source.until(nowhere, "[")
+    while True:
+        yield from source.skip_space()
+        name: list[str] = []
+        yield from source.run(_NAME, name.append)
+        yield from source.expect("(")
+        yield from _read_keywords(source, target, "".join(name))
+        if (yield from source.skip_space()) != ",":
+            return
+        end = source.position
+        source.at += 1
+        start = source.position
+        if (yield from source.skip_space()) == "]":
+            return
+        target.split(end, start, listed=True)
+
+
+def _read_keywords(source: Source, target: Target, name: str) -> Reading[None]:
+    arguments = _Arguments(target, name)
+    while True:
+        if (yield from source.skip_space()) == ")":
+            source.at += 1
+            return
+        pieces: list[str] = []
+        if (yield from source.until(pieces.append, "=", ")")) == ")":
+            raise GiveUp
+        key = "".join(pieces)
+        if (first := (yield from source.skip_space())) in _PYTHON_PLAIN:
+            arguments.begin(_value_of(target, f"[{name}({key}='')]")[0])
+            target.add('"')
+            source.at += 1
+            yield from _read_python_string(source, target, first)
+            ending = yield from source.skip_space()
+            if ending not in ",)":
+                raise GiveUp
+            source.at += 1
+            target.add('"')
+        else:
+            value: list[str] = []
+            quotes = {quote: quote for quote in _PYTHON_PLAIN}
+            ending = yield from _read_nested(source, value, quotes, escapes=True)
+            arguments.add(f"[{name}({key}={''.join(value)})]")
+        if ending == ")":
+            return
+        if ending != ",":
+            raise GiveUp
+
+
+def _read_python_string(source: Source, target: Target, quote: str) -> Reading[None]:
+    sink = _string_sink(target)
+    while True:
+        character = yield from source.run(_PYTHON_PLAIN[quote], sink)
+        source.at += 1
+        if character == quote:
+            return
+        if character != "\\":
+            raise GiveUp  # a line's end
+        escape = yield from source.take()
+        if escape in "xuU":
+            digits = ""
+            while len(digits) < {"x": 2, "u": 4, "U": 8}[escape]:
+                digits += yield from source.take()
+            try:
+                sink(chr(int(digits, 16)))
+            except (ValueError, OverflowError):
+                raise GiveUp from None
+        elif escape in _PYTHON_ESCAPES:
+            sink(_PYTHON_ESCAPES[escape])
+        else:
+            raise GiveUp
