@@ -7,7 +7,17 @@ from typing import Any
 
 import pytest
 
-from support.api_client import CHAT, Json, answer, choice, function, refused, user, whole_stream
+from support.api_client import (
+    CHAT,
+    Json,
+    answer,
+    choice,
+    function,
+    refused,
+    stream,
+    user,
+    whole_stream,
+)
 from support.scripted_answers import (
     CALL,
     CUT_SHORT,
@@ -47,7 +57,6 @@ def both(server: Server, text: str, **fields: Any) -> Json:
         ("[not json]", NOT_JSON, "stop"),
         ("[unknown]", UNKNOWN, "stop"),
         ("[no object]", NO_OBJECT, "stop"),
-        ("[cut short]", CUT_SHORT, "stop"),
     ],
 )
 def test_R07_calls_that_cannot_be_read_are_text(
@@ -64,6 +73,26 @@ def test_R07_a_call_that_is_cut_off_is_no_call(script: Server) -> None:
     assert found["finish_reason"] == "length"
     assert CALL.startswith(found["text"]) and found["text"]
     assert "tool_calls" not in found["message"]
+
+
+def test_R07_a_call_that_ends_too_early_is_an_error_once_it_has_begun(script: Server) -> None:
+    """Without a stream nothing was sent, and it is text."""
+    asked: Json = {"messages": [user("[cut short]")], "tools": TOOLS, "max_tokens": 200}
+    whole = choice(script, CHAT, **asked)
+    assert (whole["text"], whole["finish_reason"]) == (CUT_SHORT, "stop")
+    assert "tool_calls" not in whole["message"]
+    streamed = stream(script, CHAT, **asked)
+    assert [error["code"] for error in streamed.errors] == ["unreadable_tool_call"]
+    [call] = streamed.calls().values()
+    assert CUT_SHORT.endswith(call["arguments"] + "7") and not streamed.done
+
+
+def test_N26_arguments_come_as_they_are_generated(script: Server) -> None:
+    asked: Json = {"messages": [user("[call]")], "tools": TOOLS, "max_tokens": 200}
+    streamed = whole_stream(script, CHAT, **asked)
+    pieces = [c["delta"]["tool_calls"] for c in streamed.of(0) if "tool_calls" in c["delta"]]
+    assert len(pieces) >= 4
+    assert streamed.calls()[0]["arguments"] == '{"x": 7, "y": 4}'
 
 
 def test_R07_what_is_cut_off_after_a_call_was_not_all(script: Server) -> None:

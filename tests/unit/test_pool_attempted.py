@@ -18,6 +18,7 @@ from mayfly_protocol.serving import (
     Progress,
     Rejected,
     Submit,
+    ToolCallDelta,
     Usage,
 )
 from mayfly_server.dispatch.mailbox import Lost
@@ -75,6 +76,17 @@ def test_a_gap_or_a_repeat_ends_the_attempt(index: int) -> None:
     attempted.receive(delta(submit, 0))
     assert attempted.receive(delta(submit, index)) == Retry("gap")
     assert attempted.submit().resume == ((100,),)
+
+
+def test_a_call_that_is_begun_anew_ends_the_attempt() -> None:
+    """An older worker sends calls as a whole, also to continue in the middle of one."""
+    attempted, submit = begun()
+    begin = ToolCallDelta(0, "{", "c0", "f")
+    attempted.receive(delta(submit, 0, tool_calls=(begin,)))
+    attempted.receive(delta(submit, 1, tool_calls=(ToolCallDelta(0, "}"), replace(begin, index=1))))
+    whole = (replace(begin, index=1, arguments="{}"),)
+    assert attempted.receive(delta(submit, 2, tool_calls=whole)) == Retry("repeat")
+    assert attempted.submit().resume == ((100, 101),)
 
 
 def test_nothing_comes_after_a_choices_end() -> None:

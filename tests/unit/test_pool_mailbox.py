@@ -85,6 +85,18 @@ def test_others_stay_apart(last: object, new: object) -> None:
     assert merge_deltas(last, new) is None  # type: ignore[arg-type]
 
 
+def test_pieces_of_a_call_are_joined() -> None:
+    last = replace(A, text="", tool_calls=(CALL, ToolCallDelta(0, '"a"')))
+    new = replace(B, text="", tool_calls=(ToolCallDelta(0, ": 1}"), replace(CALL, index=1)))
+    joined = merge_deltas(last, new)
+    assert isinstance(joined, Delta)
+    assert joined.tool_calls == (CALL, ToolCallDelta(0, '"a": 1}'), replace(CALL, index=1))
+    unfinished = replace(B, text="", tool_calls=(ToolCallDelta(0, "", unfinished=True),))
+    joined = merge_deltas(last, unfinished)
+    assert isinstance(joined, Delta)
+    assert joined.tool_calls[-1] == ToolCallDelta(0, '"a"', unfinished=True)
+
+
 @given(st.data())
 def test_joined_deltas_say_the_same_in_the_same_order(data: st.DataObject) -> None:
     logprob = TokenLogprob(1, "t", b"t", -1.0)
