@@ -29,6 +29,7 @@ from mayfly_server.http.hosts import HostPolicy, TrustedHosts, own_names
 from mayfly_server.http.middleware import (
     BodyLimit,
     Expect100,
+    HeadAsGet,
     HttpMetrics,
     RelativeRedirects,
     RequestId,
@@ -116,6 +117,7 @@ def create_app(settings: FrontSettings, keys: Sequence[Key] = ()) -> FastAPI:
     app.add_middleware(Expect100)
     app.add_middleware(RequestId)
     app.add_middleware(HttpMetrics)
+    app.add_middleware(HeadAsGet)
     return app
 
 

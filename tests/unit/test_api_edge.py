@@ -119,6 +119,51 @@ def test_an_address_with_a_v1_too_many_or_too_few(front: RunningFront) -> None:
     assert "mean" not in error_of(front.client.post("/chat", json=HELLO))["message"]
 
 
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("/v1//chat/completions", CHAT),
+        ("//v1/chat/completions", CHAT),
+        ("/v1/v1/chat/completions", CHAT),
+        ("/V1/Chat/Completions", CHAT),
+        ("/openai/v1/chat/completions", CHAT),
+        ("/v1/chat/completions/chat/completions", CHAT),
+        ("/api/v0/completions", TEXT),
+        ("/anthropic/v1/messages", "/v1/messages"),
+        ("/v1//messages/count_tokens", "/v1/messages/count_tokens"),
+        ("/api/v0/models", "/v1/models"),
+        ("/v1//responses", "/v1/responses"),
+        ("/api/chat", CHAT),
+        ("/api/tags", "/v1/models"),
+    ],
+)
+def test_slips_in_an_address_get_a_hint(front: RunningFront, wrong: str, meant: str) -> None:
+    response = front.client.post(f"{front.url}{wrong}", json=HELLO)
+    assert response.status_code == 404
+    assert f"did you mean {meant}?" in error_of(response)["message"]
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/models", "/v1/models/tiny", "/livez", "/mayfly/status", "/openapi.json", "/page"]
+)
+def test_HEAD_is_GET_without_the_body(front: RunningFront, path: str) -> None:
+    whole, head = front.client.get(path), front.client.head(path)
+    assert head.status_code == whole.status_code
+    assert head.content == b""
+    for name in ("content-type", "content-length"):
+        if path != "/mayfly/status":  # whose times go on
+            assert head.headers[name] == whole.headers[name]
+    assert front.client.head(CHAT).status_code == 405
+    assert front.client.get(path).content == whole.content or path == "/mayfly/status"
+
+
+def test_HEAD_of_a_stream_without_an_end_ends(front: RunningFront) -> None:
+    response = front.client.head("/mayfly/events")
+    assert response.headers["content-type"].startswith("text/event-stream")
+    assert response.content == b""
+    assert front.client.get("/livez").status_code == 200
+
+
 def test_R64_content_types(front: RunningFront) -> None:
     def status(headers: dict[str, str]) -> int:
         response = front.client.post(CHAT, content=json.dumps(HELLO), headers=headers)
@@ -208,6 +253,9 @@ def test_R68_R122_models_and_their_names(front: RunningFront) -> None:
     (model,) = front.client.get("/v1/models").json()["data"]
     assert (model["id"], model["object"], model["max_model_len"]) == ("tiny", "model", 4096)
     assert front.client.get("/v1/models/tiny").json() == model
+    names = ("context_length", "context_window", "max_context_length", "max_input_tokens")
+    assert {model[name] for name in (*names, "loaded_context_length")} == {4096}
+    assert model["meta"] == {"n_ctx": 4096}
     for name in ("someorg/some-7b", "tiny ", "TINY", "../tiny", "/etc/passwd", "org/tiny"):
         response = front.client.post(CHAT, json=HELLO | {"model": name})
         assert response.status_code == 404

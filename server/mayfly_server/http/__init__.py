@@ -4,6 +4,7 @@
 
     connection          protocol     limits on bytes, time and number; slow closing; upgrades
         |
+    HeadAsGet           middleware   answers HEAD as GET without the body
     HttpMetrics         middleware   counts requests by route, status and error
     RequestId           middleware   gives the request an id
     Expect100           middleware   closes a connection whose client waits for "100 Continue"

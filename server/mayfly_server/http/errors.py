@@ -120,12 +120,20 @@ FIELD_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 UNDER_V1 = (
     "/v1/chat/completions",
     "/v1/completions",
+    "/v1/messages/count_tokens",
     "/v1/messages",
     "/v1/models",
     "/v1/responses",
 )
-"""Paths that clients build from a base URL and a fixed ending; some leave out ``/v1`` or double
-it."""
+"""Paths that clients build from a base URL and a fixed ending. A path comes before those that its
+own ending ends with."""
+
+_OLLAMA_PATHS = {
+    "api/chat": "/v1/chat/completions",
+    "api/generate": "/v1/completions",
+    "api/show": "/v1/models",
+    "api/tags": "/v1/models",
+}
 
 _CODES = {
     "missing": "missing_required_parameter",
@@ -268,11 +276,12 @@ def _routing_error(error: HTTPException, request: Request) -> RequestError:
 
 
 def _intended_address(request: Request) -> str | None:
-    """The path that a client may have meant whose request has ``/v1`` twice or not at all; None for
-    other paths. Some clients want a base URL with ``/v1``, others without, and people mix them
-    up."""
-    path: str = request.scope["path"]
+    """The address that a client may have meant. Clients put an ending of their own behind a base
+    URL, which people give with ``/v1`` and without, with a slash at its end, as the whole address,
+    or as that of another server's API."""
+    parts = [part for part in request.scope["path"].lower().split("/") if part]
     for address in UNDER_V1:
-        if path in (address.removeprefix("/v1"), f"/v1{address}"):
+        _, _, *ending = address.split("/")
+        if parts[-len(ending) :] == ending:
             return address
-    return None
+    return _OLLAMA_PATHS.get("/".join(parts))

@@ -25,12 +25,34 @@ _HARMLESS_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _log = structlog.get_logger(__name__)
 
 
+class HeadAsGet:
+    """Middleware that answers HEAD as GET without the body. All others see a GET.
+
+    The answer ends with its headers, also that of a stream without an end.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def headers_only(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                await send(message)
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+        await self._app({**scope, "method": "GET"}, receive, headers_only)
+
+
 class HttpMetrics:
     """Middleware that counts every HTTP request by route and status, and by the error that refused
     it.
 
     The route is ``none`` for requests that were refused before routing, and for paths without a
-    route, so that clients cannot create new label values. This is the outermost middleware.
+    route, so that clients cannot create new label values. Only HeadAsGet is outside of it.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -4,6 +4,7 @@ and answers with 404."""
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
@@ -18,26 +19,47 @@ router = APIRouter()
 not_served_router = APIRouter(include_in_schema=False)
 
 
+ContextLength = Annotated[
+    int | None,
+    Field(description="Context length in tokens; null until the model is loaded."),
+]
+
+
+class ModelMeta(AnswerObject):
+    n_ctx: ContextLength
+
+
 class ModelObject(AnswerObject):
+    """A model. Its context length has the name that each kind of client looks for: vLLM's,
+    OpenRouter's, Groq's, LM Studio's (two), Anthropic's and llama.cpp's."""
+
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
-    max_model_len: Annotated[
-        int | None,
-        Field(description="Context length in tokens; null until the model is loaded."),
-    ]
+    max_model_len: ContextLength
+    context_length: ContextLength
+    context_window: ContextLength
+    max_context_length: ContextLength
+    loaded_context_length: ContextLength
+    max_input_tokens: ContextLength
+    meta: ModelMeta
+    type: Literal["model"]
+    display_name: str
+    created_at: Annotated[str, Field(description="As created, for Anthropic's clients.")]
 
 
 class ModelList(AnswerObject):
     object: Literal["list"]
     data: list[ModelObject]
+    has_more: Literal[False]
 
 
 @router.get("/v1/models", response_model=None, responses={200: {"model": ModelList}})
 async def list_models(front: FrontDep) -> ModelList:
     """Lists every model that the server's workers have loaded or are loading."""
-    return {"object": "list", "data": [_model(front, model) for model in front.fleet.models()]}
+    models = [_model(front, model) for model in front.fleet.models()]
+    return {"object": "list", "data": models, "has_more": False}
 
 
 @router.get("/v1/models/{name:path}", response_model=None, responses={200: {"model": ModelObject}})
@@ -48,12 +70,22 @@ async def get_model(name: str, front: FrontDep) -> ModelObject:
 
 
 def _model(front: Front, model: ServedModel) -> ModelObject:
+    context = model.card.context or None if model.card else None
     return {
         "id": model.name,
         "object": "model",
         "created": front.started,
         "owned_by": "mayfly",
-        "max_model_len": model.card.context or None if model.card else None,
+        "max_model_len": context,
+        "context_length": context,
+        "context_window": context,
+        "max_context_length": context,
+        "loaded_context_length": context,
+        "max_input_tokens": context,
+        "meta": {"n_ctx": context},
+        "type": "model",
+        "display_name": model.name,
+        "created_at": datetime.fromtimestamp(front.started, UTC).isoformat(),
     }
 
 
