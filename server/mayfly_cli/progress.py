@@ -83,7 +83,7 @@ class Renderer(Protocol):
         """Writes a line of text that is not removed later."""
 
     def close(self) -> None:
-        """Removes all activities."""
+        """Ends the output: removes all activities that are still shown."""
 
 
 class Reporter:

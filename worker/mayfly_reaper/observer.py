@@ -1,4 +1,5 @@
-"""Reports of a node's events to its operator, whose terminal may be gone."""
+"""Reports of a node's events to its operator, who may have closed the terminal that shows them:
+errors of output must not end the node."""
 
 from __future__ import annotations
 

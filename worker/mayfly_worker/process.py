@@ -8,6 +8,8 @@
     fault of the engine -------------> hand all requests over, send Fault     --> os._exit(70),
                                                                        or 75 if only worn out
 
+A process is worn out when something that leaks in it, such as GPU buffers, has reached its limit.
+
 The process never ends by returning from ``main``: a process in which a thread used MLX may abort in
 its destructors, so every way out is ``os._exit``, after a bounded wait for the last messages to be
 sent.
@@ -223,7 +225,11 @@ class WorkerLoop:
 
     def _exit_unloaded(self, report: LoadFailed) -> NoReturn:
         first, later = causes(report.error)
-        _log.error("loading failed: this worker exits", cause=first.text, exc_info=report.error)
+        _log.error(
+            "this worker cannot become ready and exits",
+            cause=first.text,
+            exc_info=report.error,
+        )
         self._wire.send_to_reaper(Fault(report.kind, report.scope, first, later))
         hopeless = report.scope == "model"
         self._exit(Exit.CONFIGURATION if hopeless else Exit.LOAD_FAILED, first.text)

@@ -296,8 +296,9 @@ def _shorten_middle(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SignatureMatch:
-    """A match of the signature of a kind of fault: ``text``, at position ``start``, in the line
-    that begins at position ``line_start``."""
+    """A place in a message or log that names a kind of fault: the kind's signature (a
+    regular expression) matches ``text``, at position ``start``, in the line that begins at position
+    ``line_start``."""
 
     kind: Kind
     text: str

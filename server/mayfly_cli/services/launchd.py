@@ -85,8 +85,11 @@ def _ended(fields: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Launchd:
-    """The :class:`ServiceManager` for macOS's launchd. ``root`` is the folder of the system's
-    files, ``own`` makes a user the owner of a file; tests replace both."""
+    """Installs, removes and inspects services under macOS's launchd (:class:`ServiceManager`).
+
+    ``root`` is the folder that holds the system's ``Library``; ``own`` makes a user the owner of a
+    log file. Tests replace both.
+    """
 
     home: Path
     uid: int

@@ -200,7 +200,7 @@ class _Answer(Response):
 
     async def _events(self) -> Arrivals:
         """The events of all prompts (text, prefill progress), as they arrive, until every prompt
-        has ended. Raises as :meth:`mayfly_server.dispatch.relay.Relay.events`."""
+        has ended. Raises a RequestError if a prompt fails."""
         source = _events_of(self._relays[0]) if len(self._relays) == 1 else _merged(self._relays)
         async with aclosing(source):
             async for prompt, events in source:

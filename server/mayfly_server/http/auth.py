@@ -41,8 +41,9 @@ class Access(Enum):
 
 
 def access_to(path: str, metrics: MetricsAccess, open_paths: Collection[str] = ()) -> Access:
-    """The access to a path if API keys are configured. ``metrics`` decides about ``/metrics``; the
-    paths ``open_paths`` are open, as the health probes are."""
+    """Returns whether a path is open, needs any API key or needs an admin's key, if keys are
+    configured. ``metrics`` decides whether ``/metrics`` is open; the paths ``open_paths`` are open,
+    as the health probes are."""
     if path in PROBES or path in open_paths or (path == "/metrics" and metrics == "open"):
         return Access.OPEN
     if path in ("/metrics", "/openapi.json") or path.startswith("/mayfly/"):

@@ -138,8 +138,9 @@ def removed_variables(inherited: Mapping[str, str]) -> list[str]:
 
 
 def wants_blas() -> bool:
-    """Returns True if MLX is installed as the wheel for a Linux CPU, which brings a slow reference
-    BLAS. On macOS MLX uses Accelerate, with CUDA cuBLAS."""
+    """Returns True if a worker is faster with a BLAS library (OpenBLAS) preloaded: if MLX is
+    installed as the wheel for a Linux CPU, which brings a slow reference BLAS. On macOS MLX uses
+    Accelerate, with CUDA cuBLAS."""
     try:
         metadata.version("mlx-cpu")
     except metadata.PackageNotFoundError:

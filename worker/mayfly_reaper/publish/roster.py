@@ -71,8 +71,8 @@ class QuarantineList:
         return Done(True, f"refusing {request.fingerprint} for {request.ttl_s:g} s")
 
     def release(self, request: Release, now: float) -> Done:
-        """Removes all fingerprints that begin with the command's text; all fingerprints if the text
-        is empty."""
+        """Ends the quarantine of all requests whose fingerprints begin with ``request.fingerprint``
+        (empty: of all requests). Returns a failure if a text that is not empty begins none."""
         found = [each.fingerprint for each in self.entries(now)]
         found = [each for each in found if each.startswith(request.fingerprint)]
         if request.fingerprint and not found:
@@ -213,8 +213,9 @@ class RosterPublisher:
                 return self._quarantine.release(request, now)
 
     def update_slot(self, name: str, views: tuple[SlotView, ...], now: float) -> None:
-        """Replaces the views of the slot ``name``; if they have changed, the next roster becomes
-        due, at once or after :data:`MOVEMENT_S`."""
+        """Replaces the views (published states of the workers) of the slot ``name``. If they have
+        changed, the next roster becomes due: at once if a field of :func:`urgent_fields` has, such
+        as the state; else at the earliest :data:`MOVEMENT_S` seconds after the last roster."""
         last = self._views.get(name, ())
         self._views[name] = views
         if list(map(urgent_fields, last)) != list(map(urgent_fields, views)):

@@ -109,7 +109,8 @@ class Slot:
     no_room_for_surge: bool = False
     """True if a worker loaded as a replacement beside the current worker ran out of memory."""
     memory_needed: int = 0
-    """Bytes of memory of a worker of this slot that has just become READY."""
+    """Bytes of memory that the slot's next worker is expected to need: those that the last
+    ready worker took when it had just become READY; 0 until such a worker has ended."""
     memory_freed_at: float = 0.0
     """The time of the last worker's exit, from which on its memory should become free."""
     late_messages: int = 0
