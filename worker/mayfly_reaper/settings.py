@@ -58,7 +58,8 @@ class Budgets:
     """Longest time from the end of a worker's drain, or from its message that it leaves, to its
     exit."""
     stacks_s: float = 1.0
-    """Time for a worker to write every thread's stack to stderr."""
+    """Time that a worker has to write every thread's stack to stderr before it gets SIGTERM or
+    SIGKILL."""
     terminate_s: float = 2.0
     """Time that a worker has to exit after SIGTERM, until the next step, such as SIGKILL."""
     teardown_s_per_gb: float = 0.1

@@ -180,7 +180,7 @@ class Fleet:
     # State of the fleet
 
     def nodes(self) -> Iterator[tuple[Roster, bool]]:
-        """Yields each node's latest roster, the list of its workers, and True if the node has been
+        """Yields each node's latest roster (the list of its workers), and True if the node has been
         silent for too long."""
         return self.rosters.nodes(self._loop.time())
 

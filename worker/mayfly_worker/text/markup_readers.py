@@ -333,7 +333,8 @@ class _Value:
             self._trim("".join(self._held))
 
     def close(self) -> None:
-        """Ends the value. Raises GiveUp where it is none."""
+        """Ends the argument's value. Raises GiveUp if the text is no value, or one that JSON cannot
+        express."""
         if self._decision:
             self._trim.close()
             self._sink('"')
