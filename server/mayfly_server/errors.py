@@ -5,6 +5,7 @@
     RequestError                     status  type                   retryable
     ├── InvalidRequest                  400  invalid_request_error  no
     │   ├── ContextExceeded             400
+    │   ├── ThreadUnsupported           400
     │   ├── Unauthorized                401
     │   ├── Forbidden                   403
     │   ├── ModelNotFound               404
@@ -146,6 +147,13 @@ class ContextExceeded(InvalidRequest):
             f"reduce the length of the {place}.",
             param=param,
         )
+
+
+class ThreadUnsupported(InvalidRequest):
+    """The request, in Anthropic's API, asks the server to keep the conversation. Anthropic's SDKs
+    recognize the code and send the whole conversation instead."""
+
+    default_code = "thread_unsupported_request"
 
 
 class Unauthorized(InvalidRequest):

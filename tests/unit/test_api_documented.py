@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from anthropic.types import message_count_tokens_params, message_create_params
+from anthropic.types import beta, message_count_tokens_params, message_create_params
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
@@ -17,19 +17,23 @@ from mayfly_server.api.openai.chat_request import ChatRequest
 from mayfly_server.api.openai.completions import CompletionRequest
 from mayfly_server.api.responses.responses_request import ResponsesRequest
 
-IN_A_HEADER = {"workspace_id"}
-DOCUMENTED: dict[type[BaseModel], Any] = {
-    ChatRequest: chat_create_params.CompletionCreateParamsBase,
-    CompletionRequest: completion_create_params.CompletionCreateParamsBase,
-    ResponsesRequest: response_create_params.ResponseCreateParamsBase,
-    MessagesRequest: message_create_params.MessageCreateParamsBase,
-    CountTokensRequest: message_count_tokens_params.MessageCountTokensParams,
-}
+IN_A_HEADER = {"workspace_id", "betas"}
+DOCUMENTED: list[tuple[type[BaseModel], Any]] = [
+    (ChatRequest, chat_create_params.CompletionCreateParamsBase),
+    (CompletionRequest, completion_create_params.CompletionCreateParamsBase),
+    (ResponsesRequest, response_create_params.ResponseCreateParamsBase),
+    (MessagesRequest, message_create_params.MessageCreateParamsBase),
+    (MessagesRequest, beta.message_create_params.MessageCreateParamsBase),
+    (CountTokensRequest, message_count_tokens_params.MessageCountTokensParams),
+    (CountTokensRequest, beta.message_count_tokens_params.MessageCountTokensParams),
+]
 
 
-@pytest.mark.parametrize("request_type", DOCUMENTED)
-def test_every_documented_parameter_is_known(request_type: type[BaseModel]) -> None:
-    documented = set(DOCUMENTED[request_type].__annotations__) - IN_A_HEADER
+@pytest.mark.parametrize(("request_type", "parameters"), DOCUMENTED)
+def test_every_documented_parameter_is_known(
+    request_type: type[BaseModel], parameters: Any
+) -> None:
+    documented = set(parameters.__annotations__) - IN_A_HEADER
     assert len(documented) > 5
     known = {field.alias or name for name, field in request_type.model_fields.items()}
     assert documented <= known

@@ -26,7 +26,14 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Scope
 from typing_extensions import TypedDict
 
-from mayfly_server.errors import InvalidRequest, Overloaded, RequestError, Unavailable
+from mayfly_server.errors import (
+    ContextExceeded,
+    InvalidRequest,
+    Overloaded,
+    RequestError,
+    ThreadUnsupported,
+    Unavailable,
+)
 
 PREFIX = "/v1/messages"
 OVERLOADED = 529
@@ -49,6 +56,7 @@ AnthropicErrorType = Literal[
 @with_config(ConfigDict(extra="forbid"))
 class AnthropicErrorDetails(TypedDict):
     error_code: str
+    unsupported: NotRequired[list[str]]
 
 
 @with_config(ConfigDict(extra="forbid"))
@@ -110,8 +118,12 @@ def anthropic_error(error: RequestError, id: str) -> AnthropicErrorAnswer:
     status = anthropic_status(error)
     kind = _TYPES.get(status) or ("api_error" if status >= 500 else "invalid_request_error")
     content: AnthropicErrorObject = {"type": kind, "message": error.message}
+    if isinstance(error, ContextExceeded):  # agents look for this sentence to shorten their prompt
+        content["message"] = f"prompt is too long: {error.tokens} tokens > {error.context} maximum"
     if error.code is not None:
         content["details"] = {"error_code": error.code}
+    if isinstance(error, ThreadUnsupported):
+        content["details"] = {"error_code": error.code or "", "unsupported": ["thread"]}
     return {"type": "error", "error": content, "request_id": id}
 
 
@@ -171,7 +183,10 @@ def install_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        return error_response(validation_error(error.errors(), error.body), request.scope)
+        failure = validation_error(
+            error.errors(), error.body, anthropic=speaks_anthropic(request.scope)
+        )
+        return error_response(failure, request.scope)
 
     @app.exception_handler(HTTPException)
     async def routing(request: Request, error: HTTPException) -> JSONResponse:
@@ -196,21 +211,24 @@ def internal_error() -> RequestError:
     return RequestError("The server met an error of its own.", code="internal_error")
 
 
-def validation_error(found: Sequence[Any], body: Any = None) -> InvalidRequest:
-    """Makes the error for a body that pydantic found invalid, from the first problem in
-    ``found``."""
+def validation_error(
+    found: Sequence[Any], body: Any = None, *, anthropic: bool = False
+) -> InvalidRequest:
+    """Makes the error for a body that pydantic found invalid, from the first problem in ``found``;
+    ``anthropic`` says that the client knows the words of Anthropic's API."""
     first = found[0]
     param = field_path(_place(first, body))
     place = f"{param}: " if param else ""
-    return InvalidRequest(f"{place}{_problem(first)}.", param=param, code=_CODES.get(first["type"]))
+    problem = _problem(first, anthropic=anthropic)
+    return InvalidRequest(f"{place}{problem}.", param=param, code=_CODES.get(first["type"]))
 
 
-def _problem(error: Any) -> str:
+def _problem(error: Any, *, anthropic: bool) -> str:
     """The text of one of pydantic's problems. Messages that would repeat the client's text are
     replaced."""
     if error["type"] == "union_tag_invalid":
         return f"The type should be one of {error['ctx']['expected_tags']}"
-    if error["type"] == "extra_forbidden":
+    if error["type"] == "extra_forbidden" and not anthropic:  # Anthropic's words are pydantic's
         return "There is no such field"
     if error["type"] == "union_tag_not_found":
         return "An object with a type is needed here"
