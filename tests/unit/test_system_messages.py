@@ -15,27 +15,7 @@ from mayfly_worker.text import prompts
 from mayfly_worker.text.prompts import RenderedPrompt, render
 from mayfly_worker.text.system_messages import TemplateAbilities
 from support import vocabularies
-
-STRICT = """\
-{%- if tools %}{{- '<|im_start|>system\\n' }}
-{%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n\\n' }}{% endif %}
-{%- for tool in tools %}{{- tool | tojson }}{% endfor %}{{- '<|im_end|>\\n' }}
-{%- elif messages[0].role == 'system' %}
-{{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
-{%- endif %}
-{%- for message in messages %}
-{%- if message.role == 'system' %}
-{%- if not loop.first %}
-{{- raise_exception('System message must be at the beginning.') }}
-{%- endif %}
-{%- else %}
-{{- '<|im_start|>' + message.role + '\\n' + message.content }}
-{%- for call in message.tool_calls or [] %}{{- call.function | tojson }}{% endfor %}
-{{- '<|im_end|>\\n' }}
-{%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}"""
-"""In the shape of Qwen 3.5's: one system message, at the start."""
+from support.models.tokenizer import STRICT_TEMPLATE
 
 NO_SYSTEM = """\
 {%- if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}
@@ -115,7 +95,7 @@ LENIENT = """\
 """In the shape of Llama 3's, without tools."""
 
 SHAPES = {
-    "strict": STRICT,
+    "strict": STRICT_TEMPLATE,
     "no system": NO_SYSTEM,
     "beside last": BESIDE_LAST,
     "dropping": DROPPING,

@@ -102,6 +102,28 @@ TEMPLATES: dict[Kind, str] = {
 }
 
 
+STRICT_TEMPLATE = """\
+{%- if tools %}{{- '<|im_start|>system\\n' }}
+{%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n\\n' }}{% endif %}
+{%- for tool in tools %}{{- tool | tojson }}{% endfor %}{{- '<|im_end|>\\n' }}
+{%- elif messages[0].role == 'system' %}
+{{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+{%- if message.role == 'system' %}
+{%- if not loop.first %}
+{{- raise_exception('System message must be at the beginning.') }}
+{%- endif %}
+{%- else %}
+{{- '<|im_start|>' + message.role + '\\n' + message.content }}
+{%- for call in message.tool_calls or [] %}{{- call.function | tojson }}{% endfor %}
+{{- '<|im_end|>\\n' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}"""
+"""A template in the shape of Qwen 3.5's: it takes one system message, at the start."""
+
+
 def _corpus() -> list[str]:
     code = [inspect.getsource(module) for module in (argparse, textwrap, json.decoder)]
     records = [
