@@ -47,7 +47,8 @@ class Breadcrumb:
     @property
     def suspects(self) -> tuple[str, ...]:
         """Requests that may have ended the worker, if this was its last forward pass: all requests
-        of a prefill, the ``young`` requests of a decode step."""
+        of a prefill, but of a decode step only those for which this worker had sampled only a few
+        tokens (``young``)."""
         match self.phase:
             case "prefill":
                 return self.requests
@@ -58,8 +59,8 @@ class Breadcrumb:
 
     @property
     def marked(self) -> tuple[str, ...]:
-        """Requests of a decode step that were not ``young``: many earlier passes with them went
-        well."""
+        """Requests of a decode step that are unlikely to have ended the worker, since many earlier
+        passes with them went well; empty for other phases."""
         if self.phase != "decode":
             return ()
         return tuple(rid for rid in self.requests if rid not in self.young)
@@ -86,8 +87,9 @@ class BreadcrumbWriter:
     def write(
         self, phase: str, step: int, requests: Sequence[str] = (), young: Sequence[str] = ()
     ) -> None:
-        """Records a forward pass that is about to begin. If not all requests fit, requests that are
-        not ``young`` are left out first."""
+        """Records a forward pass that is about to begin. ``young`` are those of ``requests`` for
+        which the worker has sampled only a few tokens; if not all requests fit into the record, the
+        others are left out first."""
         self._sequence += 1
         text = _json_that_fits(phase, step, requests, young)
         start = self._sequence % 2 * HALF
@@ -99,8 +101,8 @@ class BreadcrumbWriter:
 
 
 def read(path: Path) -> Breadcrumb | None:
-    """Reads the record of the forward pass that a worker announced last; None if there is no file,
-    or no valid record in it.
+    """Reads from a worker's file the record of its last forward pass; None if there is no file, or
+    no valid record in the file.
 
     The process that wrote the file may be running, stopped or dead.
     """

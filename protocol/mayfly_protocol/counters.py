@@ -35,7 +35,8 @@ def _gauge(name: str, help: str) -> WorkerMetric:
 
 
 def _histogram(name: str, help: str) -> WorkerMetric:
-    """Declares a histogram metric with the buckets ``STEP_BOUNDS_S``."""
+    """Declares a histogram metric of times in seconds, with the buckets for the duration of a
+    forward pass."""
     return WorkerMetric(name, "histogram", help)
 
 
@@ -193,8 +194,8 @@ STATUS = {
 MEMORY_KINDS = tuple(each.name for each in fields(Memory) if each.name != "device_free")
 """Values of the ``kind`` label of ``mayfly_worker_memory_bytes``."""
 SUMMED = (*metrics("counter"), *metrics("histogram"))
-"""Names of the counters that only grow; a slot (place for one worker) adds them up over its
-workers."""
+"""Names of the counters that only grow; they are added up over the workers that follow each other
+in a slot (a node's place for one worker at a time)."""
 
 
 def _sum(one: Any, other: Any) -> Any:

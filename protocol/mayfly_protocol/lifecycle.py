@@ -40,9 +40,9 @@ class Exit(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The first message of a worker process to the reaper, its supervisor. It alone names the slot
-    and the process number (``incarnation``), since the connection's ZeroMQ routing id names both
-    for every message."""
+    """The first message of a worker process to the reaper, its supervisor. Later messages do not
+    name the slot (the node's place for this worker) and the process number (``incarnation``) again,
+    since the ZeroMQ routing id of the connection holds both."""
 
     slot: str
     incarnation: int

@@ -124,8 +124,8 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One prompt with all its parameters: the part of ``Submit`` that stays equal when the request
-    is tried again on another worker."""
+    """One prompt with all its parameters: the part of the message ``Submit`` that stays equal when
+    the request is tried again on another worker."""
 
     model: str
     prompt: Prompt

@@ -123,8 +123,8 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Tokenized:
-    """Answer to ``Tokenize``: the tokens of a prompt; ``ids`` is empty if the question was for
-    their number only."""
+    """Answer to ``Tokenize``: the tokens of a prompt; ``ids`` is empty if only the number of tokens
+    was asked for."""
 
     rid: str
     attempt: int
@@ -179,11 +179,12 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """A piece of a tool call; ``id`` and ``name`` come with the first piece of each ``index``.
+    """A piece of the tool call that is number ``index`` among the calls of its choice; ``id`` and
+    ``name`` come with the call's first piece.
 
-    The arguments of all pieces together are a JSON object, unless the last one says that the call
-    is ``unfinished``: it was cut off or cannot be read, its arguments lack at least their closing
-    brace, and it must not be made. It is then the last one of its choice.
+    The arguments of all pieces together are a JSON object, unless the last piece says that the call
+    is ``unfinished``: an unfinished call was cut off or cannot be read, its arguments lack at least
+    their closing brace, and it must not be made; no other call of the choice follows it.
     """
 
     index: int

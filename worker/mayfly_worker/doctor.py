@@ -110,9 +110,9 @@ def diagnose(settings: WorkerSettings) -> Diagnosis:
 
 
 def fits(budget: Budget, context: int) -> list[Fit]:
-    """The numbers of sequences that fit at each of CONTEXTS below ``context``, and at ``context``
-    itself, the longest that the model was made for (0 if it has no limit). The list is never
-    empty."""
+    """Returns how many sequences fit into the budget at each standard context length (``CONTEXTS``:
+    2048, 8192 and 32768 tokens) below ``context``, and at ``context`` itself, the longest that the
+    model was made for (0 if it has no limit). The list is never empty."""
     lengths = [length for length in CONTEXTS if not context or length < context]
     if context:
         lengths.append(context)

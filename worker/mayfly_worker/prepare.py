@@ -39,9 +39,10 @@ from mayfly_worker.text.prompts import RenderedPrompt, check_ids, param_of, rend
 THREADS = 2
 MAX_ANSWER_BYTES = MAX_FRAME_BYTES // 2
 """Longest answer to a Tokenize or Detokenize message, in bytes. A ZeroMQ frame over the limit of
-MAX_FRAME_BYTES would cut the connection, and with it every other request of that front end."""
+MAX_FRAME_BYTES would cut the connection to the front end that asked, and so end its other requests,
+too."""
 _ID_BYTES = 5
-"""Largest number of bytes that one token id takes in a message."""
+"""Largest number of bytes that one token id takes in a message (a MessagePack integer)."""
 UNLIMITED = 1 << 30
 """Context length, in tokens, that is assumed of a model whose configuration names none."""
 
@@ -51,8 +52,8 @@ _log = structlog.get_logger()
 @dataclass(slots=True)
 class Choice:
     """One choice of a prepared request: its sequence for the engine, and the text of its tokens.
-    ``ended`` is set if a choice that another worker began turns out to be complete: its last piece
-    of text, with the finish reason and the text that was held back."""
+    ``ended`` is set if a choice that another worker began turns out to be complete: ``ended`` is
+    then its last piece of text, with the finish reason and the text that was held back."""
 
     index: int
     sequence: SequenceState
@@ -134,9 +135,9 @@ class Preparer:
         )
 
     def _together(self, sequences: Sequence[SequenceState]) -> int:
-        """Number of choices that fit into the memory budget together, at least 1. It is 1 for
-        choices that continue another worker's output: they differ already, so that no prefill
-        serves several of them."""
+        """Number of choices that may start at once from one prefill, since they fit into the memory
+        budget together: at least 1, and 1 for choices that continue another worker's output, since
+        they differ already and no prefill serves several of them."""
         if any(sequence.generated for sequence in sequences):
             return 1
         return max(1, self._budget.rows_at(max((s.expected for s in sequences), default=0)))
@@ -274,8 +275,8 @@ class PreparationPool:
 
 
 def _resumed_ids(submit: Submit, choice: int) -> list[int]:
-    """Token ids that other workers had generated of a choice before the request came to this
-    worker."""
+    """Returns the token ids that other workers had generated of a choice before the request came to
+    this worker."""
     return list(submit.resume[choice]) if choice < len(submit.resume) else []
 
 
@@ -284,7 +285,7 @@ def answer_inquiry(inquiry: Inquiry, loaded: LoadedModel) -> Tokenized | Detoken
 
     Raises:
         InvalidInput: an empty prompt, an id that does not exist, a conversation that the model's
-            template refuses, or an answer of more than :data:`MAX_ANSWER_BYTES`.
+            template refuses, or an answer of more than 32 MiB (:data:`MAX_ANSWER_BYTES`).
     """
     match inquiry:
         case Tokenize():

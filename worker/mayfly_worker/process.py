@@ -55,7 +55,8 @@ from mayfly_worker.text.detokenize import TokenTexts
 from mayfly_worker.wire import EndpointError, Wire
 
 LINGER_S = 1.0
-"""Seconds that the last messages have to leave the process before it exits."""
+"""Longest time, in seconds, that the process waits before it exits until its last messages are
+sent."""
 WATCHDOG_INTERVAL_S = 1.0
 GIL_LIMIT_S = 60.0
 """Longest time, in seconds, for which the main thread may stand still. If it stands still longer,
@@ -89,8 +90,8 @@ class WorkerLoop:
         self._process = psutil.Process()
         self._next_beat = self._next_watchdog = 0.0
         self._drain_until: float | None = None
-        """Monotonic time, in seconds, at which this worker exits at the latest once it drains; None
-        while it does not drain."""
+        """Monotonic time, in seconds, by which this worker exits at the latest while it drains
+        (admits no more requests and finishes what runs); None while it does not drain."""
         self._exit_code = Exit.BYE
 
     # The loop
@@ -129,7 +130,7 @@ class WorkerLoop:
         return ready
 
     def _timeout_ms(self) -> int:
-        """Milliseconds until the main loop has to run again even if nothing arrives."""
+        """Returns the milliseconds until the main loop has to run again even if nothing arrives."""
         if self._reports:
             return 0
         until = self._next_beat
@@ -260,8 +261,9 @@ class WorkerLoop:
     # Beats
 
     def _beat(self) -> None:
-        """Sends a heartbeat to the reaper (the supervisor) when one is due; also re-arms the GIL
-        watchdog and drops front ends that have fallen silent."""
+        """Sends a heartbeat to the reaper (the supervisor) if the next one is due; also re-arms the
+        watchdog that ends a process whose main thread stands still, and drops front ends that have
+        fallen silent."""
         now = time.monotonic()
         if now < self._next_beat:
             return
@@ -287,13 +289,14 @@ class WorkerLoop:
     # The end
 
     def _terminate(self, *_: object) -> None:
-        """Handles SIGTERM: all requests are handed over to other workers, and the process exits."""
+        """Handles SIGTERM: all requests are given back to their front ends, which continue them on
+        other workers, and the process exits."""
         self._drain(Exit.BYE, 0.0)
         self._wake()
 
     def _drain(self, code: Exit, grace_s: float) -> None:
         """Admits no more requests; the process exits with ``code`` as soon as no request is left,
-        or after ``grace_s`` seconds."""
+        or after ``grace_s`` seconds, when the rest are given back to their front ends."""
         until = time.monotonic() + grace_s
         self._drain_until = until if self._drain_until is None else min(until, self._drain_until)
         self._exit_code = code

@@ -29,8 +29,8 @@ class InvalidInput(Exception):
 
 
 class PromptTooLong(InvalidInput):
-    """The prompt, in the field ``param``, leaves the context no room for an answer. Both sizes are
-    numbers of tokens."""
+    """The prompt, in the request's field ``param``, leaves no room for an answer in the model's
+    context. Both sizes are numbers of tokens."""
 
     def __init__(self, prompt_tokens: int, context: int, param: str) -> None:
         super().__init__(

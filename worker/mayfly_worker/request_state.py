@@ -61,9 +61,9 @@ class RequestState:
         ]
 
     def deltas_of_complete_choices(self) -> list[Delta]:
-        """Last deltas of choices that are complete before this worker generates anything: the
-        request's last worker had sent all tokens of the choice, but not its end. Each delta has the
-        finish reason and the text that was held back."""
+        """Returns the last deltas of choices that are complete before this worker generates
+        anything: the worker that ran the request before had sent all tokens of such a choice, but
+        not its end. Each delta has the finish reason and the text that was held back."""
         assert self.prepared is not None
         return [
             Delta(
@@ -82,15 +82,17 @@ class RequestState:
         ]
 
     def _echo(self, choice: int) -> str:
-        """The prompt's text, which precedes the first token of a choice if the client asked for an
-        echo. Empty for a choice that another worker began, since that worker has sent the text."""
+        """Returns the prompt's text if the client asked for it (``echo``) before the first token of
+        a choice; empty otherwise, and for a choice that another worker began, since that worker has
+        sent the text."""
         assert self.prepared is not None
         return "" if self._completion.get(choice) else self.prepared.echo
 
     @property
     def harmless(self) -> bool:
         """True once every running choice has generated so many tokens on this worker (YOUNG_TOKENS)
-        that the request cannot be what crashed the worker on which it ran before."""
+        that the request is not suspected any more to have crashed the worker on which it ran
+        before."""
         return self.prepared is not None and all(
             self._completion.get(choice.index, 0) - _resumed_tokens(self.submit, choice.index)
             >= YOUNG_TOKENS
@@ -98,8 +100,8 @@ class RequestState:
         )
 
     def start(self, cached: int) -> None:
-        """Records that the engine has started a sequence of this request, with ``cached`` of its
-        tokens found in the prefix cache.
+        """Records that the engine has started a sequence of this request, of whose tokens
+        ``cached`` were found in the prefix cache.
 
         Only the count of the first sequence is kept: choices that start later find the request's
         own prompt in the cache.
@@ -119,8 +121,8 @@ class RequestState:
         return self.prepared is not None and not self._choices
 
     def progress(self, done: int, total: int) -> Progress | None:
-        """Progress message for the client: ``done`` of ``total`` prompt tokens are prefilled. None
-        if less than a second has passed since the last message."""
+        """Returns a progress message for the client: ``done`` of ``total`` prompt tokens are
+        prefilled. None if less than a second has passed since the last such message."""
         now = time.monotonic()
         if now - self._progress_at < PROGRESS_INTERVAL_S:
             return None
@@ -130,9 +132,9 @@ class RequestState:
     def add_token(self, token: SampledToken, text_of: TokenText) -> tuple[Delta | None, bool]:
         """Takes the next token of one of this request's sequences. Returns the delta for the
         client, and True if the text ended the sequence (a stop string, or enough tool calls), so
-        that the engine has to be told to stop it.
+        that the engine has to be told to stop this sequence.
 
-        Tokens that the engine had sampled beyond the end of the text give no delta (None).
+        A token that the engine had sampled beyond the end of the text gives no delta (None).
         """
         choice = self._choices.get(token.row)
         if choice is None:
@@ -164,8 +166,8 @@ class RequestState:
         return delta, finish is not None and token.end is None
 
     def usage(self) -> Usage:
-        """Token counts of the whole request, including tokens that other workers generated before
-        the request came to this worker."""
+        """Returns the token counts of the whole request, including tokens that other workers
+        generated before the request came to this worker."""
         elsewhere = self.prepared.reasoning if self.prepared else 0
         return Usage(
             prompt_tokens=self.prepared.prompt_tokens if self.prepared else 0,
@@ -176,8 +178,8 @@ class RequestState:
 
 
 def _resumed_tokens(submit: Submit, choice: int) -> int:
-    """Number of tokens that other workers had generated of a choice before the request came to this
-    worker."""
+    """Returns the number of tokens that other workers had generated of a choice before the request
+    came to this worker."""
     return len(submit.resume[choice]) if choice < len(submit.resume) else 0
 
 

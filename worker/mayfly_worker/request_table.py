@@ -113,8 +113,8 @@ class RequestTable:
         return sum(p.prompt_tokens for p in waiting if p)
 
     def counters(self) -> dict[str, int]:
-        """Numbers of requests in this table, by the names of their fields in ``WorkerCounters``
-        (all counters of a worker)."""
+        """Returns the counters of this table's requests, by the names of their fields in
+        ``WorkerCounters`` (all counters of a worker)."""
         return {
             "running": self.running,
             "waiting": self.waiting,
@@ -182,8 +182,8 @@ class RequestTable:
         return None
 
     def _until_room(self) -> float:
-        """Seconds, from 1 to 60, until a waiting request is likely to have left the queue, by the
-        rate at which requests finished in the last minute; 5 if none finished."""
+        """Returns the seconds, from 1 to 60, until a waiting request is likely to have left the
+        queue, by the rate at which requests finished in the last minute; 5 if none finished."""
         now = time.monotonic()
         recent = [t for t in self._finish_times if now - t < 60.0]
         rate = len(recent) / min(60.0, max(1.0, now - recent[0])) if recent else 0.0
@@ -263,8 +263,8 @@ class RequestTable:
             self._run(starts)
 
     def _fail(self, request: RequestState, kind: str, message: str) -> None:
-        """Ends a request that failed for a reason of its own, so that it would fail on every other
-        worker, too."""
+        """Ends a request that failed for a reason of its own, for which it would fail on every
+        other worker, too."""
         submit = request.submit
         self._wire.send(request.peer, Failed(submit.rid, submit.attempt, kind, message))
         self._forget(request)
@@ -343,7 +343,7 @@ class RequestTable:
     # Leaving
 
     def leave(self) -> None:
-        """Admits no request from now on; new ones are rejected with the reason ``leaving``."""
+        """Admits no request from now on: new requests are rejected with the reason ``leaving``."""
         self._leaving = True
 
     def hand_over(

@@ -32,7 +32,8 @@ from mayfly_protocol.transport.keys import TrustList, new_pair
 from mayfly_protocol.transport.zap import Refusals, ZapAuthenticator, peer_address, user
 
 MAX_PENDING_BYTES = 32 << 20
-"""Bytes that may wait to be sent to one front end; beyond them the front end is given up."""
+"""Largest number of bytes that may wait to be sent to one front end; if more wait, the front end is
+given up: its requests are cancelled and nothing more is sent to it."""
 FRAMES_A_ROUND = 1000
 """Largest number of frames that one round of the main loop reads, so that no flood of messages
 keeps the worker from sending its heartbeats."""
@@ -42,8 +43,8 @@ _log = structlog.get_logger()
 
 @dataclass(slots=True)
 class _Peer:
-    """A front end that has sent something. ``heard_at`` is the monotonic time of its last message,
-    in seconds; ``key`` (its public key) and ``address`` are empty on ipc."""
+    """A front end that has sent a message to this worker. ``heard_at`` is the monotonic time of its
+    last message, in seconds; ``key`` (its public key) and ``address`` are empty on ipc."""
 
     heard_at: float
     key: str = ""
@@ -93,7 +94,7 @@ class Outbox:
         self._bytes.pop(peer, None)
 
     def give_up(self, peer: bytes) -> None:
-        """Drops a peer's waiting frames, and from now on every frame that is sent to that peer."""
+        """Drops a peer's waiting frames and, from now on, every further frame for that peer."""
         self.forget(peer)
         self.lost.add(peer)
 
@@ -116,8 +117,8 @@ class EndpointError(Exception):
 
 class Wire:
     """The sockets of a worker process: one to the reaper (the supervisor), one for front ends (HTTP
-    server processes). They are made before the model is loaded; front ends can connect only after
-    :meth:`listen`."""
+    server processes). The sockets are made before the model is loaded; front ends can connect only
+    after :meth:`listen`."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._context: zmq.Context[Any] = zmq.Context()
@@ -133,7 +134,7 @@ class Wire:
         self.public_key = ""
         self._zap: ZapAuthenticator | None = None
         self._peers: dict[bytes, _Peer] = {}
-        """Front ends that have sent something, by their ZeroMQ routing ids."""
+        """Front ends that have sent a message to this worker, by their ZeroMQ routing ids."""
         if settings.trusted:
             pair = new_pair()
             self.public_key = pair.public
@@ -197,13 +198,13 @@ class Wire:
         self.outbox.send(peer_id, codec.encode(message))
 
     def take_lost_peers(self) -> list[bytes]:
-        """Forgets the front ends that were given up since the last call, and returns their routing
-        ids."""
+        """Forgets the front ends that were given up since the last call, because they are gone,
+        read too slowly or lost their key, and returns their routing ids."""
         return self._forget([peer_id for peer_id in self._peers if peer_id in self.outbox.lost])
 
     def take_silent_peers(self) -> list[bytes]:
-        """Forgets the front ends that sent nothing for PEER_TIMEOUT_S seconds, and returns their
-        routing ids."""
+        """Forgets the front ends that have sent nothing for ten seconds (PEER_TIMEOUT_S), and
+        returns their routing ids."""
         before = time.monotonic() - PEER_TIMEOUT_S
         return self._forget(
             [peer_id for peer_id, peer in self._peers.items() if peer.heard_at < before]
@@ -250,8 +251,8 @@ class Wire:
     def _arrived_guarded(
         self, authenticator: ZapAuthenticator
     ) -> Iterator[tuple[str, str, list[bytes]]]:
-        """Yields key, address and frames of each message that has arrived from a peer whose key is
-        still trusted."""
+        """Yields the public key, the address and the frames of each message that has arrived from a
+        peer whose key is still trusted."""
         for _ in range(FRAMES_A_ROUND):
             try:
                 parts = self.router.recv_multipart(zmq.NOBLOCK, copy=False)

@@ -1,9 +1,9 @@
 """Logs of every process: one line per event, on stderr.
 
 Lines are text for people, or JSON objects for programs (``--log-format json``). A line about a
-request has the request's id (``request_id``, as the client knows it, or ``rid``, as workers do); a
-line about a worker has its ``slot`` and its process number, ``incarnation``. Of libraries, only
-warnings and errors are logged.
+request has the request's id: ``request_id``, the id that the client knows, or ``rid``, the id that
+front ends and workers use; a line about a worker has its ``slot`` and its process number,
+``incarnation``. Of libraries, only warnings and errors are logged.
 
 No line holds prompts or answers, unless ``--log-prompts`` allows it. An exception's message may
 quote the input that it could not handle, so an exception on behalf of a request, or in a library,
@@ -64,8 +64,8 @@ def configure(settings: LogSettings, stream: TextIO | None = None, **always: obj
 
 
 def format_without_messages(error: BaseException) -> str:
-    """Formats the traceback of an exception and of the exceptions behind it, with their types but
-    without their messages, which may quote a prompt."""
+    """Formats the traceback of an exception and of the exceptions chained to it, with their types
+    but without their messages, which may quote a prompt."""
     return "".join(
         line
         for each, link in _chain(error)
@@ -79,8 +79,8 @@ def format_without_messages(error: BaseException) -> str:
 
 
 def _chain(error: BaseException) -> Iterator[tuple[BaseException, str]]:
-    """Yields an exception and the exceptions chained behind it, the earliest first, each with the
-    text that Python prints between two of them."""
+    """Yields an exception and the exceptions chained to it, the earliest first, each with the text
+    that Python prints between it and the next exception of the chain."""
     chain: list[tuple[BaseException, str]] = [(error, "")]
     seen = {id(error)}
     while True:
@@ -105,8 +105,8 @@ def _add_fields(always: dict[str, object]) -> Processor:
 
 
 def _format_exceptions(*, messages: bool) -> Processor:
-    """Makes the log processor that turns ``exc_info`` into a traceback. Without ``messages``, it
-    leaves out the messages of exceptions that may quote a prompt."""
+    """Makes the log processor that turns the ``exc_info`` of a log line into a traceback; without
+    ``messages``, the traceback lacks the messages of exceptions that may quote a prompt."""
 
     def explain(logger: object, method: str, event: EventDict) -> EventDict:
         error = _exception_of(event.pop("exc_info", None))

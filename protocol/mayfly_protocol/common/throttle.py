@@ -8,8 +8,8 @@ from collections.abc import Callable
 QUIET_S = 60.0
 """Seconds for which a logged text is not logged again."""
 REMEMBERED = 1000
-"""Largest number of texts that are remembered; while there are so many, no further text is
-logged."""
+"""Largest number of different texts that are logged within the pause before a text may be logged
+again; any further text is dropped, so that a flood of texts cannot fill the disk."""
 
 
 class LogThrottle:

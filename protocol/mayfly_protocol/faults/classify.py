@@ -8,8 +8,8 @@ an exception with its chain   classify_exception      the earliest exception tha
 a dead process                classify_exit           its exit status; its stderr explains it
 ============================  ======================  ==========================================
 
-None of these functions raises, whatever it is given. An error that matches nothing in the table is
-of the kind ``unknown``, with worker scope (the worker is lost).
+None of these functions raises, whatever it is given. An error that matches no signature (regular
+expression) of the fault table is of the kind ``unknown``, with worker scope (the worker is lost).
 
 Signatures are searched in texts line by line::
 
@@ -69,7 +69,8 @@ MLX_EXCEPTIONS = (RuntimeError, ValueError, MemoryError)
 """Python types of MLX's exceptions."""
 
 VAGUENESS = {CXX_ABORT.name: 1, "unknown": 2}
-"""Kinds of fault that say less about the cause than all others; a higher number says less."""
+"""Kinds of fault that say less about the cause than all other kinds, each with a number that is
+higher the less the kind says."""
 
 KIND_OF_EXIT = {
     Exit.BYE: "left",
@@ -131,9 +132,9 @@ def classify_exit(
         status: the exit status as in ``subprocess.Popen.returncode``, a signal's number negated.
         stderr: the last lines that the process wrote. They explain an abort, a failed load and an
             exit of Python's own; no text overrules a status that is clear by itself.
-        sent_by_us: True if the reaper, the worker's supervisor, sent the signal. The reaper knows
-            its own reason, which goes before this classification; ``wedged`` is all that the exit
-            can say: a worker that had to be made to leave.
+        sent_by_us: True if the reaper, the worker's supervisor, sent the signal. A process that
+            such a signal ended is classified as ``wedged``, a worker that had to be made to leave;
+            the reaper knows the true reason and uses that instead.
         memory_pressure: True if the system was short of memory when the process ended (an OOM kill
             in the cgroup, jetsam's log, a footprint close to the limit).
     """
@@ -219,7 +220,8 @@ def _signal_name(number: int) -> str:
 
 
 def chain(error: BaseException) -> list[BaseException]:
-    """Lists an exception and all exceptions behind it, the earliest first.
+    """Lists an exception and all exceptions chained to it (causes, contexts and members of groups),
+    the earliest first.
 
     A suppressed context (``raise ... from None``) counts, too, unless it has no message, such as
     the StopIteration of an empty iterator.
@@ -263,8 +265,8 @@ def _direct_causes(error: BaseException) -> list[BaseException]:
 
 
 def _cause_of(error: BaseException) -> Cause:
-    """Describes one exception without the exceptions behind it. The name of its type stands for a
-    missing message, since the message is shown alone."""
+    """Describes one exception by its type, message and traceback, without the exceptions chained to
+    it. The name of the type stands for a missing message, since the message is shown alone."""
     formatted = "".join(traceback.format_exception(error, chain=False))
     name = _type_name(error)
     return Cause(name, _shorten(message(error) or name, MAX_TEXT), _shorten_middle(formatted))
@@ -284,8 +286,8 @@ def _shorten(text: str, limit: int) -> str:
 
 
 def _shorten_middle(text: str) -> str:
-    """Cuts a long traceback in the middle: its end holds the innermost frames and the message, its
-    head the outermost frames."""
+    """Cuts the middle out of a long traceback: the end, which is kept, holds the innermost frames
+    and the message, the head the outermost frames."""
     if len(text) <= MAX_TRACEBACK:
         return text
     mark = "\n  … shortened …\n"

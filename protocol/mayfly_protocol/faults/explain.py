@@ -18,8 +18,8 @@ fault is longer."""
 EXCERPT = 300
 """Largest number of characters of a log line that are shown, counted from the fault's signature."""
 INNER_TEXT_WITHIN = 3
-"""Lines after ``terminate called`` within which the C++ exception's own text stands, if
-anywhere."""
+"""Number of log lines after C++'s ``terminate called`` (an uncaught exception) in which the
+exception's own text is searched for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,8 @@ class Explanation:
 def explain(log: TextIO) -> Explanation | None:
     """Finds the first fault of a log or a traceback, and counts the faults after it by kind.
 
-    Returns None if no line is recognised. Memory stays bounded, however long the log or a line is.
+    Returns None if no line names a known fault. Memory stays bounded, however long the log or a
+    line is.
     """
     found = find_faults(log)
     first = next(found, None)
@@ -100,8 +101,8 @@ def _faults_by_line(log: TextIO) -> Iterator[LogFault]:
 
 
 def _chunks(log: TextIO) -> Iterator[tuple[str, int]]:
-    """Splits a log into chunks, each with the length of its part in which a signature is surely
-    whole.
+    """Splits a log into chunks. Yields each chunk with the length of its first part: a signature
+    (text of a fault) that begins in this part is surely whole.
 
     A chunk ends at the end of a line. If a line is too long, chunks overlap; a signature that
     begins in the overlap is left to the next chunk, which holds all of the signature.

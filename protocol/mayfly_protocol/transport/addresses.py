@@ -40,7 +40,8 @@ class NodeAddress:
         return self.control
 
     def at(self, host: str) -> NodeAddress:
-        """Returns this TCP address with its host replaced by ``host``."""
+        """Returns this address, which has to be a TCP address, with its host replaced by
+        ``host``."""
         control, roster = (
             f"tcp://{host}:{place.rpartition(':')[2]}" for place in (self.control, self.roster)
         )
@@ -85,8 +86,8 @@ def node_address(text: str) -> NodeAddress:
 
 
 def host_and_port(text: str) -> tuple[str, int]:
-    """Splits ``host:port``; an IPv6 address is in brackets in the text, and stays in brackets.
-    Raises AddressError if the text has another form."""
+    """Splits ``host:port`` into the host and the port's number; an IPv6 address is in brackets in
+    the text, and stays in brackets. Raises AddressError if the text has another form."""
     host, colon, port = text.rpartition(":")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     well_formed = bare and not set(bare) & set(" /@#[]") and (":" in bare) == (bare != host)
@@ -98,7 +99,8 @@ def host_and_port(text: str) -> tuple[str, int]:
 
 
 def host_and_range(text: str) -> tuple[str, PortRange]:
-    """Splits ``host:first-last``. Raises AddressError if the text has another form."""
+    """Splits ``host:first-last`` into the host and the range of ports. Raises AddressError if the
+    text has another form."""
     host, _, ports = text.rpartition(":")
     return host, port_range(ports)
 

@@ -134,8 +134,8 @@ def read_trusted(path: Path) -> dict[str, str]:
     """Reads the trusted-keys file into names by public key; empty if there is no file.
 
     Raises:
-        IdentityError: the file cannot be read or is malformed, or has no bytes, as a file that an
-            editor is just writing.
+        IdentityError: the file cannot be read or is malformed, or is empty, which happens for a
+            moment while an editor writes it.
     """
     try:
         text = path.read_text()

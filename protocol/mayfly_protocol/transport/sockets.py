@@ -46,8 +46,8 @@ def configure(socket: zmq.Socket[Any]) -> None:
 
 
 def configure_tcp(socket: zmq.Socket[Any], host: str) -> None:
-    """Sets the further options of a socket that connects to, or binds at, a TCP host: heartbeats, a
-    time limit for the handshake, and IPv6 where ``host`` needs it."""
+    """Sets the further options of a socket that connects to, or binds at, a TCP host: ZMTP
+    heartbeats, a time limit for the handshake, and IPv6 if ``host`` needs it."""
     socket.setsockopt(zmq.HEARTBEAT_IVL, int(HEARTBEAT_S * 1000))
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(HEARTBEAT_LOST_S * 1000))
     socket.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S * 1000))

@@ -57,7 +57,7 @@ class Refusals:
 
     def refuse(self, peer: str, reason: Reason, detail: str) -> None:
         """Counts and logs the refusal of a connection or a message. ``peer`` is the peer's address,
-        or whatever else identifies the peer."""
+        its routing id in hex, or another text that identifies the peer."""
         self.counts[reason] += 1
         self._log(f"refused a connection or message of {peer} ({reason})", detail)
 
@@ -92,8 +92,8 @@ class ZapAuthenticator:
 
     @property
     def sockets(self) -> list[zmq.Socket[Any]]:
-        """Sockets that the caller polls beside the guarded sockets, to call :meth:`poll` when one
-        is readable."""
+        """Sockets of the authenticator, which the caller polls beside the guarded sockets:
+        :meth:`poll` has to be called when one of them is readable."""
         return [self._zap, *(each.monitor for each in self._guarded.values())]
 
     def guard(self, socket_: zmq.Socket[Any], name: str, own: KeyPair) -> None:
@@ -171,8 +171,8 @@ class _GuardedSocket:
         self._pending: dict[int, str] = {}
 
     def failed_handshakes(self) -> list[str]:
-        """Returns the addresses of connections that ended, or were cut, without showing a key,
-        since the last call."""
+        """Returns the addresses of connections that, since the last call, ended or were cut before
+        they had shown a key."""
         gone = []
         for _ in range(EVENTS_PER_POLL):
             if not self.monitor.poll(0):
@@ -187,8 +187,9 @@ class _GuardedSocket:
         return gone
 
     def key_shown(self, address: str) -> None:
-        """Notes that a connection from ``address`` has shown its key. If there are several, the
-        oldest counts: ZAP does not tell connections from one address apart."""
+        """Notes that a connection from ``address`` has shown its key. If several connections from
+        there have not shown one yet, the oldest of them is taken: ZAP does not tell connections
+        from one address apart."""
         for descriptor, pending in self._pending.items():
             if pending in (address, UNKNOWN_ADDRESS):
                 del self._pending[descriptor]
@@ -223,9 +224,9 @@ def plain_address(address: str) -> str:
 
 
 def _address_of(descriptor: int) -> str:
-    """Returns the peer's address of a connection of ZeroMQ's, by its file descriptor;
-    ``UNKNOWN_ADDRESS`` if ZeroMQ has already cut the connection, as it does after bytes that are no
-    handshake."""
+    """Returns the address of the peer at a connection of ZeroMQ, given by its file descriptor; a
+    text for an unknown address if ZeroMQ has already cut the connection, which it does after bytes
+    that are no handshake."""
     try:
         with socket.socket(fileno=os.dup(descriptor)) as connection:
             return plain_address(str(connection.getpeername()[0]))

@@ -24,7 +24,7 @@ from mayfly_worker.engine.sequence import SequenceState
 def free_memory() -> int | None:
     """Returns the free bytes of a device with memory of its own (CUDA); None on Metal and on a CPU.
 
-    MLX asks the driver at each call.
+    MLX asks the driver for the number at each call.
     """
     free = mx.device_info().get("free_memory")
     return free if isinstance(free, int) else None

@@ -19,9 +19,9 @@ def bucket(tokens: int) -> int:
     """Returns the length to which a prefill of ``tokens`` is padded on devices where new shapes are
     expensive.
 
-    Lengths are multiples of a quarter of the largest power of two up to ``tokens``, and at least
-    :data:`SMALLEST`: at most a quarter is padding, and there are four lengths from each power of
-    two to the next.
+    Lengths are multiples of a quarter of the largest power of two up to ``tokens``, and of at least
+    32 tokens: at most a quarter is padding, and there are four lengths from each power of two to
+    the next.
     """
     step = max(SMALLEST, (1 << (tokens.bit_length() - 1)) // 4)
     return -(-tokens // step) * step
@@ -37,7 +37,8 @@ class ChunkSizer:
     _seconds_per_token: float | None = None
 
     def tokens(self, *, decoding: bool) -> int:
-        """Returns the number of tokens, over all rows, that the next chunk has time for."""
+        """Returns the number of tokens, over all rows, that the next chunk can prefill within its
+        target duration; the duration depends on whether sequences are ``decoding`` meanwhile."""
         if self._seconds_per_token is None:
             return FIRST
         target = self.shared_s if decoding else self.alone_s
@@ -55,9 +56,9 @@ class ChunkSizer:
     def measured(self, tokens: int, seconds: float, *, planned: bool = False) -> None:
         """Updates the estimated time per token from a measured chunk.
 
-        Chunks below :data:`SMALLEST` tokens say little about large chunks and are ignored. A slower
-        chunk replaces the estimate at once, a faster chunk moves it half way: too small a chunk
-        costs less than too large a chunk.
+        Chunks below 32 tokens say little about large chunks and are ignored. A slower chunk
+        replaces the estimate at once, a faster chunk moves it half way: too small a chunk costs
+        less than too large a chunk.
 
         ``planned`` says that the device first had to plan kernels for the chunk's shape, so that
         the chunk took longer than the next chunk of that shape will. Such a chunk counts only if it

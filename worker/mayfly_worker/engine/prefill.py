@@ -56,15 +56,16 @@ class Prompt:
         return self.target - self.fed
 
     def next_length(self, at_most: int) -> int:
-        """Returns the number of tokens of this prompt that the next chunk takes, ``at_most`` so
-        many."""
+        """Returns the number of tokens of this prompt that the next chunk takes: at most
+        ``at_most``, and not beyond the next of the prompt's ``stops``."""
         ahead = [s for s in self.stops if s > self.fed]
         end = min(self.fed + at_most, ahead[0] if ahead else self.target, self.target)
         return end - self.fed
 
 
 def fit_together(prompts: list[Prompt], room: int) -> bool:
-    """True if the prompts fit into one prefill chunk of ``room`` tokens without much padding."""
+    """True if the prompts fit into one prefill chunk of ``room`` tokens, padding included, and the
+    longest is at most twice as long as the shortest."""
     lengths = [max(p.left, SMALLEST) for p in prompts]
     longest = max(lengths)
     return longest <= PADDING_LIMIT * min(lengths) and longest * len(lengths) <= room

@@ -62,7 +62,8 @@ def keys_at(streams: NDArray[np.uint64], positions: Sequence[int]) -> NDArray[np
 
 _NEVER = -math.inf
 _LEAST = 1e-30
-"""Smallest probability mass that the top-p filter is set to; above zero in float32."""
+"""Smallest value of ``top_p`` that is used, above zero in float32: a smaller one is raised to this
+value, so that the likeliest token is always kept."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,8 +55,8 @@ PREFILL_GROUPS = 3
 """Largest number of groups that are prefilled in turn, a chunk of each."""
 PROMPT_KEEP = 256
 """Fewest new prompt tokens for which the KV state at a prompt's end is stored in the prefix cache.
-With fewer it is cheaper to wait for the end of the answer, whose state includes the prompt's.
-Caches that cannot be trimmed back to the prompt are stored at every boundary instead."""
+With fewer, only the state at the answer's end is stored, which includes the prompt's. Caches that
+cannot be trimmed back to the prompt are stored at the end of every prompt instead."""
 CLEAR_CACHE_STEPS = 512
 """Number of decode steps after which MLX's unused buffers are returned to the system again."""
 MEMORY_TURNS = 32
@@ -71,8 +71,9 @@ class Engine:
         padding_safe: prompts of different lengths may be prefilled together (some state-space
             models ignore the padding mask). A model whose sequences cannot decode together at all
             needs a budget of one sequence.
-        bucketed: chunks are padded to a few lengths, see :class:`~.prefill.PrefillGroup`.
-        pass_cost_tokens: cost of a forward pass, see :func:`~.sub_batches.pass_cost_tokens`.
+        bucketed: chunks are padded to a few lengths, since new shapes are expensive on CUDA.
+        pass_cost_tokens: cost of a forward pass, as the number of tokens of one row's KV cache that
+            can be read in the same time.
         when_idle: called on the engine thread after every ``idle_s`` seconds without work.
     """
 
@@ -332,7 +333,8 @@ class Engine:
             self._groups.append(group)
 
     def _keep_boundaries(self, group: PrefillGroup) -> None:
-        """Puts the KV state at the end of a system prompt or of a prompt into the prefix cache."""
+        """Stores the KV state of each prompt that the last chunk has fed up to the end of its
+        system prompt, or of the whole prompt, in the prefix cache."""
         for i, prompt in enumerate(group.prompts):
             at_end = prompt.left == 0
             worth = prompt.fed - prompt.cached >= PROMPT_KEEP or not self._trimmable

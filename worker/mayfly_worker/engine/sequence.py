@@ -39,7 +39,8 @@ class Matcher(Protocol):
         next."""
 
     def consume(self, token: int) -> None:
-        """Advances the position by one token, which :meth:`fill` has allowed."""
+        """Advances the position by one token; the token must be one that :meth:`fill` has
+        allowed."""
 
 
 @dataclass(slots=True)
@@ -103,8 +104,8 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class CancelCommand:
-    """Command to drop a request that nobody waits for any more; ``key`` is that of its
-    :class:`Start`."""
+    """Command to drop a request that nobody waits for any more; ``key`` identifies the request, as
+    in its :class:`Start`."""
 
     key: str
 

@@ -58,13 +58,15 @@ def cheapest_batch(
     Args:
         batches: lengths, in tokens, of the rows of each batch.
         joining: lengths, in tokens, of the new rows, which all join the same batch.
-        pass_cost: cost of a forward pass, see :func:`pass_cost_tokens`.
+        pass_cost: cost of a forward pass, as the number of tokens of one row's KV cache that can be
+            read in the same time.
     """
     if not batches:
         return 0
 
     def added(batch: Sequence[int]) -> int:
-        """Tokens of KV cache that each step reads more once the new rows have joined ``batch``."""
+        """Returns how many more tokens of KV cache each step reads once the new rows have joined
+        ``batch``."""
         rows = [*batch, *joining]
         return len(rows) * max(rows) - len(batch) * max(batch)
 

@@ -114,8 +114,8 @@ def config_of(metadata: Metadata, *, tied: bool) -> dict[str, Any]:
 
 
 def rename(name: str) -> str:
-    """Returns mlx-lm's name of a GGUF tensor: ``blk.3.attn_q.weight`` is
-    ``model.layers.3.self_attn...``."""
+    """Returns mlx-lm's name of a GGUF tensor, such as ``model.layers.3.self_attn.q_proj.weight``
+    for ``blk.3.attn_q.weight``. Raises FetchError if Llama has no such tensor."""
     match = re.fullmatch(r"(blk\.(\d+)\.)?(\w+)\.(weight|scales|biases)", name)
     if match is None or match[3] not in _NAMES:
         raise FetchError(f"The GGUF file has a tensor {name}, which no Llama has.")

@@ -128,7 +128,7 @@ def _bar_class(report: Callable[[int], None]) -> type[Any]:
     """Makes a progress bar class for the Hub client that shows nothing and reports the bytes done.
 
     The client may count the same bytes on two bars, as they come over the network and as they reach
-    the disk: the bar that is ahead is reported.
+    the disk: ``report`` gets the count of the bar that is ahead.
     """
     byte_bars: list[Any] = []
     silence = Path(os.devnull).open("w")  # noqa: SIM115 (as long as the process)
@@ -150,7 +150,8 @@ def _bar_class(report: Callable[[int], None]) -> type[Any]:
 
 
 def explain(repository: str, error: Exception) -> str:
-    """Explains an error of the Hub client to the person who named the repository."""
+    """Returns a text that explains an error of the Hub client to the person who named the
+    repository."""
     match error:
         case errors.HFValidationError():
             return (

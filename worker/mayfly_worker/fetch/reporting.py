@@ -21,7 +21,7 @@ from typing import Literal, TextIO
 
 Stage = Literal["download", "convert"]
 Report = Callable[[Stage, int, int], None]
-"""Callback for progress: stage, bytes done, bytes in all."""
+"""Callback for progress: stage (``download`` or ``convert``), bytes done, bytes in all."""
 
 INTERVAL_S = 0.1
 
@@ -40,8 +40,8 @@ def claim_stdout() -> TextIO:
 
 
 class EventWriter:
-    """Writes the events of fetching a model to ``out`` as JSON lines, progress at most every
-    :data:`INTERVAL_S` seconds.
+    """Writes the events of fetching a model to ``out`` as JSON lines, progress at most every tenth
+    of a second.
 
     The first and the last progress of each stage are never left out, and no progress is written
     twice.

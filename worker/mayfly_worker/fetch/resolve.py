@@ -26,7 +26,7 @@ class LocalModel:
 
 def resolve(model: str, cache: Path, *, float32: bool, report: Report) -> LocalModel:
     """Finds a model on this machine or downloads it. ``float32`` stores the demo model's weights as
-    float32, which is implied on a CPU.
+    float32, which happens in any case on a CPU.
 
     Raises:
         FetchError: the model can be neither found nor downloaded.

@@ -69,7 +69,8 @@ def verify(path: Path, sha256: str) -> None:
 
 
 def complaint(output: Iterable[str]) -> str:
-    """Explains to the user why a download failed, from the lines that pip wrote."""
+    """Returns an explanation for the user of why a download failed, from the lines that pip
+    wrote."""
     lines = [line.strip() for line in output]
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
     reason = f"pip said: {errors[-1]}" if errors else "pip gave no reason."

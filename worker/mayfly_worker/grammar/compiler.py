@@ -72,7 +72,8 @@ class GrammarCompiler:
         self._lock = Lock()
 
     def compile(self, constraint: Constraint, *, in_reasoning: bool = False) -> CompiledGrammar:
-        """Compiles the grammar of a constraint on a request's output.
+        """Compiles the grammar of a constraint on a request's output. ``in_reasoning`` says that
+        the prompt ends inside reasoning, after which the grammar holds.
 
         Raises:
             InvalidInput: the constraint is malformed, impossible, or not supported by llguidance;
@@ -81,8 +82,9 @@ class GrammarCompiler:
         return self._compiled(constraint_grammar(constraint), in_reasoning)
 
     def tools(self, prompt: ChatPrompt, *, in_reasoning: bool = False) -> CompiledGrammar:
-        """Compiles the grammar of an answer that has to call tools, in the form that ``ChoiceText``
-        parses.
+        """Compiles the grammar of an answer that has to call tools, written as a JSON array of
+        objects with ``name`` and ``arguments``. ``in_reasoning`` says that the prompt ends inside
+        reasoning, after which the grammar holds.
 
         Raises:
             InvalidInput: the parameters of a tool are malformed, impossible, or not supported by
@@ -120,8 +122,8 @@ class GrammarCompiler:
         return CompiledGrammar(matcher, self._width, vocabulary.vocab_size)
 
     def _start(self, grammar: str) -> LLMatcher:
-        """Makes a matcher at the beginning of a grammar, and computes its first mask. ``is_error``
-        of the matcher is true if the grammar cannot be followed."""
+        """Returns a matcher at the beginning of a grammar, with its first mask computed; if the
+        grammar cannot be followed, the matcher's ``is_error()`` is true."""
         matcher = LLMatcher(self._llguidance(), grammar, log_level=0, limits=_LIMITS)
         if not matcher.is_error():
             matcher.compute_bitmask()
@@ -144,8 +146,8 @@ class GrammarCompiler:
         return _trial_error(self._start(json.dumps({"grammars": [part]})))
 
     def _llguidance(self) -> LLTokenizer:
-        """Returns the tokenizer in llguidance's form. It is converted on the first call, which
-        takes a third of a second."""
+        """Returns the model's tokenizer in llguidance's form; the first call converts the
+        tokenizer, which takes a third of a second."""
         with self._lock:
             if self._vocabulary is None:
                 self._vocabulary = self._convert()
@@ -179,8 +181,8 @@ class CompiledGrammar:
         self._vocabulary = vocabulary
 
     def matcher(self) -> GrammarMatcher:
-        """Returns a matcher for one sequence, copied in about a microsecond; copies share the
-        states that are computed so far."""
+        """Returns a new matcher for one sequence: a copy, made in about a microsecond, that shares
+        the states of the grammar that are computed so far."""
         return GrammarMatcher(self._matcher.deep_copy(), self._width, self._vocabulary)
 
 
@@ -198,7 +200,7 @@ class GrammarMatcher:
         """Writes the token ids that may come next into ``mask``, which is contiguous, of shape
         [ceil(width / 32)]: bit ``id % 32`` of word ``id // 32``. At least one id is allowed: end
         tokens among others if the output is complete, and end tokens alone if nothing can be added
-        to it.
+        to the output.
 
         Raises:
             GrammarFailed: llguidance has reached its limits in this grammar.
@@ -239,8 +241,8 @@ def _word_count(bits: int) -> int:
 
 
 def _trial_error(initial: LLMatcher) -> str:
-    """Follows a grammar from its beginning for ``TRIAL_TOKENS`` tokens, as a trial; returns the
-    error if the trial fails, else an empty string."""
+    """Follows a grammar from its beginning for a few tokens (``TRIAL_TOKENS``), as a trial; returns
+    the error if the trial fails, else an empty string."""
     matcher = initial.deep_copy()
     for _ in range(TRIAL_TOKENS):
         if not matcher.is_error() and not matcher.is_stopped():
@@ -255,8 +257,8 @@ def _first(mask: bytes) -> int:
 
 
 def _reason(matcher: LLMatcher) -> str:
-    """Returns the error of an llguidance matcher without the dump of its state; in words of our own
-    if llguidance's words name things that a client cannot know."""
+    """Returns the error text of an llguidance matcher without the dump of its state; an error whose
+    words name things that a client cannot know is put in words of Mayfly's own."""
     reason = matcher.get_error().split("\n<state>")[0].strip()[:MAX_REASON_CHARACTERS]
     return next(
         (ours for theirs, ours in _EXPLANATIONS.items() if reason.startswith(theirs)), reason

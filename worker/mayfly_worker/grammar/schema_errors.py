@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 SEARCH_S = 1.0
-"""Longest time in seconds spent on compiling parts of a JSON schema, in search of the part that
-fails."""
+"""Longest time, in seconds, for which parts of a JSON schema that fails are compiled one by one, in
+search of the part that is at fault."""
 
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -24,7 +24,7 @@ def locate_error(
     schema: dict[str, Any], reason: str, compile_error: CompileError
 ) -> tuple[str, str]:
     """Finds the innermost part of a JSON schema that fails for the same ``reason`` as the whole
-    schema. After SEARCH_S seconds the innermost part found so far counts.
+    schema. The search ends after a second (SEARCH_S) with the innermost part found by then.
 
     Returns the part's place, a JSON pointer (``#/properties/age``), and its error.
     """
@@ -80,8 +80,8 @@ def _ends(node: Any, ending: set[str], places: dict[str, Any]) -> bool:
 
 def _required(node: dict[str, Any]) -> Iterator[Any]:
     """Yields the subschemas of which every document of the JSON schema ``node`` must have a value.
-    Only those in ``allOf`` are yielded if ``type`` is neither object nor array, since a document of
-    another type needs no properties or items."""
+    Only the subschemas in ``allOf`` are yielded if ``type`` is neither object nor array, since a
+    document of another type needs no properties or items."""
     if isinstance(node.get("allOf"), list):
         yield from node["allOf"]
     if node.get("type") == "object":
@@ -102,7 +102,8 @@ def _children(
     place: str, node: Any, schema: dict[str, Any], reason: str
 ) -> Iterator[tuple[str, Any]]:
     """Yields the subschemas of the JSON schema ``node``, each with its JSON pointer; ``place`` is
-    that of ``node`` itself."""
+    the JSON pointer of ``node`` itself. Optional properties are left out if ``reason``, the error
+    that is searched for, says that nothing can match, since they can be left out of a document."""
     if not isinstance(node, dict):
         return
     required = node.get("required")
@@ -127,8 +128,9 @@ def _children(
 
 
 def _same(found: str, reason: str) -> bool:
-    """True if the error of a part of a JSON schema is the error of the whole: the text does not
-    depend on the place, except that each unsatisfiable part has a text of its own."""
+    """True if ``found``, the error of a part of a JSON schema, is ``reason``, the error of the
+    whole: the texts are equal, or both say that nothing can match (such a text differs from part to
+    part)."""
     both = found.startswith(_UNSATISFIABLE) and reason.startswith(_UNSATISFIABLE)
     return bool(found) and (found == reason or both)
 

@@ -33,8 +33,8 @@ Schema = dict[str, Any]
 @dataclass(frozen=True, slots=True)
 class GrammarSource:
     """The parts of a grammar, before it is compiled. ``schemas`` are the JSON schemas among the
-    parts, each after a description of its place in the request; errors are searched for in them.
-    ``param`` is the request's field that an error names."""
+    parts, in which the place of an error is searched for, each after a description of its place in
+    the request. ``param`` is the request's field that an error names."""
 
     parts: tuple[dict[str, Any], ...]
     param: str
@@ -44,8 +44,8 @@ class GrammarSource:
         return json.dumps({"grammars": self.parts})
 
     def after(self, thought: str) -> GrammarSource:
-        """Returns a grammar in which this one follows a text (the model's reasoning), which the
-        Lark rule ``thought`` describes."""
+        """Returns a grammar for a text (the model's reasoning), which the Lark rule ``thought``
+        describes, followed by output of this grammar."""
         first = {"name": "answered", "lark_grammar": f"start: thought @answer\n{thought}"}
         renamed = {**self.parts[0], "name": "answer"}
         return GrammarSource((first, renamed, *self.parts[1:]), self.param, self.schemas)
@@ -53,7 +53,8 @@ class GrammarSource:
 
 def constraint_grammar(constraint: Constraint) -> GrammarSource:
     """Returns the grammar of a constraint on a request's output. Raises InvalidInput if the
-    constraint's value is too long or not of its kind."""
+    constraint's value is too long, or cannot be read as its kind demands (a JSON schema, for
+    example, has to be a JSON object)."""
     if len(constraint.value) > MAX_CHARACTERS:
         raise InvalidInput(
             f"the {constraint.kind} has {len(constraint.value)} characters, "
@@ -65,8 +66,8 @@ def constraint_grammar(constraint: Constraint) -> GrammarSource:
 
 def tool_call_grammar(prompt: ChatPrompt) -> GrammarSource:
     """Returns the grammar of ``[{"name":…,"arguments":{…}},…]`` with tools of the prompt: one call
-    or, if the request allows parallel calls, up to ``MAX_CALLS``; if the request forces one tool,
-    one call of that tool.
+    or, if the request allows parallel calls, up to 16 (``MAX_CALLS``); if the request forces one
+    tool, one call of that tool.
 
     Raises:
         InvalidInput: there is no tool to call, or a tool's parameters are no schema of an object.

@@ -49,7 +49,7 @@ class Canary:
 
     @classmethod
     def of(cls, loaded: LoadedModel, folder: str) -> Canary:
-        """Makes the canary of a loaded model, whose expected tokens are stored in ``folder``. If
+        """Makes the canary of a loaded model; the expected tokens are stored in ``folder``. If
         ``folder`` is empty, every run of the canary is compared with its first run in this
         process."""
         return cls(loaded, ReferenceStore.of(folder, loaded.card.digest))

@@ -41,7 +41,7 @@ def device_bytes() -> int:
 
 def free_bytes() -> int:
     """Returns the free bytes of the CUDA device, or of the main memory on a CPU; on Metal, which
-    does not report them, the bytes that Metal recommends to use."""
+    does not report free bytes, the bytes that Metal recommends to use."""
     free = admission.free_memory()
     if free is not None:
         return free

@@ -2,8 +2,8 @@
 
 A GPU command that waits for a weight file to be read from disk can exceed the GPU watchdog's time
 limit, so the files are read once before MLX opens them. Reading needs the disk, and a worker's
-imports need a CPU core for a second or more: both happen at the same time. For that, this module
-must not import MLX.
+imports need a CPU core for a second or more, so both happen at the same time. This module therefore
+must not import MLX, one of the slow imports.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class WeightReader:
             raise self._error
 
     def _wait_beyond(self, done: int) -> tuple[int, bool]:
-        """Waits until more than ``done`` bytes are read, or reading has ended; returns the bytes
-        read, and True if reading has ended."""
+        """Waits until more than ``done`` bytes are read, or reading has ended; returns the number
+        of bytes read, and True if reading has ended."""
         with self._changed:
             self._changed.wait_for(lambda: self._over or self._done > done)
             return self._done, self._over

@@ -22,9 +22,10 @@ from mayfly_worker.prefix_cache.layers import leaves
 _LONG = [7, 3, 11, 5, 2, 13, 4]
 _SHORT = [9, 6, 8]
 _TOLERANCE = 0.2
-"""Largest difference, in standard deviations of the logits, that padding of a prompt may make to
-its logits. Right padding was seen to move logits by 1e-5 in float32 where a model honours the mask,
-and by several standard deviations where a model ignores it."""
+"""Largest difference, in standard deviations of the logits, that padding a prompt may make to the
+prompt's logits in a model that honours the padding mask. Right padding was seen to move logits by
+1e-5 in float32 where a model honours the mask, and by several standard deviations where a model
+ignores it."""
 
 
 @dataclass(frozen=True, slots=True)

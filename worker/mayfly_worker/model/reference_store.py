@@ -1,9 +1,9 @@
 """Store of reference results of a model on a type of device, shared by all workers of a machine.
 
 A reference result is computed by the first worker of a model, for later workers to compare with or
-to reuse: the tokens of test prompts, for instance. Each is one small file in the machine's state
-directory. The file's name is a hash of everything that decides the result, so that nothing has to
-be removed when a model, a version or a device changes.
+to reuse: the tokens of test prompts, for instance. Each result is one small file in the machine's
+state directory. The file's name is a hash of everything that decides the result, so that nothing
+has to be removed when a model, a version or a device changes.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class ReferenceStore:
         return cls(Path(folder) if folder else None, digest, {})
 
     def known(self, question: object) -> Any | None:
-        """Returns the stored result that ``question`` names; None if none is stored."""
+        """Returns the stored result of the computation that ``question`` describes; None if no
+        result is stored."""
         key = self._key(question)
         if key in self.in_memory or self.folder is None:
             return self.in_memory.get(key)
@@ -63,7 +64,8 @@ class ReferenceStore:
             return None  # never stored, or cut short by a full disk: stored anew
 
     def store(self, question: object, answer: Any) -> None:
-        """Stores ``answer``, a JSON-compatible result, under the name of ``question``.
+        """Stores ``answer``, the JSON-compatible result of the computation that ``question``
+        describes.
 
         A result that cannot be written to the disk is kept in memory for this process alone: a full
         disk does not keep a worker from serving.
@@ -88,8 +90,8 @@ class ReferenceStore:
             )
 
     def _key(self, question: object) -> str:
-        """Hashes the question, the model, the versions of the software that computes the answer,
-        and the device."""
+        """Returns a hash of the question, the model, the versions of the software that computes the
+        answer, and the device; the hash names the file of the result."""
         info: dict[str, Any] = dict(mx.device_info())
         device = str(info.get("device_name") or info.get("architecture") or mx.default_device())
         blas = os.environ.get("LD_PRELOAD", "")

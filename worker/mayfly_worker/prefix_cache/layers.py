@@ -69,7 +69,7 @@ def copied(caches: Sequence[LayerCache], length: int) -> list[LayerCache]:
     """Copies stored caches for one request, trimmed to the first ``length`` tokens.
 
     MLX copies a buffer only when the original or the copy writes to it. If ``length`` is less than
-    the number of tokens that the caches hold, they must be :func:`trimmable`.
+    the number of tokens that the caches hold, the caches must be :func:`trimmable`.
     """
     own = copy.deepcopy(list(caches))
     for layer in leaves(own):
@@ -80,7 +80,7 @@ def copied(caches: Sequence[LayerCache], length: int) -> list[LayerCache]:
 
 
 def check_length(caches: Sequence[LayerCache], length: int) -> None:
-    """Raises ValueError if a layer that knows its length holds a number of tokens other than
+    """Raises ValueError if a layer's cache that knows its length holds more or fewer tokens than
     ``length``."""
     for index, cache in enumerate(caches):
         for layer in leaves([cache]):

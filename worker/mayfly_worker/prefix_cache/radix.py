@@ -150,8 +150,8 @@ class RadixTree(Generic[V]):
         return path
 
     def _split(self, lower: Node[V], at: int) -> Node[V]:
-        """Inserts a node ``at`` tokens into the edge of ``lower``, and returns the new node.
-        ``lower`` remains a valid handle."""
+        """Splits the edge above ``lower`` after ``at`` tokens by a new node, and returns the new
+        node; ``lower`` remains a valid handle."""
         above = lower.parent
         assert above is not None
         upper: Node[V] = Node(lower.edge[:at].copy(), above, above.length + at)
@@ -162,7 +162,8 @@ class RadixTree(Generic[V]):
         return upper
 
     def _fuse(self, node: Node[V]) -> None:
-        """Replaces a node that has no value by its only child."""
+        """Removes a node that has no value and only one child: the child takes its place, with the
+        edges of both joined."""
         above = node.parent
         if above is None:
             return

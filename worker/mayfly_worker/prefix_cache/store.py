@@ -91,8 +91,8 @@ class PrefixCache:
         return len(self._by_use)
 
     def lookup(self, tokens: Sequence[int] | Tokens, at_most: int) -> PrefixHit | None:
-        """Finds the longest stored prefix of the first ``at_most`` of ``tokens``; None if there is
-        none.
+        """Finds the longest prefix of the first ``at_most`` of ``tokens`` whose KV state is stored;
+        None if no such prefix is stored.
 
         ``at_most`` is usually len(tokens) - 1, because one token must be left to prefill.
         """
@@ -121,7 +121,7 @@ class PrefixCache:
 
         The caches are copied, and the copies are evaluated asynchronously, so that neither the
         batch that the caches came from nor its graph is kept alive. A state that is stored already,
-        too short, or larger than the whole prefix cache is not stored.
+        of fewer than ``min_length`` tokens, or larger than the whole prefix cache is not stored.
 
         Raises:
             ValueError: a layer holds a number of tokens other than that of ``tokens``, or no layer
@@ -163,7 +163,7 @@ class PrefixCache:
             self.stats.evictions += 1
 
     def clear(self) -> None:
-        """Drops every entry; ``stats`` keep their counts."""
+        """Drops every entry of the prefix cache; the counts in ``stats`` stay."""
         for node in list(self._by_use):
             self._forget(node)
 
