@@ -73,11 +73,12 @@ class Renderer(Protocol):
     of a starting worker."""
 
     def step(self, who: str, doing: str, done: int, total: int) -> None:
-        """Shows what ``who`` is doing, and the progress: ``done`` of ``total`` bytes, 0 of 0 if
-        they are not known."""
+        """Shows what ``who`` (the model being fetched, or a slot whose worker starts) is doing, and
+        the progress: ``done`` of ``total`` bytes, 0 of 0 if they are not known."""
 
     def over(self, who: str) -> None:
-        """Removes the activity of ``who``, because it has ended."""
+        """Removes the activity of ``who`` (the model being fetched, or a slot whose worker starts),
+        because the activity has ended."""
 
     def line(self, text: str) -> None:
         """Writes a line of text that is not removed later."""
@@ -142,7 +143,7 @@ class Reporter:
         self._renderer.line(text)
 
     def close(self) -> None:
-        """Removes all activities, and restores the terminal."""
+        """Removes the activities that are still shown, and restores the terminal."""
         self._renderer.close()
 
     def _announce(self) -> None:
@@ -196,8 +197,9 @@ def curl_command(server: str, model: str, prompt: str, *, needs_key: bool = Fals
 
 class PlainLines:
     """A :class:`Renderer` that writes plain lines. An activity has a line when it begins, and one
-    for every tenth of its bytes, but at most every ``soonest_s`` seconds. After ``latest_s``
-    seconds without a line there is another one, so that the process does not seem to hang."""
+    for every tenth of its bytes, but at most every ``soonest_s`` seconds. An activity without a
+    line for ``latest_s`` seconds gets a line, too, if its progress is known, so that the process
+    does not seem to hang."""
 
     def __init__(
         self,
@@ -237,7 +239,8 @@ class PlainLines:
 
 
 def measure(done: int, total: int) -> str:
-    """Describes how much of an activity is done, in megabytes; empty if the total is not known."""
+    """Describes how many of an activity's ``total`` bytes are done, in megabytes; the text is empty
+    if the total is not known (0)."""
     return f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB" if total else ""
 
 

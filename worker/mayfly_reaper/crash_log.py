@@ -141,12 +141,13 @@ def loss_for_roster(
 def suspects_of(
     worker: Incarnation, verdict: Verdict, crumb: Breadcrumb | None
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns two groups of requests that may have caused the loss of a worker: the suspects, and
-    the marked requests, which were in its last forward pass, too, but had run for a while.
+    """Returns two groups of requests that may have caused the loss of a worker: the suspects and
+    the marked requests. Both were in the worker's last forward pass, but the marked ones had run
+    for a while before.
 
-    ``crumb``, the record of the last forward pass, goes before the worker's last message. Both
-    groups are empty if no request can have caused the fault: somebody's SIGKILL, another process's
-    reset of the GPU.
+    They are read from ``crumb``, the record of the last forward pass; without it, the suspects are
+    those that the worker's own report of its fault names. Both groups are empty if no request can
+    have caused the fault, such as somebody's SIGKILL or another process's reset of the GPU.
     """
     if not verdict.blames_requests:
         return (), ()

@@ -328,8 +328,9 @@ def metrics_served(metrics: NodeMetrics, host: str, port: int) -> Iterator[None]
 
 
 class RefusalTotals:
-    """Numbers of refused peers by reason, summed over the reaper's own sockets (``own``, a mapping
-    whose numbers grow) and the sockets of all workers, including workers that have ended."""
+    """Numbers of connections and messages that a node's sockets have refused, by reason: the sum
+    over the reaper's own sockets (``own``, a mapping whose numbers grow) and the sockets of all
+    workers, including workers that have ended."""
 
     def __init__(self, own: Mapping[str, int]) -> None:
         self._own = own
@@ -337,14 +338,14 @@ class RefusalTotals:
         self._ended: Counter[str] = Counter()
 
     def report(self, incarnation: int, counts: Mapping[str, int]) -> None:
-        """Takes in the numbers of peers that a running worker has refused, by reason. A report that
-        comes late lowers nothing."""
+        """Takes in the numbers of connections and messages that a running worker has refused since
+        its start, by reason. No number falls, even if an older report comes after a newer one."""
         if counts:
             known = self._running.setdefault(incarnation, Counter())
             known |= Counter(counts)
 
     def end(self, incarnation: int) -> None:
-        """Keeps the last reported numbers of a worker that has ended."""
+        """Keeps the last numbers that a worker has reported, because the worker has ended."""
         self._ended += self._running.pop(incarnation, Counter())
 
     def total(self) -> dict[str, int]:

@@ -116,7 +116,8 @@ class Node:
 
 
 class Supervisor:
-    """The reaper's event loop, and everything that the loop uses."""
+    """The event loop of the reaper, which watches a node's workers and its front end, and
+    everything that the loop uses."""
 
     def __init__(
         self,
@@ -216,8 +217,8 @@ class Supervisor:
         self._recycler.begin_due()
 
     def publish(self) -> None:
-        """Shows changed slots to the observer, and publishes the roster (the node's state) if it is
-        due."""
+        """Shows changed slots to the operator's observer, and publishes the roster (the node's
+        state) to front ends if it is due."""
         now = time.monotonic()
         for name, managed in self._slots.items():
             views = slot_views(managed.slot, managed.pool.model_name, now)
@@ -252,7 +253,8 @@ class Supervisor:
         return int(left * 1000) + 1 if left else 0
 
     def handle_signals(self) -> None:
-        """Drains and stops the node at the first signal to stop, and kills it at the second."""
+        """At the first signal to stop, lets the running requests finish and ends the node; at the
+        second, ends all its processes at once."""
         for number in self._inbox.read():
             if number not in STOP_SIGNALS:
                 continue
@@ -280,7 +282,8 @@ class Supervisor:
             self._roster.publish_soon(time.monotonic())
 
     def handle_exits(self) -> None:
-        """Handles the ends of worker processes."""
+        """Passes the end of each worker process to its slot's rules, and publishes the loss before
+        the files that the process has left are read."""
         ended = self._children.ended()
         for name, number in ended:
             self._apply(name, ProcessEnded(number))
@@ -323,7 +326,9 @@ class Supervisor:
                 return self._recycler.request([name] if name else list(self._slots))
 
     def _drain(self, grace_s: float) -> Done:
-        """Stops the workers, and only later the front end, through which running requests go on."""
+        """Makes the workers leave, after at most ``grace_s`` seconds for their running requests.
+        The front end, through which these requests are answered, is stopped only after the workers
+        have ended."""
         if self._stopping:
             return Done(True, "this node is stopping already")
         self._stopping = True

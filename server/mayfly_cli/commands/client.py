@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 KEY_VARIABLES = (ADMIN_KEY_VARIABLE, API_KEY_VARIABLE)
-"""Environment variables that may hold the API key to send. The first that is set is used: that of
-an admin's key, which is valid for every path, if it is set."""
+"""Environment variables that may hold the API key to send; the first that is set is used. An
+admin's key comes first, since it is valid for every path."""
 
 Url = Annotated[str, typer.Option("--url", help="The server's address.")]
 

@@ -33,7 +33,8 @@ _NAME = "Name of the model for clients; by default its own name."
 
 @dataclass(frozen=True, kw_only=True)
 class ModelTable:
-    """Keys that exist only inside of a ``[[models]]`` table of the configuration file."""
+    """Configuration keys that exist only inside of a ``[[models]]`` table of the configuration
+    file."""
 
     path: Annotated[str, Option("The model's folder or Hugging Face repository id.")]
     name: Annotated[str | None, Option(_NAME)] = None
@@ -42,7 +43,8 @@ class ModelTable:
 
 @dataclass(frozen=True, kw_only=True)
 class CommandSettings:
-    """Keys that the commands themselves use; they belong to no part of the server."""
+    """Configuration keys that the ``mayfly`` commands use themselves; no part of the server uses
+    them."""
 
     model: Annotated[
         str | None,
@@ -200,6 +202,6 @@ DEFAULTS: Values = {name: key.default for name, key in SERVER.items()}
 
 
 def table(path: str, given: Values) -> Values:
-    """Returns the values of all keys of a ``[[models]]`` table, from its ``path``, the ``given``
-    values and the defaults."""
+    """Returns the values of all keys of a ``[[models]]`` table: the model's ``path``, the ``given``
+    values, and the defaults of all other keys."""
     return {**{name: key.default for name, key in TABLE.items()}, "path": path, **given}

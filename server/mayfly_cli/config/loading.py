@@ -66,8 +66,8 @@ class Configuration:
 
     @property
     def models(self) -> tuple[Values, ...]:
-        """The values of the keys of each model to serve: from the ``[[models]]`` tables, or one
-        model from the other keys."""
+        """The values of the keys of each model to serve: one model for each ``[[models]]`` table;
+        without tables, the one model that the key ``model`` names."""
         values = self.values
         if values["models"]:
             return tuple(values["models"])
@@ -180,8 +180,9 @@ def _from_file(file: Path) -> dict[str, Any]:
 
 
 def _make_paths_absolute(values: dict[str, Any], keys: Iterable[ConfigKey], folder: Path) -> None:
-    """Makes the paths among a file's values absolute; they are relative to ``folder``. A model that
-    is not a folder there is the id of a repository and is left as it is."""
+    """Makes the paths among a configuration file's values absolute; they are relative to
+    ``folder``, the folder of the file. A model that is not the path of a folder is the id of a
+    repository and is left as it is."""
     for key in keys:
         value = values.get(key.name)
         if not isinstance(value, str):
@@ -246,7 +247,8 @@ def _validated(values: Values, origins: Mapping[str, str]) -> dict[str, Any]:
 
 def _parsed(name: str, value: Any, origins: Mapping[str, str]) -> Any:
     """Parses a key's text from a variable or option: lists are separated by commas, and ``models``
-    is JSON. Other values are returned unchanged."""
+    is JSON. Other values are returned unchanged. ``origins`` holds the source of each key's value,
+    for errors."""
     if name == "models":
         return _tables(value, origins)
     if SERVER[name].is_list and isinstance(value, str):
@@ -271,7 +273,8 @@ def _tables(value: Any, origins: Mapping[str, str]) -> list[dict[str, Any]]:
 
 def _check(values: Values, origins: Mapping[str, str]) -> None:
     """Checks allowed values, patterns, the existence of files, and keys that exclude each other.
-    Raises ConfigurationError."""
+    Raises ConfigurationError for the first wrong value; ``origins`` holds the source of each value,
+    which the error names."""
     _check_values(values, SERVER.values(), (), origins)
     for number, each in enumerate(values["models"]):
         _check_values(each, TABLE.values(), ("models", number), origins)

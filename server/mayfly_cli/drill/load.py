@@ -59,7 +59,8 @@ class DrillLoad:
         self.streams: list[CompletionStream] = []
 
     def run_once(self) -> list[CompletionStream]:
-        """Sends each body once, one after the other, and returns the records."""
+        """Sends each of the requests' bodies once, one after the other, and returns the records of
+        the answers."""
         with self._connect() as client:
             return [_stream(client, number, body) for number, body in enumerate(self._bodies)]
 

@@ -16,7 +16,7 @@ AFTER_S = 1.0
 may still send some tokens after the signal."""
 LONGER = 4.0
 """A gap between two chunks counts as an interruption if it is longer than this multiple of the
-stream's median gap, and longer than :data:`AT_LEAST_S`."""
+stream's median gap, and longer than :data:`AT_LEAST_S` seconds."""
 AT_LEAST_S = 0.05
 """Gaps of fewer seconds between two chunks do not count as interruptions."""
 
@@ -60,7 +60,8 @@ class DrillReport:
     Attributes:
         requests: the number of requests that the clients sent.
         failures: the reason of each failed request.
-        reworded: the number of complete answers whose text differs from that before the drill.
+        reworded: the number of complete answers whose text differs from the answer to the same
+            request before the first signal.
         unsent: the number of planned signals that were not sent.
     """
 
@@ -119,8 +120,9 @@ def make_report(
     *,
     unsent: int = 0,
 ) -> DrillReport:
-    """Makes the report of a drill. ``texts`` are the answers from before the first signal, by the
-    index of the request's body; ``unsent`` is the number of planned signals that were not sent."""
+    """Makes the report of a drill. ``texts`` are the texts of the answers from before the first
+    signal, by the index of the request's body; ``unsent`` is the number of planned signals that
+    were not sent."""
     return DrillReport(
         requests=len(streams),
         failures=[stream.error for stream in streams if stream.error is not None],

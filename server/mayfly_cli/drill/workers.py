@@ -82,8 +82,8 @@ def signal_busiest(
     read_workers: ReadWorkers, number: signal.Signals, wait_s: float
 ) -> tuple[PoolWorker, float] | None:
     """Sends the signal ``number`` to the ready worker on this machine that has the most requests.
-    Returns the worker, and the time on the monotonic clock; None if no worker on this machine is
-    ready for ``wait_s`` seconds."""
+    Returns the worker, and the time of the signal on the monotonic clock; None if no worker on this
+    machine is ready for ``wait_s`` seconds."""
     deadline = time.monotonic() + wait_s
     while time.monotonic() < deadline:
         target = busiest(read_workers)
@@ -95,14 +95,15 @@ def signal_busiest(
 
 
 def busiest(read_workers: ReadWorkers) -> PoolWorker | None:
-    """Returns the ready worker on this machine that has the most requests; None if no worker is
-    ready."""
+    """Returns the ready worker on this machine that has the most requests; None if no worker on
+    this machine is ready."""
     ready = [worker for worker in read_workers() if worker.ready and worker.is_local]
     return max(ready, key=lambda worker: worker.busy, default=None)
 
 
 def send_signal(worker: PoolWorker, number: signal.Signals) -> float:
-    """Sends the signal ``number`` to a worker's process. Returns the time on the monotonic clock.
+    """Sends the signal ``number`` to a worker's process. Returns the time of the signal on the
+    monotonic clock.
 
     Raises:
         ProcessLookupError: the worker's process has ended already.
@@ -122,8 +123,9 @@ def resume(worker: PoolWorker) -> None:
 def wait_full_capacity(
     read_workers: ReadWorkers, signalled: PoolWorker, count: int, wait_s: float
 ) -> float | None:
-    """Waits until ``count`` workers are ready and the ``signalled`` worker has been replaced.
-    Returns the time on the monotonic clock; None if that takes more than ``wait_s`` seconds."""
+    """Waits until ``count`` workers are ready and the ``signalled`` worker has been replaced, at
+    most ``wait_s`` seconds. Returns the time of this on the monotonic clock; None if the wait was
+    in vain."""
     deadline = time.monotonic() + wait_s
     old = (signalled.slot, signalled.incarnation)
     while time.monotonic() < deadline:

@@ -53,9 +53,9 @@ def render(service: Service, log: Path) -> str:
 
 
 def parse(printed: CommandOutput) -> ServiceStatus:
-    """Reads a service's state from the output of ``launchctl print``. The service's file exists.
-    Raises ServiceError if the command failed for another reason than that no such service is
-    loaded."""
+    """Reads a service's state from the output of ``launchctl print``, which is asked only if the
+    service's file exists. Raises ServiceError if the command failed for another reason than that no
+    such service is loaded."""
     if printed.code in _NO_SUCH_SERVICE:
         return ServiceStatus(installed=True, running=False, state="not loaded")
     if printed.code:

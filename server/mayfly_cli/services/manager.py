@@ -75,7 +75,8 @@ class ServiceManager(Protocol):
         """
 
     def status(self, name: str, scope: Scope) -> ServiceStatus:
-        """Asks the manager for the state of a service. Raises ServiceError."""
+        """Asks the manager for the state of a service. Raises ServiceError if the manager cannot
+        tell."""
         ...
 
 

@@ -264,8 +264,8 @@ class Fleet:
 
         Args:
             key: the conversation that the request belongs to: its requests go to the same worker.
-            digest: if given, only workers whose model has this digest are chosen, since only they
-                can continue a text that another worker began exactly.
+            digest: if given, only workers whose model has this digest are chosen, since only the
+                same model continues another worker's text exactly.
             refused: workers that are not chosen.
         """
         candidates = [

@@ -168,7 +168,8 @@ class Link:
 
     def submit(self, submit: Submit, mailbox: Mailbox[Message]) -> None:
         """Sends a request to the worker. All of the worker's messages about the request are put
-        into the mailbox; the last one ends the request on this worker, or is :class:`Lost`.
+        into the mailbox; the last message ends the request on this worker, or is :class:`Lost` if
+        the worker is lost.
 
         Raises:
             BodyTooLarge: the request's frame is longer than a worker reads. Sending it would cut
@@ -179,8 +180,8 @@ class Link:
 
     def ask(self, inquiry: Inquiry, mailbox: Mailbox[Message]) -> None:
         """Asks the worker a question that needs no inference, such as the tokens of a text. Only
-        the answer is put into the mailbox, or :class:`Lost`. Raises BodyTooLarge if the question's
-        frame is longer than a worker reads."""
+        the answer is put into the mailbox, or :class:`Lost` if the worker is lost. Raises
+        BodyTooLarge if the question's frame is longer than a worker reads."""
         self._send_about(inquiry, mailbox)
 
     def _send_about(self, message: Submit | Inquiry, mailbox: Mailbox[Message]) -> bool:
@@ -218,8 +219,8 @@ class Link:
         self._send(encode(Ping(self._pings)))
 
     def lose(self, cause: str) -> None:
-        """Logs that the worker is lost, and closes the connection. The requests on it get
-        :class:`Lost`."""
+        """Logs that the worker is lost, and closes the connection. The mailboxes of its requests
+        get :class:`Lost` as the last message."""
         if self.state is State.OPEN:
             # A worker that was asked to end and has none of our requests is lost by intent.
             level = logging.DEBUG if self._leaving and not self.outstanding else logging.INFO
@@ -232,8 +233,8 @@ class Link:
         self.close(cause)
 
     def close(self, cause: str) -> None:
-        """Closes the connection. Requests that still run on the worker get :class:`Lost`. Does
-        nothing if the connection is closed already."""
+        """Closes the connection. The mailboxes of requests that still run on the worker get
+        :class:`Lost` as the last message. Does nothing if the connection is closed already."""
         if self.state is State.LOST:
             return
         self.state = State.LOST

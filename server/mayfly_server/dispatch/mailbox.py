@@ -156,7 +156,8 @@ def merge_deltas(last: Message, new: Message) -> Message | None:
 def _merge_calls(
     last: tuple[ToolCallDelta, ...], new: tuple[ToolCallDelta, ...]
 ) -> tuple[ToolCallDelta, ...]:
-    """Makes one piece of two that follow each other in the same call."""
+    """Joins the tool calls of two deltas that follow each other. If the first piece in ``new`` goes
+    on with the last call in ``last``, these two become one piece."""
     if not last or not new or new[0].name is not None:
         return last + new
     joined = replace(

@@ -45,11 +45,11 @@ from mayfly_protocol.requests import Generation
 from mayfly_protocol.roster import Quarantine, Quarantined, Roster
 
 NEAR = 4
-"""Two workers that died with a request count as killed in the same place of its generation if it
-had at most this many tokens more or fewer. The number is half the tokens that a worker lets a
-suspect (a request that may have killed workers) generate before it starts the next suspect: if the
-next one kills the worker, the former loses its last tokens, but must not seem to be in its old
-place."""
+"""Largest number of tokens by which a request's progress may differ between two deaths of workers
+that count as deaths in the same place. It is half the number of tokens that a worker lets a suspect
+(a request that may have killed workers) generate before it starts the next suspect: if the next
+suspect kills the worker, the first one may lose its latest tokens, but still counts as being in a
+new place."""
 MARKED, SUSPECT, CULPRIT = 1, 2, 3
 """Number of worker deaths in one place of a request's generation after which the request is only
 marked, is a suspect, or is the culprit."""
@@ -68,7 +68,8 @@ Point = tuple[int, ...]
 @dataclass(frozen=True, slots=True)
 class Record:
     """The deaths of workers that had a request in their last forward pass: ``deaths`` of them by
-    the same ``kind`` of fault, all near ``point``, the request's progress at the first."""
+    the same ``kind`` of fault, all near ``point``, the request's progress at the first of these
+    deaths."""
 
     kind: str = ""
     point: Point = ()

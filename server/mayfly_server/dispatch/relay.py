@@ -44,7 +44,8 @@ from mayfly_server.metrics import Metrics, PromptMetrics
 from mayfly_server.settings import FrontSettings
 
 _RETRY_FULL_S = 1.0
-"""Seconds after which a request is submitted again to a worker whose queue was full."""
+"""Seconds after which a request is submitted again to a worker whose queue was full, and
+Retry-After, in seconds, where nothing better is known."""
 
 _log = structlog.get_logger(__name__)
 
@@ -83,8 +84,8 @@ class Relay:
     Args:
         key: the conversation that the prompt belongs to; its requests go to the same worker.
         tenant: the name of the client's API key; if workers die of the prompt, it is refused for
-        this key alone. overfull: set when the client has more unread bytes than
-        ``max_unread_bytes``.
+            this key alone.
+        overfull: set when the client has more unread bytes than ``max_unread_bytes``.
     """
 
     def __init__(
@@ -160,8 +161,8 @@ class Relay:
             self._first += await self._step()
 
     async def events(self) -> AsyncIterator[list[Event]]:
-        """Yields new events until every choice has ended. Raises the errors that :meth:`start`
-        does."""
+        """Yields new events until every choice has ended. Raises a RequestError, such as
+        DeadlineExceeded or WorkersLost, if the request cannot be completed."""
         events, self._first = self._first, []
         while True:
             if events:
@@ -177,8 +178,8 @@ class Relay:
 
     async def _step(self) -> list[Event]:
         """Takes the one step that the request needs next: receives from its worker, waits, or
-        chooses a worker and submits to it. Returns new events for the client, maybe none. Raises
-        the errors that :meth:`start` lists."""
+        chooses a worker and submits to it. Returns new events for the client, maybe none. Raises a
+        RequestError if the request cannot be completed."""
         patience_s = self._check_limits()
         if self._attempt is not None:
             return await self._receive(self._attempt, patience_s)
@@ -190,8 +191,10 @@ class Relay:
         return await self._wait_for_worker(patience_s)
 
     def _check_limits(self) -> float:
-        """Returns the number of seconds that the next step may wait. Raises ShuttingDown,
-        DeadlineExceeded, or an error that was kept until the client had the text before it."""
+        """Returns the number of seconds that the next step may wait. Raises ShuttingDown if the
+        front end ends its requests, DeadlineExceeded if the request has taken longer than
+        ``request_timeout_s``, or an error of a worker that was kept until the client had the text
+        before it."""
         if self._failure is not None:
             raise self._failure
         if self._fleet.closing:
@@ -340,7 +343,8 @@ class Relay:
         return self._fleet.choose(self._model, self._key, digest=digest, refused=refused)
 
     def _submit(self, link: Link) -> list[Event]:
-        """Submits the request. Raises RequestFailed if it is refused because workers died of it."""
+        """Submits the request to a worker. Raises RequestFailed if the request is in quarantine
+        (refused, because workers died of it)."""
         self._last_digest = _digest(link)
         kind = self._fleet.quarantine_kind(self._fingerprint)
         if kind is not None:
@@ -365,7 +369,9 @@ class Relay:
         return fingerprint(self._generation, self._last_digest, self._tenant)
 
     async def _wait_for_worker(self, patience_s: float) -> list[Event]:
-        """Waits for a worker. Raises Overloaded or Unavailable if none can be expected in time."""
+        """Waits at most ``patience_s`` seconds until a worker may take the request. Raises
+        Overloaded or Unavailable if none can be expected to take it before the request has waited
+        too long."""
         left = self._hold_until - self._loop.time()
         if left <= 0 or not self._worth_waiting(left):
             raise self._no_worker()
@@ -397,8 +403,8 @@ def _digest(link: Link) -> str:
 
 
 def _failure(kind: str) -> RequestFailed:
-    """The error for a request that is to blame for faults of workers: when it is found to be, and
-    again for each request that is refused while it is in quarantine."""
+    """The error for a request that is to blame for faults of workers of this kind, and for each
+    equal request that is refused while it is in quarantine."""
     if kind in KINDS and KINDS[kind].scope in ("request", "batch"):
         text = f"The model failed on this request again and again ({kind})."
     else:

@@ -21,7 +21,7 @@ async def ask_worker(
 ) -> Tokenized | Detokenized:
     """Asks workers of a model to tokenize or detokenize a text, one after the other, until one
     answers. A worker that is lost, is about to end or does not answer in time is not asked again.
-    ``question(id, number)`` makes the message to the ``number``-th worker.
+    ``question(id, number)`` makes the message to the ``number``-th worker that is asked.
 
     Raises:
         InvalidRequest: the worker says that the question is invalid.

@@ -107,8 +107,9 @@ class AuthMiddleware:
             self._quotas.leave(key)
 
     def _admit(self, key: Key | None, access: Access, *, given: bool) -> None:
-        """Counts a request against its key's limits. Raises Unauthorized, Forbidden or RateLimited
-        if the request is refused. ``given`` is True if it had any key, even an unknown one."""
+        """Counts a request against its key's limits. Raises Unauthorized if ``key`` is None,
+        Forbidden if the path needs an admin's key and this is none, or RateLimited if the key has
+        reached a limit. ``given`` is True if the request had any key, even an unknown one."""
         if key is None:
             raise Unauthorized(
                 "This API key is not known here."

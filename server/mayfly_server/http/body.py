@@ -76,8 +76,8 @@ def parse_object(raw: bytes) -> dict[str, Any]:
 
 def _too_many_values(raw: bytes) -> bool:
     """True if a JSON text holds more than :data:`MAX_VALUES` values. It counts the commas and
-    opening brackets, which is fast; strings, which may contain these, are removed only if that
-    decides."""
+    opening brackets, which is fast; strings, which may contain these characters, are removed only
+    if the count with them is above the limit."""
     if raw.count(b'"') > 2 * MAX_VALUES:
         return True
     return _separators(raw) > MAX_VALUES and _separators(_STRING.sub(b"", raw)) > MAX_VALUES

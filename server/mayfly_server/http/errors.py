@@ -39,7 +39,8 @@ PREFIX = "/v1/messages"
 OVERLOADED = 529
 IGNORED_HEADER = "mayfly-ignored"
 MAX_NAMED = 16
-"""Ignored fields that an answer's header names."""
+"""Largest number of ignored request fields that the header ``mayfly-ignored`` of an answer
+names."""
 
 AnthropicErrorType = Literal[
     "invalid_request_error",
@@ -137,8 +138,8 @@ UNDER_V1 = (
     "/v1/models",
     "/v1/responses",
 )
-"""Paths that clients build from a base URL and a fixed ending. A path comes before those that its
-own ending ends with."""
+"""The API's paths, to which a mistyped path is compared by its ending. ``/v1/chat/completions``
+comes before ``/v1/completions``, since its ending fits both."""
 
 _OLLAMA_PATHS = {
     "api/chat": "/v1/chat/completions",
@@ -278,7 +279,8 @@ def field_path(parts: Sequence[str | int]) -> str | None:
 
 
 def _routing_error(error: HTTPException, request: Request) -> RequestError:
-    """Makes the error for a request whose path or method has no route."""
+    """Makes the error for a request whose path (404) or method (405) has no route, or that could
+    not be read."""
     if error.status_code == 404:
         meant = _intended_address(request)
         hint = f"; did you mean {meant}?" if meant else "."
@@ -294,9 +296,9 @@ def _routing_error(error: HTTPException, request: Request) -> RequestError:
 
 
 def _intended_address(request: Request) -> str | None:
-    """The address that a client may have meant. Clients put an ending of their own behind a base
-    URL, which people give with ``/v1`` and without, with a slash at its end, as the whole address,
-    or as that of another server's API."""
+    """The path that a client may have meant; None if there is no likely one. Clients put an ending
+    of their own behind a base URL, which people give with ``/v1`` and without, with a slash at its
+    end, as the whole address, or as that of another server's API."""
     parts = [part for part in request.scope["path"].lower().split("/") if part]
     for address in UNDER_V1:
         _, _, *ending = address.split("/")

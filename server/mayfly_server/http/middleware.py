@@ -26,9 +26,10 @@ _log = structlog.get_logger(__name__)
 
 
 class HeadAsGet:
-    """Middleware that answers HEAD as GET without the body. All others see a GET.
+    """Middleware that answers HEAD as GET without the body. All other middleware and the routes see
+    a GET.
 
-    The answer ends with its headers, also that of a stream without an end.
+    The answer ends with its headers, even if the answer to GET is a stream without an end.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -52,7 +53,8 @@ class HttpMetrics:
     it.
 
     The route is ``none`` for requests that were refused before routing, and for paths without a
-    route, so that clients cannot create new label values. Only HeadAsGet is outside of it.
+    route, so that clients cannot create new label values. Of all middleware, only HeadAsGet comes
+    before this one.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -45,8 +45,8 @@ from mayfly_server.http import sse
 from mayfly_server.settings import ConnectionLimits
 
 _FRAMING = 8
-"""Number of bytes of chunked encoding allowed for each byte of a body: a chunk of one byte has
-five."""
+"""Number of bytes of chunked encoding allowed for each byte of a body; a chunk with one byte of the
+body has five bytes of encoding."""
 
 
 class LingeringTransport(asyncio.Transport):
@@ -286,12 +286,13 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         return b"\r\n".join((line, *fields, b"", b""))
 
     def send_400_response(self, msg: str) -> None:
-        """Answers a request that the parser could not parse, or that :meth:`_fail` refused. Uvicorn
-        calls it."""
+        """Answers a request that could not be parsed, or that was refused while it was parsed.
+        Uvicorn calls this method when the parser has failed."""
         self._refuse(self._refusal or InvalidRequest("This is no HTTP request."))
 
     def _fail(self, refusal: RequestError) -> None:
-        """Refuses the request while it is being parsed: the parser stops."""
+        """Refuses the request while it is being parsed: raises the error ``refusal``, which stops
+        the parser."""
         self._refusal = refusal
         raise refusal
 
@@ -362,7 +363,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     # Refusals
 
     def _unread(self) -> bool:
-        """True if the client may still send bytes, which will be discarded."""
+        """True if the client may still send bytes of a refused request, which are to be
+        discarded."""
         return self._in_request or self.cycle is None
 
     def _head_too_large(self) -> HeadersTooLarge:

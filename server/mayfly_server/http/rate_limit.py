@@ -11,8 +11,8 @@ from mayfly_server.errors import RateLimited
 from mayfly_server.http.api_keys import Key
 
 _TRY_AGAIN_S = 1.0
-"""Retry-After, in seconds, if a key has too many requests at a time. It is a guess, because nobody
-knows when one of them will end."""
+"""Retry-After, in seconds, for a request beyond the number that a key may have at a time. It is a
+guess, because nobody knows when one of the running requests will end."""
 
 
 @dataclass(slots=True)

@@ -25,8 +25,8 @@ def event(content: Mapping[str, object]) -> str:
 
 
 class OpenAIEnds:
-    """The first text of a stream of completions in OpenAI's API, which is empty, and the last text
-    of a stream that an error ends."""
+    """The beginning, the comments and the end on errors of a stream in OpenAI's API: the stream
+    begins with an empty text, and an error is its last event."""
 
     def begin(self) -> str:
         return ""

@@ -108,7 +108,8 @@ class SpawnGate:
         )
 
     def memory(self, now: float) -> MachineMemory:
-        """Returns the machine's memory; a measurement is used for half a second."""
+        """Returns the machine's memory, measured anew if the last measurement is half a second
+        old."""
         if self._measured is None or now - self._measured[0] >= CHECK_AGAIN_S:
             self._measured = (now, self._measure())
         return self._measured[1]

@@ -10,8 +10,8 @@ blocks or kills a worker that writes to stderr. The file's last lines become par
 crash record (autopsy).
 
 MLX reads its environment variables when it is imported, and numbers with ``atoi``: ``true`` means
-0. Workers get the variables that the user has set unchanged, but neither :data:`REMOVED` nor
-variables with keys.
+0. Workers get the variables that the user has set unchanged, except for those that do harm
+(:data:`REMOVED`) and those that hold API keys.
 """
 
 from __future__ import annotations
@@ -207,8 +207,8 @@ class Spawner:
     """Starts the worker processes of a node.
 
     Args:
-        note: is called with sentences for the operator about the workers' environment, once for
-            each.
+        note: is called with sentences for the operator about the workers' environment, once with
+            each sentence.
 
     Raises:
         StartError: the settings have an option that workers do not have or a value that workers do

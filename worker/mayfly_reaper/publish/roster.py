@@ -60,8 +60,8 @@ class QuarantineList:
         self._entries: dict[str, _QuarantineEntry] = {}
 
     def add(self, request: Quarantine, now: float) -> Done:
-        """Adds a request's fingerprint. If the list has it already, the later of the two times to
-        end counts."""
+        """Adds a request's fingerprint, for ``request.ttl_s`` seconds from ``now`` on. If the list
+        has the fingerprint already, the later of the two ends counts."""
         until = now + request.ttl_s
         known = self._entries.get(request.fingerprint)
         if known is None or known.until < until:
@@ -72,7 +72,8 @@ class QuarantineList:
 
     def release(self, request: Release, now: float) -> Done:
         """Ends the quarantine of all requests whose fingerprints begin with ``request.fingerprint``
-        (empty: of all requests). Returns a failure if a text that is not empty begins none."""
+        (if it is empty, of all requests). The answer is a failure if the text is not empty and no
+        fingerprint begins with it."""
         found = [each.fingerprint for each in self.entries(now)]
         found = [each for each in found if each.startswith(request.fingerprint)]
         if request.fingerprint and not found:

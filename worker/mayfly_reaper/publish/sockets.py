@@ -74,7 +74,7 @@ _log = logging.getLogger(__name__)
 
 class SocketPair:
     """A ROUTER socket for messages to the reaper and an XPUB socket for its rosters (the node's
-    state). They are not bound yet, and are closed with ``stack``."""
+    state). They are not bound yet, and are closed when ``stack`` is."""
 
     def __init__(self, poller: zmq.Poller, stack: ExitStack) -> None:
         self.context: zmq.Context[Any] = stack.enter_context(zmq.Context())
@@ -98,7 +98,7 @@ class SocketPair:
                 return
 
     def has_new_subscriber(self) -> bool:
-        """Returns True if somebody has subscribed to the rosters since the last call."""
+        """Returns True if a front end has subscribed to the rosters since the last call."""
         found = False
         for _ in range(FRAMES_A_ROUND):
             if not self.roster.poll(0):
@@ -113,8 +113,8 @@ class SocketPair:
             _log.warning("dropped a message to peer %r: %s", identity[:64], error)
 
     def publish(self, frame: bytes) -> None:
-        """Publishes an encoded roster. Never blocks: the XPUB socket drops rosters for subscribers
-        that do not read."""
+        """Publishes an encoded roster (the node's state) to its subscribers, the front ends. Never
+        blocks: the XPUB socket drops rosters for subscribers that do not read."""
         self.roster.send_multipart([ROSTER_TOPIC, frame])
 
 
@@ -156,7 +156,7 @@ class NetworkRequest:
 
 class Gateway(SocketPair):
     """TCP sockets at which front ends of any machine reach the reaper. The sockets are bound at
-    once, and closed with ``stack``.
+    once, and closed when ``stack`` is.
 
     Args:
         note: is called with sentences for the operator.
@@ -274,7 +274,7 @@ def _reachable_at(network: Network, pair: KeyPair | None, trusted: int) -> str:
 class ControlSockets:
     """All sockets of a node's reaper: local sockets for this machine, and TCP sockets (the gateway)
     for front ends on a network if the settings have one. The sockets are bound at once, and closed
-    with ``stack``. Raises StartError if the gateway cannot be bound."""
+    when ``stack`` is. Raises StartError if the gateway cannot be bound."""
 
     def __init__(
         self,
@@ -309,7 +309,7 @@ class ControlSockets:
             yield from self._gateway.requests()
 
     def has_new_subscriber(self) -> bool:
-        """Returns True if somebody has subscribed to the rosters since the last call."""
+        """Returns True if a front end has subscribed to the rosters since the last call."""
         over_network = self._gateway is not None and self._gateway.has_new_subscriber()
         return self._local.has_new_subscriber() or over_network
 

@@ -98,7 +98,7 @@ class RecycleRequested:
 @dataclass(frozen=True, slots=True)
 class StopRequested:
     """The node stops, and the slot's workers are to end; with ``hurry``, at once. Running requests
-    may go on for ``grace_s`` seconds; None stands for ``Budgets.stop_s``."""
+    may go on for ``grace_s`` seconds; if it is None, for the configured ``Budgets.stop_s``."""
 
     hurry: bool = False
     grace_s: float | None = None

@@ -124,14 +124,16 @@ class Slot:
 
     @property
     def workers(self) -> list[tuple[WorkerRole, Incarnation]]:
-        """The slot's workers that have a process or may have one, with their roles."""
+        """The slot's workers that have a process or may have one, each with its role: current
+        worker, successor or predecessor."""
         found = (self.current, self.successor, self.predecessor)
         return [
             (role, worker) for role, worker in zip(ROLES, found, strict=True) if worker is not None
         ]
 
     def with_worker(self, role: WorkerRole, worker: Incarnation | None) -> Slot:
-        """Returns the slot with ``worker`` in a role; None empties the role."""
+        """Returns the slot with ``worker`` as its current worker, successor or predecessor; with
+        None, the slot has no worker in this role."""
         match role:
             case "current":
                 number = worker.number if worker is not None else self.incarnation
@@ -196,16 +198,16 @@ class SlotRules:
                 return self._worker_step(slot, number, event, now)
 
     def due(self, slot: Slot) -> float:
-        """Returns the time at which a tick will next change something, or the slot will want a
-        worker, by the clock of ``now``; infinite without either."""
+        """Returns the time at which a timeout of the slot's workers ends, or the slot will want a
+        worker, whichever comes first; infinite if neither will. A ``Tick`` is due then."""
         times = [self._worker_rules.due(worker) for _, worker in slot.workers]
         if slot.state == "backoff":
             times.append(slot.retry_at)
         return min(times, default=float("inf"))
 
     def wants_worker(self, slot: Slot, now: float) -> bool:
-        """Returns True if the slot waits for ``SpawnAllowed`` or ``SpawnDeferred``, to start a
-        worker."""
+        """Returns True if the slot is to get a worker now: it waits for the event ``SpawnAllowed``,
+        which starts one, or ``SpawnDeferred``, which puts the start off."""
         return slot.state == "backoff" and now >= slot.retry_at
 
     # -- events ----------------------------------------------------------------------------
@@ -273,7 +275,8 @@ class SlotRules:
         return slot, [Spawn(worker.number, slot.mitigations)]
 
     def _ready(self, slot: Slot, role: WorkerRole, now: float) -> SlotStep:
-        """Ends the replacement of a worker by a worker that has just become READY."""
+        """Handles a worker that has just become READY. If it replaces another worker, the
+        replacement ends: the old worker finishes its requests and leaves."""
         if role == "predecessor":
             return slot, []
         if role == "current":
@@ -290,7 +293,8 @@ class SlotRules:
         return slot.with_worker("current", successor), actions
 
     def _finished(self, slot: Slot, role: WorkerRole, worker: Incarnation, now: float) -> SlotStep:
-        """Decides what follows the end of a worker's process."""
+        """Takes the worker, whose process is gone, out of the slot, and decides what the slot does
+        next."""
         verdict = worker.verdict
         needed = worker.footprint_when_ready or slot.memory_needed
         slot = replace(slot.with_worker(role, None), memory_needed=needed)
@@ -347,7 +351,8 @@ class SlotRules:
     def _with_retry(
         self, slot: Slot, worker: Incarnation, verdict: Verdict | None, now: float
     ) -> Slot:
-        """Returns the slot with the time of its next worker and the losses held against it."""
+        """Returns the slot in back-off, with the time at which its next worker is due and the
+        number of losses in a row."""
         budgets = self._budgets
         steady = worker.served_s >= budgets.steady_s
         losses = 0 if steady else slot.losses_in_a_row

@@ -111,7 +111,8 @@ class WorkerRules:
         return self.drain(worker, grace_s, now)
 
     def due(self, worker: Incarnation) -> float:
-        """Returns the time at which a tick will next change something; infinite if no tick will."""
+        """Returns the time of the worker's next timeout, at which a ``Tick`` is due; infinite if
+        there is none."""
         if worker.exit is not None:
             return worker.exited_at + LAST_MESSAGES_S
         times = [worker.escalate_at] if worker.escalation else []
@@ -168,8 +169,8 @@ class WorkerRules:
                 return worker, []
 
     def _survived(self, worker: Incarnation, fault: Fault, now: float) -> WorkerStep:
-        """Notes a fault that the worker survives, and drains a worker that will not be good for
-        long, so that it is replaced."""
+        """Notes a fault that the worker survives. After a fault that calls for a new worker, or
+        several failed batches in a short time, lets the worker finish its requests and leave."""
         survived = (*worker.survived, SurvivedFault(now, fault))[-SURVIVED_FAULTS_KEPT:]
         worker = replace(worker, survived=survived)
         since = now - self._budgets.batch_window_s
@@ -180,7 +181,8 @@ class WorkerRules:
         return worker, []
 
     def _leaves(self, worker: Incarnation, message: Fault | Bye, now: float) -> WorkerStep:
-        """Handles a message after which the worker's process ends by itself."""
+        """Handles a worker's message that it leaves or cannot go on: the worker is lost or leaving
+        from now on, and is killed if its process does not end by itself in time."""
         if isinstance(message, Bye):
             worker = replace(worker, bye=message)
         else:
@@ -249,8 +251,8 @@ def _announce_loss(worker: Incarnation) -> WorkerStep:
 
 
 def _final_verdict(worker: Incarnation, exited: ProcessExited) -> Verdict | None:
-    """Returns the verdict on a worker whose process is gone; None if the worker left because it was
-    asked to, or replaced itself."""
+    """Returns the verdict on a worker whose process is gone; None if that is no loss: the worker
+    was asked to leave, or left by itself to be replaced."""
     fault = worker.fault
     if worker.verdict is not None:
         verdict = worker.verdict
