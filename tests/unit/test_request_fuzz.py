@@ -92,7 +92,7 @@ PARSERS: dict[str, Parser] = {
     ),
     "responses": (
         ResponsesRequest,
-        responses.chat_prompt,
+        responses.read_prompt,
         [
             {
                 "instructions": "s",

@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 
 from mayfly_protocol.requests import ChatPrompt, Constraint, Ending, Generation, Output
+from mayfly_protocol.serving import Tokenize, Tokenized
 from mayfly_server.api.affinity_keys import chat_key, named_key
 from mayfly_server.api.answer import GenerationJob, StreamedAnswer, WholeAnswer
-from mayfly_server.api.dependencies import FrontDep, TenantDep
-from mayfly_server.api.openapi import streamed
+from mayfly_server.api.dependencies import Front, FrontDep, TenantDep
+from mayfly_server.api.openapi import AnswerObject, streamed
 from mayfly_server.api.request_fields import SamplingFields, sampling
 from mayfly_server.api.responses.responses_answer import ResponseBody, ResponseEvents
 from mayfly_server.api.responses.responses_objects import (
@@ -22,19 +23,41 @@ from mayfly_server.api.responses.responses_objects import (
     ResponseAnswer,
     ResponsesEvent,
 )
-from mayfly_server.api.responses.responses_prompt import chat_prompt
+from mayfly_server.api.responses.responses_prompt import read_prompt
 from mayfly_server.api.responses.responses_request import (
+    InputTokensRequest,
     JsonObjectFormat,
     JsonSchemaFormat,
+    PromptFields,
     ResponsesRequest,
 )
+from mayfly_server.api.responses.responses_tools import HOSTED, ToolNames
+from mayfly_server.dispatch.tokenize import ask_worker
 from mayfly_server.errors import InvalidRequest, NotServed
 from mayfly_server.http.body import StrictRoute
+from mayfly_server.http.ignored_fields import note_ignored
 
 router = APIRouter(route_class=StrictRoute)
 not_stored_router = APIRouter(include_in_schema=False)
 
 _LOGPROBS = "message.output_text.logprobs"
+_INCLUDES = {
+    _LOGPROBS,
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+}
+"""Values of ``include``. But for the first they ask for parts of items that no answer of this
+server has."""
+
+
+class InputTokens(AnswerObject):
+    object: Literal["response.input_tokens"]
+    input_tokens: int
 
 
 @router.post(
@@ -42,12 +65,15 @@ _LOGPROBS = "message.output_text.logprobs"
     response_class=Response,
     responses={200: streamed(ResponseAnswer, ResponsesEvent, RESPONSES_EVENTS)},
 )
-async def responses(request: ResponsesRequest, front: FrontDep, tenant: TenantDep) -> Response:
-    """Answers a conversation, given as a list of items (messages, reasoning, function calls), with
+async def responses(
+    request: ResponsesRequest, front: FrontDep, tenant: TenantDep, http: Request
+) -> Response:
+    """Answers a conversation, given as a list of items (messages, reasoning, calls of tools), with
     new items, in one piece or as a stream of events."""
-    prompt = chat_prompt(request)
+    read = read_prompt(request)
+    _note_unknown(request, read.tools, front, http)
     logprobs = _LOGPROBS in (request.include or ())
-    output = _output(request, prompt, logprobs=logprobs)
+    output = _output(request, read.prompt, logprobs=logprobs)
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest(
             "stream_options can only be given with stream.", param="stream_options"
@@ -55,20 +81,47 @@ async def responses(request: ResponsesRequest, front: FrontDep, tenant: TenantDe
     model = await front.chat_model(request.model)
     generation = Generation(
         model=model.name,
-        prompt=prompt,
+        prompt=read.prompt,
         sampling=sampling(SamplingFields(temperature=request.temperature, top_p=request.top_p)),
         ending=Ending(max_tokens=request.max_output_tokens),
         output=output,
     )
     name = request.prompt_cache_key
-    key = chat_key(prompt.messages) if name is None else named_key(name)
+    key = chat_key(read.prompt.messages) if name is None else named_key(name)
     job = GenerationJob(front, [generation], prefix="resp_", key=key, tenant=tenant)
     echoed = _request_echo(request)
     if request.stream:
-        events = partial(ResponseEvents, echoed=echoed, logprobs=logprobs)
+        events = partial(ResponseEvents, echoed=echoed, tools=read.tools, logprobs=logprobs)
         return StreamedAnswer(job, events)
-    body = partial(ResponseBody, echoed=echoed, logprobs=logprobs)
+    body = partial(ResponseBody, echoed=echoed, tools=read.tools, logprobs=logprobs)
     return WholeAnswer(job, body)
+
+
+@router.post(
+    "/v1/responses/input_tokens", response_model=None, responses={200: {"model": InputTokens}}
+)
+async def input_tokens(request: InputTokensRequest, front: FrontDep, http: Request) -> InputTokens:
+    """Counts the prompt tokens that a request with this body to ``/v1/responses`` would have."""
+    read = read_prompt(request)
+    _note_unknown(request, read.tools, front, http)
+    _constraint(request, read.prompt)
+    model = await front.chat_model(request.model)
+    question = partial(Tokenize, prompt=read.prompt, count_only=True)
+    found = await ask_worker(front.fleet, front.settings, model.name, question)
+    assert isinstance(found, Tokenized)
+    return {"object": "response.input_tokens", "input_tokens": found.count}
+
+
+def _note_unknown(request: PromptFields, tools: ToolNames, front: Front, http: Request) -> None:
+    """Notes, as fields that are ignored, tools of unknown types and unknown things to include; or
+    refuses them, if the server is strict about fields."""
+    included = request.include or () if isinstance(request, ResponsesRequest) else ()
+    for field, values, known in (("tools", tools.hosted, HOSTED), ("include", included, _INCLUDES)):
+        if set(values) <= known:
+            continue
+        if front.settings.strict_fields:
+            raise InvalidRequest(f"{field}: One of these is not known.", param=field)
+        note_ignored(field, http.scope, front.ignored_fields)
 
 
 def _output(request: ResponsesRequest, prompt: ChatPrompt, *, logprobs: bool) -> Output:
@@ -76,28 +129,28 @@ def _output(request: ResponsesRequest, prompt: ChatPrompt, *, logprobs: bool) ->
         raise InvalidRequest(
             f"top_logprobs goes with include: [{_LOGPROBS!r}].", param="top_logprobs"
         )
-    constraint = _constraint(request)
-    if constraint is not None and prompt.tool_choice == "required":
-        raise InvalidRequest(
-            "A tool that has to be called and an output format exclude each other.",
-            param="tool_choice",
-        )
     return Output(
         logprobs=(request.top_logprobs or 0) if logprobs else None,
         split=True,
-        constraint=constraint,
+        constraint=_constraint(request, prompt),
         early_calls=bool(request.stream),
     )
 
 
-def _constraint(request: ResponsesRequest) -> Constraint | None:
+def _constraint(request: PromptFields, prompt: ChatPrompt) -> Constraint | None:
     match request.text.format if request.text else None:
         case JsonObjectFormat():
-            return Constraint("json_object", param="text.format")
+            found = Constraint("json_object", param="text.format")
         case JsonSchemaFormat(schema_=schema):
-            return Constraint("json_schema", json.dumps(schema), "text.format.schema")
+            found = Constraint("json_schema", json.dumps(schema), "text.format.schema")
         case _:
             return None
+    if prompt.tool_choice == "required":
+        raise InvalidRequest(
+            "A tool that has to be called and an output format exclude each other.",
+            param="tool_choice",
+        )
+    return found
 
 
 def _request_echo(request: ResponsesRequest) -> RequestEcho:
@@ -109,14 +162,18 @@ def _request_echo(request: ResponsesRequest) -> RequestEcho:
         "conversation": None,
         "instructions": request.instructions,
         "max_output_tokens": request.max_output_tokens,
-        "max_tool_calls": None,
+        "max_tool_calls": request.max_tool_calls,
         "metadata": request.metadata or {},
         "parallel_tool_calls": request.parallel_tool_calls is not False,
         "previous_response_id": None,
         "prompt_cache_key": request.prompt_cache_key,
         "reasoning": {
             "effort": request.reasoning.effort if request.reasoning else None,
-            "summary": request.reasoning.summary if request.reasoning else None,
+            "summary": (
+                request.reasoning.summary or request.reasoning.generate_summary
+                if request.reasoning
+                else None
+            ),
         },
         "safety_identifier": request.safety_identifier,
         "service_tier": "default",
@@ -130,7 +187,7 @@ def _request_echo(request: ResponsesRequest) -> RequestEcho:
         "tools": fields["tools"] or [],
         "top_logprobs": request.top_logprobs or 0,
         "top_p": 1.0 if request.top_p is None else request.top_p,
-        "truncation": "disabled",
+        "truncation": request.truncation or "disabled",
         "user": request.user,
     }
 
@@ -139,4 +196,15 @@ def _request_echo(request: ResponsesRequest) -> RequestEcho:
 @not_stored_router.post("/v1/responses/{id}/cancel")
 @not_stored_router.get("/v1/responses/{id}/input_items")
 async def stored_response(id: str) -> None:
-    raise NotServed("Responses are not stored here.", code="response_not_found")
+    raise NotServed(
+        "Responses are not stored here, so that none can be read, deleted or cancelled by its id; "
+        "send the whole conversation with each request.",
+        code="response_not_found",
+    )
+
+
+@not_stored_router.post("/v1/responses/compact")
+async def compact() -> None:
+    raise NotServed(
+        "Conversations are not compacted here; ask for a summary with /v1/responses instead."
+    )

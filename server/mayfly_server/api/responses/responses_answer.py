@@ -7,6 +7,7 @@
           response.reasoning_text.done or .output_text.done
         response.content_part.done
         or response.function_call_arguments.delta ..., .done         function_call
+        or response.custom_tool_call_input.delta ..., .done          custom_tool_call
       response.output_item.done
       ...
     response.completed, .incomplete or .failed
@@ -17,21 +18,15 @@ the answer leaves unfinished has no event that says ``done``, since clients act 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, cast
+from dataclasses import replace
+from typing import Literal
 
-from mayfly_protocol.requests import FinishReason
-from mayfly_protocol.serving import Delta, ToolCallDelta, Usage
+from mayfly_protocol.serving import Delta, Usage
 from mayfly_server.api.answer import Head
-from mayfly_server.api.openai.logprobs import ChatTokenLogprob, chat_logprobs
 from mayfly_server.api.responses.responses_objects import (
     ItemEvent,
     ItemStatus,
-    OutputItem,
     OutputPart,
-    OutputReasoningText,
-    OutputText,
     RequestEcho,
     ResponseAnswer,
     ResponseError,
@@ -40,11 +35,10 @@ from mayfly_server.api.responses.responses_objects import (
     ResponseStatus,
     ResponseUsage,
 )
-from mayfly_server.errors import InvalidRequest, RequestError
+from mayfly_server.api.responses.responses_output import GeneratedItem, GeneratedItems, ItemPiece
+from mayfly_server.api.responses.responses_tools import ToolNames
+from mayfly_server.errors import ContextExceeded, InvalidRequest, RequestError
 from mayfly_server.http import sse
-
-ItemKind = Literal["reasoning", "message", "function_call"]
-_ID_PREFIXES: dict[ItemKind, str] = {"reasoning": "rs", "message": "msg", "function_call": "fc"}
 
 
 def response_usage(usage: Usage) -> ResponseUsage:
@@ -55,121 +49,6 @@ def response_usage(usage: Usage) -> ResponseUsage:
         "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
-
-
-class _Piece(NamedTuple):
-    """A text that an output item gains; ``call`` is set if the item is a function call."""
-
-    kind: ItemKind
-    text: str
-    call: ToolCallDelta | None = None
-    logprobs: list[ChatTokenLogprob] = []  # noqa: RUF012  never changed
-
-
-@dataclass(slots=True, eq=False)
-class _Item:
-    """An output item (reasoning, message or function call) with the text generated so far. ``call``
-    is the first piece of a function call, with its name."""
-
-    kind: ItemKind
-    id: str
-    index: int
-    call: ToolCallDelta | None = None
-    pieces: list[str] = field(default_factory=list)
-    logprobs: list[ChatTokenLogprob] = field(default_factory=list)
-    unfinished: bool = False
-
-    @property
-    def text(self) -> str:
-        return "".join(self.pieces)
-
-    def part(self, text: str) -> OutputPart:
-        """The one content part of a reasoning item or message, with the given text."""
-        if self.kind == "reasoning":
-            return {"type": "reasoning_text", "text": text}
-        return {
-            "type": "output_text",
-            "text": text,
-            "annotations": [],
-            "logprobs": self.logprobs if text else [],
-        }
-
-    def content(self, status: ItemStatus) -> OutputItem:
-        text = self.text
-        parts = [self.part(text)] if text else []
-        if self.call is not None:
-            return {
-                "id": self.id,
-                "type": "function_call",
-                "status": status,
-                "call_id": cast(str, self.call.id),
-                "name": cast(str, self.call.name),
-                "arguments": text,
-            }
-        if self.kind == "reasoning":
-            return {
-                "id": self.id,
-                "type": "reasoning",
-                "status": status,
-                "summary": [],
-                "content": cast(list[OutputReasoningText], parts),
-                "encrypted_content": None,
-            }
-        return {
-            "id": self.id,
-            "type": "message",
-            "status": status,
-            "role": "assistant",
-            "content": cast(list[OutputText], parts),
-        }
-
-
-class _Output:
-    """Sorts generated text into output items: reasoning, messages, function calls."""
-
-    def __init__(self, head: Head, *, logprobs: bool) -> None:
-        self.items: list[_Item] = []
-        self.finish: FinishReason | None = None
-        self._name = head.id.rpartition("-")[2]
-        self._wanted = logprobs
-        self._pending: list[ChatTokenLogprob] = []
-
-    @property
-    def incomplete(self) -> bool:
-        """True if the answer was cut off."""
-        return self.finish == "length" or bool(self.items and self.items[-1].unfinished)
-
-    def pieces(self, delta: Delta) -> Iterator[_Piece]:
-        """Splits a delta into pieces, each for one output item. Log probabilities are kept back
-        until the text of their tokens comes; those of tokens that become reasoning or part of a
-        function call are dropped."""
-        if self._wanted:
-            self._pending += chat_logprobs(delta.logprobs)
-        if delta.reasoning:
-            self._pending = []
-            yield _Piece("reasoning", delta.reasoning)
-        if delta.text:
-            logprobs, self._pending = self._pending, []
-            yield _Piece("message", delta.text, logprobs=logprobs)
-        for call in delta.tool_calls:
-            self._pending = []
-            yield _Piece("function_call", call.arguments, call)
-        self.finish = delta.finish or self.finish
-
-    def add(self, piece: _Piece) -> tuple[_Item, bool]:
-        """Adds a piece to the last output item, or to a new item if the piece belongs to another
-        one. Returns the item, and True if it is new."""
-        begins_call = piece.call is not None and piece.call.name is not None
-        new = not self.items or self.items[-1].kind != piece.kind or begins_call
-        if new:
-            index = len(self.items)
-            id = f"{_ID_PREFIXES[piece.kind]}_{self._name}_{index}"
-            self.items.append(_Item(piece.kind, id, index, piece.call))
-        item = self.items[-1]
-        item.pieces.append(piece.text)
-        item.logprobs += piece.logprobs
-        item.unfinished = piece.call is not None and piece.call.unfinished
-        return item, new
 
 
 class _ResponseWriter:
@@ -183,7 +62,7 @@ class _ResponseWriter:
     def response(
         self,
         status: ResponseStatus,
-        output: _Output,
+        output: GeneratedItems,
         usage: Usage | None = None,
         error: ResponseError | None = None,
     ) -> ResponseAnswer:
@@ -206,7 +85,7 @@ class _ResponseWriter:
             "usage": response_usage(usage) if usage else None,
         }
 
-    def ended(self, output: _Output, usage: Usage) -> ResponseAnswer:
+    def ended(self, output: GeneratedItems, usage: Usage) -> ResponseAnswer:
         status: ResponseStatus = "incomplete" if output.incomplete else "completed"
         return self.response(status, output, usage)
 
@@ -214,9 +93,11 @@ class _ResponseWriter:
 class ResponseBody:
     """Collects the generated text into the one object of an answer that is not streamed."""
 
-    def __init__(self, head: Head, echoed: RequestEcho, *, logprobs: bool) -> None:
+    def __init__(
+        self, head: Head, echoed: RequestEcho, tools: ToolNames, *, logprobs: bool
+    ) -> None:
         self._writer = _ResponseWriter(head, echoed)
-        self._output = _Output(head, logprobs=logprobs)
+        self._output = GeneratedItems(head, tools, logprobs=logprobs)
 
     def add(self, prompt: int, delta: Delta) -> None:
         for piece in self._output.pieces(delta):
@@ -228,8 +109,10 @@ class ResponseBody:
 
 def _failure_code(
     error: RequestError,
-) -> Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]:
+) -> Literal["server_error", "rate_limit_exceeded", "invalid_prompt", "context_length_exceeded"]:
     """The nearest of the few error codes that OpenAI defines for a failed response."""
+    if isinstance(error, ContextExceeded):
+        return "context_length_exceeded"
     if isinstance(error, InvalidRequest):
         return "invalid_prompt"
     return "rate_limit_exceeded" if error.status == 429 else "server_error"
@@ -238,11 +121,13 @@ def _failure_code(
 class ResponseEvents:
     """Writes the events of a stream of ``POST /v1/responses``."""
 
-    def __init__(self, head: Head, echoed: RequestEcho, *, logprobs: bool) -> None:
+    def __init__(
+        self, head: Head, echoed: RequestEcho, tools: ToolNames, *, logprobs: bool
+    ) -> None:
         self._writer = _ResponseWriter(head, echoed)
-        self._output = _Output(head, logprobs=logprobs)
+        self._output = GeneratedItems(head, tools, logprobs=logprobs)
         self._number = -1
-        self._open: _Item | None = None
+        self._open: GeneratedItem | None = None
 
     def begin(self) -> str:
         response = self._writer.response("in_progress", self._output)
@@ -269,7 +154,7 @@ class ResponseEvents:
         response = self._writer.response("failed", self._output, error=failed)
         return self._response_event("response.failed", response)
 
-    def _piece(self, piece: _Piece) -> str:
+    def _piece(self, piece: ItemPiece) -> str:
         item, new = self._output.add(piece)
         opened = self._close("completed") + self._start(item) if new else ""
         if not piece.text:
@@ -308,10 +193,22 @@ class ResponseEvents:
                         "delta": piece.text,
                     }
                 )
+            case "custom_tool_call" if piece.text:
+                return opened + _encode(
+                    {
+                        "type": "response.custom_tool_call_input.delta",
+                        "sequence_number": self._next(),
+                        "item_id": item.id,
+                        "output_index": item.index,
+                        "delta": piece.text,
+                    }
+                )
+            case "custom_tool_call":
+                return opened
 
-    def _start(self, item: _Item) -> str:
+    def _start(self, item: GeneratedItem) -> str:
         self._open = item
-        empty = _Item(item.kind, item.id, item.index, item.call)
+        empty = replace(item, pieces=[], logprobs=[])
         events = self._item_event("response.output_item.added", empty, "in_progress")
         if item.call is None:
             events += self._part_event("response.content_part.added", item, empty.part(""))
@@ -351,6 +248,14 @@ class ResponseEvents:
                     "output_index": item.index,
                     "arguments": text,
                 }
+            case "custom_tool_call":
+                done = {
+                    "type": "response.custom_tool_call_input.done",
+                    "sequence_number": self._next(),
+                    "item_id": item.id,
+                    "output_index": item.index,
+                    "input": text,
+                }
         events = _encode(done)
         if item.call is None:
             events += self._part_event("response.content_part.done", item, item.part(text))
@@ -377,7 +282,7 @@ class ResponseEvents:
     def _item_event(
         self,
         kind: Literal["response.output_item.added", "response.output_item.done"],
-        item: _Item,
+        item: GeneratedItem,
         status: ItemStatus,
     ) -> str:
         event: ItemEvent = {
@@ -391,7 +296,7 @@ class ResponseEvents:
     def _part_event(
         self,
         kind: Literal["response.content_part.added", "response.content_part.done"],
-        item: _Item,
+        item: GeneratedItem,
         part: OutputPart,
     ) -> str:
         return _encode(

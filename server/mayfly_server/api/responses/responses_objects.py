@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import Field
 
 from mayfly_server.api.openai.logprobs import ChatTokenLogprob
 from mayfly_server.api.openapi import AnswerObject
-from mayfly_server.api.responses.responses_request import Format, FunctionTool, NamedFunction
+from mayfly_server.api.responses.responses_request import Format, Summary
+from mayfly_server.api.responses.responses_tools import ToolChoice
 
 ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -46,13 +47,28 @@ class OutputReasoning(AnswerObject):
     encrypted_content: None
 
 
-class OutputFunctionCall(AnswerObject):
+class CalledNamespace(AnswerObject):
+    """The namespace of a tool that is called, if the request has the tool in one."""
+
+    namespace: NotRequired[str]
+
+
+class OutputFunctionCall(CalledNamespace):
     id: str
     type: Literal["function_call"]
     status: ItemStatus
     call_id: str
     name: str
     arguments: str
+
+
+class OutputCustomToolCall(CalledNamespace):
+    id: str
+    type: Literal["custom_tool_call"]
+    status: ItemStatus
+    call_id: str
+    name: str
+    input: str
 
 
 class InputTokensDetails(AnswerObject):
@@ -77,22 +93,28 @@ class IncompleteDetails(AnswerObject):
 
 
 class ResponseError(AnswerObject):
-    code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
+    code: Literal[
+        "server_error", "rate_limit_exceeded", "invalid_prompt", "context_length_exceeded"
+    ]
     message: str
 
 
 class ReasoningConfig(AnswerObject):
     effort: Annotated[Any, Field(description="As in the request.")]
-    summary: Literal["auto"] | None
+    summary: Annotated[
+        Summary | None,
+        Field(description="As in the request; reasoning is returned itself, never a summary."),
+    ]
 
 
 class TextFormat(AnswerObject):
     format: Format
-    verbosity: Literal["medium"]
+    verbosity: Literal["low", "medium", "high"]
 
 
 OutputItem = Annotated[
-    OutputMessage | OutputReasoning | OutputFunctionCall, Field(discriminator="type")
+    OutputMessage | OutputReasoning | OutputFunctionCall | OutputCustomToolCall,
+    Field(discriminator="type"),
 ]
 
 
@@ -103,7 +125,7 @@ class RequestEcho(AnswerObject):
     conversation: None
     instructions: str | None
     max_output_tokens: int | None
-    max_tool_calls: None
+    max_tool_calls: int | None
     metadata: dict[str, str]
     parallel_tool_calls: bool
     previous_response_id: None
@@ -114,11 +136,11 @@ class RequestEcho(AnswerObject):
     store: Literal[False]
     temperature: float
     text: TextFormat
-    tool_choice: Literal["none", "auto", "required"] | NamedFunction
-    tools: list[FunctionTool]
+    tool_choice: ToolChoice
+    tools: Annotated[list[dict[str, Any]], Field(description="As in the request.")]
     top_logprobs: int
     top_p: float
-    truncation: Literal["disabled"]
+    truncation: Literal["auto", "disabled"]
     user: str | None
 
 
@@ -203,6 +225,16 @@ class ArgumentsDone(_InItem):
     arguments: str
 
 
+class InputDelta(_InItem):
+    type: Literal["response.custom_tool_call_input.delta"]
+    delta: str
+
+
+class InputDone(_InItem):
+    type: Literal["response.custom_tool_call_input.done"]
+    input: str
+
+
 ResponsesEvent = Annotated[
     ResponseEvent
     | ItemEvent
@@ -212,7 +244,9 @@ ResponsesEvent = Annotated[
     | ReasoningDelta
     | ReasoningDone
     | ArgumentsDelta
-    | ArgumentsDone,
+    | ArgumentsDone
+    | InputDelta
+    | InputDone,
     Field(discriminator="type"),
 ]
 

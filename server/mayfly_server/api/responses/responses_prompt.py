@@ -1,62 +1,103 @@
 """Makes the prompt of a ``/v1/responses`` request: turns its items into messages for a model's chat
 template.
 
-An answer of the model consists of several items: reasoning, a message and function calls, in this
-order. Successive items that fit this order become one assistant message; an item that breaks the
-order begins another assistant message.
+An answer of the model consists of several items: reasoning, a message and calls, in this order.
+Successive items that fit this order become one assistant message; an item that breaks the order
+begins another assistant message.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
 from mayfly_protocol.requests import ChatPrompt
 from mayfly_protocol.requests import ToolChoice as Mode
-from mayfly_server.api.responses.responses_request import (
+from mayfly_server.api.request_fields import left_out
+from mayfly_server.api.responses.responses_items import (
+    AdditionalToolsItem,
+    CustomToolCallItem,
     FunctionCallItem,
-    FunctionCallOutputItem,
-    FunctionTool,
+    HostedItem,
+    MediaPart,
     MessageItem,
-    NamedFunction,
     Part,
     ReasoningItem,
     Refusal,
-    ResponsesRequest,
+    ToolOutputItem,
+)
+from mayfly_server.api.responses.responses_request import PromptFields
+from mayfly_server.api.responses.responses_tools import (
+    INPUT,
+    OWN,
+    AllowedTools,
+    NamedTool,
+    OfferedTool,
+    ToolNames,
+    cannot_run,
 )
 from mayfly_server.errors import InvalidRequest
 from mayfly_server.http.body import parse_json
+from mayfly_server.http.ignored_fields import asks_nothing
 
 _THOUGHT, _TEXT, _CALL = range(3)
+_RESULTS = ("output", "outputs", "result", "results", "error", "tools")
+"""Fields of a hosted tool's call, or of the item after it, that hold what the tool returned."""
+_CLIENT_CALLS = {
+    "apply_patch_call",
+    "computer_call",
+    "local_shell_call",
+    "shell_call",
+    "tool_search_call",
+}
+"""Calls whose results are items of their own."""
+_NAMING = ("type", "name", "namespace")
+_BOOKKEEPING = {"type", "id", "call_id", "status", "caller", "created_by", "execution"}
 
 
-def chat_prompt(request: ResponsesRequest) -> ChatPrompt:
-    """The prompt of a ``/v1/responses`` request, in the form that a worker gets. Raises
-    InvalidRequest for an empty input, arguments of a call that are no JSON object, and tools and a
-    tool choice that contradict each other."""
-    mode, forced = _tool_choice(request)
-    return ChatPrompt(
-        messages=tuple(_messages(request)),
-        tools=tuple(_tool(tool) for tool in request.tools or ()),
+@dataclass(frozen=True, slots=True)
+class ReadPrompt:
+    """The prompt of a request, in the form that a worker gets, and the names of its tools."""
+
+    prompt: ChatPrompt
+    tools: ToolNames
+
+
+def read_prompt(request: PromptFields) -> ReadPrompt:
+    """Makes the prompt of a ``/v1/responses`` request. Raises InvalidRequest for an empty input,
+    for parts and arguments that cannot be read, and for tools and a tool choice that contradict
+    each other."""
+    added = [item.tools for item in request.input if isinstance(item, AdditionalToolsItem)]
+    tools = ToolNames([*(request.tools or ()), *(tool for tools in added for tool in tools)])
+    mode, offered = _tool_choice(request, tools)
+    forced = offered[0].known_as if isinstance(request.tool_choice, NamedTool) else None
+    prompt = ChatPrompt(
+        messages=tuple(_messages(request, tools)),
+        tools=tuple(tool.function() for tool in (tools.offered if forced else offered)),
         tool_choice=mode,
         forced_tool=forced,
         parallel_tool_calls=request.parallel_tool_calls is not False,
         template_kwargs=_template_kwargs(request),
         date=date.today().isoformat(),
     )
+    return ReadPrompt(prompt, tools)
 
 
-def _messages(request: ResponsesRequest) -> list[dict[str, Any]]:
+def _messages(request: PromptFields, tools: ToolNames) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     if request.instructions:
         messages.append({"role": "system", "content": request.instructions})
     assistant = _AssistantMessages(messages)
     for number, item in enumerate(request.input):
+        at = f"input[{number}]"
         match item:
             case MessageItem(role="assistant"):
                 assistant.message_for(_TEXT)["content"] += _text(item.content)
             case MessageItem():
+                _check_readable(item.content, f"{at}.content")
                 role = "system" if item.role == "developer" else item.role
                 assistant.append_other({"role": role, "content": _text(item.content)})
             case ReasoningItem():
@@ -65,17 +106,15 @@ def _messages(request: ResponsesRequest) -> list[dict[str, Any]]:
                     message = assistant.message_for(_THOUGHT)
                     message["reasoning_content"] = message.get("reasoning_content", "") + thought
             case FunctionCallItem():
-                assistant.message_for(_CALL).setdefault("tool_calls", []).append(
-                    _call(item, number)
-                )
-            case FunctionCallOutputItem():
-                assistant.append_other(
-                    {
-                        "role": "tool",
-                        "tool_call_id": item.call_id,
-                        "content": _text(item.output),
-                    }
-                )
+                name = tools.known_as(item.namespace, item.name)
+                assistant.call(item.call_id, name, _arguments(item.arguments, f"{at}.arguments"))
+            case CustomToolCallItem():
+                name = tools.known_as(item.namespace, item.name)
+                assistant.call(item.call_id, name, {INPUT: item.input})
+            case ToolOutputItem():
+                assistant.result(item.call_id, _text(item.output))
+            case HostedItem():
+                _add_hosted(item, assistant)
     if not messages:
         raise InvalidRequest("input: There is nothing to answer.", param="input")
     return messages
@@ -98,6 +137,14 @@ class _AssistantMessages:
         self._last_kind = kind
         return self._messages[-1]
 
+    def call(self, id: str, name: str, arguments: dict[str, Any]) -> None:
+        function = {"name": name, "arguments": arguments}
+        calls = self.message_for(_CALL).setdefault("tool_calls", [])
+        calls.append({"id": id, "type": "function", "function": function})
+
+    def result(self, id: str, text: str) -> None:
+        self.append_other({"role": "tool", "tool_call_id": id, "content": text})
+
     def append_other(self, message: dict[str, Any]) -> None:
         """Appends a user's, system's or tool's message; a later assistant item begins a new
         message."""
@@ -105,41 +152,103 @@ class _AssistantMessages:
         self._messages.append(message)
 
 
-def _text(parts: Iterable[Part]) -> str:
-    return "".join(part.refusal if isinstance(part, Refusal) else part.text for part in parts)
+def _text(parts: Sequence[Part]) -> str:
+    texts = []
+    for part in parts:
+        match part:
+            case Refusal():
+                texts.append(part.refusal)
+            case MediaPart():
+                texts.append(left_out(part.type.removeprefix("input_")))
+            case _:
+                texts.append(part.text)
+    return "".join(texts)
 
 
-def _call(item: FunctionCallItem, number: int) -> dict[str, Any]:
-    param = f"input[{number}].arguments"
+def _check_readable(parts: Sequence[Part], at: str) -> None:
+    """Refuses images and the like in a message of the user's, which the answer would have to be
+    about."""
+    for number, part in enumerate(parts):
+        if isinstance(part, MediaPart):
+            param = f"{at}[{number}].type"
+            raise InvalidRequest(
+                f"{param}: This model reads text only, and no part of type {part.type}.",
+                param=param,
+            )
+
+
+def _arguments(text: str, param: str) -> dict[str, Any]:
     try:
-        arguments = parse_json(item.arguments) if item.arguments.strip() else {}
+        arguments = parse_json(text) if text.strip() else {}
     except ValueError as error:
         raise InvalidRequest(f"{param}: Not valid JSON: {error}.", param=param) from error
     if not isinstance(arguments, dict):
         raise InvalidRequest(f"{param}: Input should be a JSON object, as text.", param=param)
-    function = {"name": item.name, "arguments": arguments}
-    return {"id": item.call_id, "type": "function", "function": function}
+    return arguments
 
 
-def _tool(tool: FunctionTool) -> dict[str, Any]:
-    return {"type": "function", "function": tool.model_dump(exclude_none=True, exclude={"type"})}
+def _add_hosted(item: HostedItem, assistant: _AssistantMessages) -> None:
+    """Adds a call of a tool that this server does not have, or its result. A call whose result is
+    not known, as of a web search, is left out: the message after it says what was found."""
+    fields: dict[str, Any] = item.model_extra or {}
+    id = str(fields.get("call_id") or fields.get("id") or "")
+    given = {name: value for name, value in fields.items() if not asks_nothing(value)}
+    results = [_result(item.type, given[name]) for name in _RESULTS if name in given]
+    if item.type.endswith("_output"):
+        assistant.result(id, "\n".join(results) or str(given.get("status", "")))
+    elif results or item.type in _CLIENT_CALLS:
+        asked = given.keys() - _BOOKKEEPING - set(_RESULTS)
+        name = item.type.removesuffix("_call")
+        assistant.call(id, name, {key: given[key] for key in given if key in asked})
+        if results:
+            assistant.result(id, "\n".join(results))
 
 
-def _tool_choice(request: ResponsesRequest) -> tuple[Mode, str | None]:
+def _result(kind: str, value: Any) -> str:
+    """The text of a hosted tool's result; a note in place of an image."""
+    if kind == "image_generation_call":
+        return left_out("image")
+    match value:
+        case str():
+            return value
+        case list():
+            return "\n".join(_result(kind, one) for one in value)
+        case {"type": "image" | "computer_screenshot" | "input_image"}:
+            return left_out("image")
+        case {"type": "logs", "logs": str(text)} | {"text": str(text)}:
+            return text
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _tool_choice(request: PromptFields, tools: ToolNames) -> tuple[Mode, list[OfferedTool]]:
+    """The mode of calling tools, and the tools that may be called. Hosted tools among others are no
+    more than declared; alone, they are what the client wants."""
     choice = request.tool_choice
-    names = [tool.name for tool in request.tools or ()]
-    if len(set(names)) < len(names):
-        raise InvalidRequest("tools: two tools have the same name.", param="tools")
-    if isinstance(choice, NamedFunction):
-        if choice.name not in names:
-            raise InvalidRequest("tool_choice: no tool has this name.", param="tool_choice")
-        return "required", choice.name
-    if choice == "required" and not names:
-        raise InvalidRequest("tool_choice: the request has no tools to call.", param="tool_choice")
-    return choice or "auto", None
+    offered = tools.offered
+    kinds = tools.hosted
+    mode: Mode = "auto"
+    match choice:
+        case NamedTool():
+            found = tools.chosen(choice.type, choice.name, choice.namespace)
+            if found is None:
+                raise InvalidRequest("tool_choice: no tool has this name.", param="tool_choice")
+            return "required", [found]
+        case AllowedTools():
+            mode = choice.mode
+            asked = [tuple(one.get(key) for key in _NAMING) for one in choice.tools]
+            offered = [one for one in offered if any(one is tools.chosen(*key) for key in asked)]
+            kinds = [str(one.get("type")) for one in choice.tools]
+        case str():
+            mode = choice
+    hosted = next((kind for kind in kinds if kind not in OWN), None)
+    if not offered and mode != "none" and (hosted is not None or mode == "required"):
+        param = "tools" if choice is None or choice == "auto" else "tool_choice"
+        reason = cannot_run(hosted) if hosted else "the request has no tools to call"
+        raise InvalidRequest(f"{param}: {reason}.", param=param)
+    return mode, offered
 
 
-def _template_kwargs(request: ResponsesRequest) -> dict[str, Any]:
+def _template_kwargs(request: PromptFields) -> dict[str, Any]:
     effort = request.reasoning.effort if request.reasoning else None
     if effort is None:
         return {}

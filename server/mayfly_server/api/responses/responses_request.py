@@ -14,126 +14,19 @@ from pydantic import BeforeValidator, ConfigDict, Field
 from mayfly_server.api.request_fields import (
     MAX_MESSAGES,
     Count,
+    Hint,
     Number,
     Strict,
-    ToolName,
     Unsupported,
     refused,
 )
+from mayfly_server.api.responses.responses_items import Item, as_items
+from mayfly_server.api.responses.responses_tools import Tool, ToolChoice
 
 _STATELESS = "Nothing is stored here between requests; send the whole conversation as input"
+_NOT_STORED = f"{_STATELESS}, and set store to false"
 
-Status = Literal["in_progress", "completed", "incomplete"]
 Stored = Annotated[None, BeforeValidator(refused(_STATELESS))]
-
-
-def _as_parts(value: Any) -> Any:
-    """Reads an item's content that is a plain text as a list of one text part; returns any other
-    content unchanged."""
-    return [{"type": "input_text", "text": value}] if isinstance(value, str) else value
-
-
-def _as_items(value: Any) -> Any:
-    """Completes the shorthand forms of ``input``: a plain text becomes one user message, and an
-    item with a role but no type becomes a message."""
-    if isinstance(value, str):
-        return [{"type": "message", "role": "user", "content": value}]
-    if not isinstance(value, list):
-        return value
-    return [
-        {"type": "message", **item} if isinstance(item, dict) and "role" in item else item
-        for item in value
-    ]
-
-
-class InputText(Strict):
-    type: Literal["input_text"]
-    text: str
-
-
-class EarlierOutputText(Strict):
-    type: Literal["output_text"]
-    text: str
-    annotations: list[Any] | None = None
-    logprobs: list[Any] | None = None
-
-
-class Refusal(Strict):
-    type: Literal["refusal"]
-    refusal: str
-
-
-Part = Annotated[InputText | EarlierOutputText | Refusal, Field(discriminator="type")]
-Parts = Annotated[list[Part], BeforeValidator(_as_parts, json_schema_input_type=str | list[Part])]
-
-
-class MessageItem(Strict):
-    type: Literal["message"]
-    role: Literal["user", "assistant", "system", "developer"]
-    content: Parts
-    id: str | None = None
-    status: Status | None = None
-    phase: Literal["commentary", "final_answer"] | None = None
-
-
-class FunctionCallItem(Strict):
-    type: Literal["function_call"]
-    call_id: str
-    name: ToolName
-    arguments: str
-    id: str | None = None
-    status: Status | None = None
-    caller: Annotated[dict[str, Any] | None, Field(description="Accepted, without effect.")] = None
-    namespace: Unsupported = None
-    async_: Annotated[Literal[False] | None, Field(alias="async")] = None
-
-
-class FunctionCallOutputItem(Strict):
-    type: Literal["function_call_output"]
-    call_id: str
-    output: Parts
-    id: str | None = None
-    status: Status | None = None
-
-
-class ReasoningText(Strict):
-    type: Literal["reasoning_text"]
-    text: str
-
-
-class SummaryText(Strict):
-    type: Literal["summary_text"]
-    text: str
-
-
-class ReasoningItem(Strict):
-    type: Literal["reasoning"]
-    summary: list[SummaryText] | None = None
-    content: list[ReasoningText] | None = None
-    id: str | None = None
-    status: Status | None = None
-    encrypted_content: Annotated[
-        str | None, Field(description="Encrypted reasoning of another server; ignored.")
-    ] = None
-
-
-Item = Annotated[
-    MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem,
-    Field(discriminator="type"),
-]
-
-
-class FunctionTool(Strict):
-    type: Literal["function"]
-    name: ToolName
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-    description: str | None = None
-
-
-class NamedFunction(Strict):
-    type: Literal["function"]
-    name: ToolName
 
 
 class PlainTextFormat(Strict):
@@ -159,7 +52,12 @@ Format = Annotated[
 
 class TextConfig(Strict):
     format: Format | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Annotated[
+        Literal["low", "medium", "high"] | None, Field(description="Accepted, without effect.")
+    ] = None
+
+
+Summary = Literal["auto", "concise", "detailed"]
 
 
 class Reasoning(Strict):
@@ -167,19 +65,62 @@ class Reasoning(Strict):
     content of reasoning items, never a summary."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    summary: Literal["auto"] | None = None
-    generate_summary: Literal["auto"] | None = None
+    summary: Summary | None = None
+    generate_summary: Summary | None = None
+    context: Hint = None
+    mode: Annotated[Literal["standard"] | None, Field(description="Only the usual one.")] = None
 
 
 class ResponsesStreamOptions(Strict):
     include_obfuscation: Literal[False] | None = None
+    include_usage: Annotated[
+        bool | None, Field(description="Without effect: the last event has the usage.")
+    ] = None
 
 
-def _no_background(value: Any) -> Any:
-    return None if value is False else refused(_STATELESS)(value)
+def _not_stored(value: Any) -> Any:
+    return value if value is None or value is False else refused(_NOT_STORED)(value)
 
 
-class ResponsesRequest(Strict):
+class PromptCacheOptions(Strict):
+    """Options of a cache of OpenAI's. Prompts are always cached here as long as there is room."""
+
+    mode: Hint = None
+    ttl: Hint = None
+    comparison_response_id: Hint = None
+    prewarm: Annotated[
+        None,
+        BeforeValidator(refused("No prompt is read ahead of its answer here", but=(False,))),
+    ] = None
+
+
+class PromptFields(Strict):
+    """The fields of a request that make its prompt."""
+
+    model: str | None = None
+    input: Annotated[
+        list[Item],
+        BeforeValidator(as_items, json_schema_input_type=str | list[Item]),
+        Field(min_length=1, max_length=MAX_MESSAGES),
+    ]
+    instructions: str | None = None
+    tools: Annotated[list[Tool], Field(max_length=1024)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    reasoning: Reasoning | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    previous_response_id: Stored = None
+    conversation: Stored = None
+
+
+class InputTokensRequest(PromptFields):
+    """The body of OpenAI's ``POST /v1/responses/input_tokens``."""
+
+    personality: Hint = None
+
+
+class ResponsesRequest(PromptFields):
     """The body of OpenAI's ``POST /v1/responses``."""
 
     model_config = ConfigDict(
@@ -196,51 +137,50 @@ class ResponsesRequest(Strict):
         }
     )
 
-    model: str | None = None
-    input: Annotated[
-        list[Item],
-        BeforeValidator(_as_items, json_schema_input_type=str | list[Item]),
-        Field(min_length=1, max_length=MAX_MESSAGES),
-    ]
-    instructions: str | None = None
     stream: bool | None = None
     stream_options: ResponsesStreamOptions | None = None
     max_output_tokens: Count | None = None
     temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
     top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: Annotated[list[FunctionTool], Field(max_length=1024)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
-    parallel_tool_calls: bool | None = None
-    text: TextConfig | None = None
-    reasoning: Reasoning | None = None
-    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = (
-        None
-    )
-    truncation: Literal["disabled"] | None = None
+    include: list[str] | None = None
+    max_tool_calls: Annotated[
+        Count | None, Field(description="Limits calls of hosted tools, of which there are none.")
+    ] = None
 
     # Hints without effect on the answer.
+    client_metadata: Hint = None
     metadata: dict[str, Annotated[str, Field(max_length=512)]] | None = None
+    priority: Hint = None
     prompt_cache_key: Annotated[
         str | None, Field(description="Requests with the same key go to the same worker.")
     ] = None
-    prompt_cache_retention: Literal["in_memory"] | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
+    prompt_cache_retention: Hint = None
     safety_identifier: str | None = None
-    service_tier: Literal["auto", "default"] | None = None
+    service_tier: Hint = None
     user: str | None = None
 
-    store: Annotated[
-        Literal[False] | None,
-        BeforeValidator(lambda v: v if v is not True else refused(_STATELESS)(v)),
-    ] = None
-    previous_response_id: Stored = None
-    conversation: Stored = None
+    store: Annotated[Literal[False] | None, BeforeValidator(_not_stored)] = None
     prompt: Stored = None
-    background: Annotated[Literal[False] | None, BeforeValidator(_no_background)] = None
+    background: Annotated[
+        Literal[False] | None, BeforeValidator(refused(_STATELESS, but=(False,)))
+    ] = None
+    background_options: Annotated[
+        None, BeforeValidator(refused(_STATELESS, but=({"completion_window": "soonest"},)))
+    ] = None
+    context_management: Annotated[
+        None,
+        BeforeValidator(refused("Conversations are not compacted here; shorten the input instead")),
+    ] = None
+    image: Annotated[
+        None,
+        BeforeValidator(
+            refused(
+                "This model reads text only",
+                but=({"context_compression": "auto"}, {"context_compression": "disabled"}),
+            )
+        ),
+    ] = None
     access_programs: Unsupported = None
-    background_options: Unsupported = None
-    context_management: Unsupported = None
-    image: Unsupported = None
-    max_tool_calls: Unsupported = None
     moderation: Unsupported = None
-    prompt_cache_options: Unsupported = None
