@@ -93,7 +93,7 @@ def create_app(settings: FrontSettings, keys: Sequence[Key] = ()) -> FastAPI:
         app.include_router(routes.router, responses=openapi.FAILURES)
     app.include_router(messages.router, responses=openapi.ANTHROPIC_FAILURES)
     app.include_router(health.router, responses={"4XX": openapi.FAILURES["4XX"]})
-    openapi.install(app, locked=keyring.required)
+    openapi.install(app, locked=keyring.required, strict_fields=settings.strict_fields)
     for undocumented in (
         models.not_served_router,
         responses.not_stored_router,

@@ -236,6 +236,16 @@ def test_keys_are_documented(document: dict[str, Any]) -> None:
     assert locked["paths"]["/livez"]["get"]["security"] == []
 
 
+def test_bodies_may_have_other_fields_unless_fields_are_strict(document: dict[str, Any]) -> None:
+    strict = create_app(FrontSettings(nodes=("ipc:///nowhere",), strict_fields=True)).openapi()
+    for name, operation in operations(document).items():
+        if "requestBody" in operation:
+            schema = operation["requestBody"]["content"]["application/json"]["schema"]
+            body = schema["$ref"].rpartition("/")[2]
+            assert "additionalProperties" not in document["components"]["schemas"][body], name
+            assert strict["components"]["schemas"][body]["additionalProperties"] is False
+
+
 @pytest.fixture(scope="module")
 def api(front: RunningFront) -> Any:
     return schemathesis.openapi.from_url(f"{front.url}/openapi.json")

@@ -209,6 +209,7 @@ def test_logprobs_of_chat(client: Client) -> None:
     assert client.taken(CHAT, logprobs=False).generation.output.logprobs is None
     assert client.taken(CHAT, logprobs=True).generation.output.logprobs == 0
     assert client.taken(CHAT, logprobs=True, top_logprobs=3).generation.output.logprobs == 3
+    assert client.taken(CHAT, top_logprobs=0).generation.output.logprobs is None
     client.refused(CHAT, top_logprobs=3)
 
 

@@ -131,6 +131,8 @@ def test_R38_a_string_is_no_boolean(client: Client, path: str) -> None:
 @both
 def test_R38_stream_options_need_a_stream(client: Client, path: str) -> None:
     client.refused(path, "stream_options", stream_options={"include_usage": True})
+    client.taken(path, stream_options={})
+    client.taken(path, stream_options={"include_usage": False})
 
 
 @both

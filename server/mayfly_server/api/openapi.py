@@ -114,9 +114,10 @@ def package_version() -> str:
         return "0"
 
 
-def install(app: FastAPI, *, locked: bool) -> None:
+def install(app: FastAPI, *, locked: bool, strict_fields: bool) -> None:
     """Makes the application's OpenAPI document include the API keys (required if the server is
-    ``locked``, else optional) and the schemas of events in streams."""
+    ``locked``, else optional) and the schemas of events in streams, and lets bodies have unknown
+    fields unless ``strict_fields`` is set."""
     fastapi_document = app.openapi
 
     def document() -> dict[str, Any]:
@@ -125,6 +126,8 @@ def install(app: FastAPI, *, locked: bool) -> None:
         if not complete:
             _add_keys(found, locked=locked)
             _move_event_definitions(found)
+            if not strict_fields:
+                _allow_unknown_fields(found)
         return found
 
     app.openapi = document  # type: ignore[method-assign]
@@ -138,6 +141,17 @@ def _add_keys(document: dict[str, Any], *, locked: bool) -> None:
     document["security"] = [{"bearer": []}, {"header": []}, *([] if locked else [{}])]
     for probe in PROBES:
         document["paths"][probe]["get"]["security"] = []
+
+
+def _allow_unknown_fields(document: dict[str, Any]) -> None:
+    """Lets the bodies of requests have fields that are not listed, since the server ignores
+    them."""
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            if "requestBody" in operation:
+                body = operation["requestBody"]["content"]["application/json"]["schema"]
+                name = body["$ref"].rpartition("/")[2]
+                del document["components"]["schemas"][name]["additionalProperties"]
 
 
 def _move_event_definitions(document: dict[str, Any]) -> None:

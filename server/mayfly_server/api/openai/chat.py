@@ -60,7 +60,7 @@ async def chat_completions(request: ChatRequest, front: FrontDep, tenant: Tenant
 
 
 def _output(request: ChatRequest, prompt: ChatPrompt) -> Output:
-    if request.top_logprobs is not None and not request.logprobs:
+    if request.top_logprobs and not request.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs.", param="top_logprobs")
     format = constraint(request, response_format(request))
     if format is not None and prompt.tool_choice == "required":

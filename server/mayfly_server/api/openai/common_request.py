@@ -137,7 +137,7 @@ def usage_report(fields: CommonFields) -> UsageReport:
     """The chunks of the stream that report token counts, as ``stream_options`` demands. Raises
     InvalidRequest if the request has ``stream_options`` without ``stream``."""
     options = fields.stream_options
-    if options is None:
+    if options is None or not (options.include_usage or options.continuous_usage_stats):
         return "never"
     if not fields.stream:
         raise InvalidRequest(
@@ -150,7 +150,7 @@ def usage_report(fields: CommonFields) -> UsageReport:
                 param="stream_options.continuous_usage_stats",
             )
         return "in every chunk"
-    return "in the last chunk" if options.include_usage else "never"
+    return "in the last chunk"
 
 
 def constraint(
