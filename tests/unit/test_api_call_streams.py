@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 
-from mayfly_protocol.requests import FinishReason
+from mayfly_protocol.requests import ChatPrompt, FinishReason
 from mayfly_protocol.serving import Submit, ToolCallDelta
 from support.doubles.fake_node import AnswerScript, ScriptStep, accept, finish, step
 from support.front_client import CHAT, HELLO, following, named_events
@@ -40,6 +40,19 @@ def ending(reason: FinishReason, stop: str | None = None) -> AnswerScript:
         yield finish(submit, 3)
 
     return script
+
+
+def whole(submit: Submit) -> Iterator[ScriptStep]:
+    """Script of a call, and of a text once it was made."""
+    prompt = submit.generation.prompt
+    yield accept(submit)
+    if isinstance(prompt, ChatPrompt) and len(prompt.messages) > 1:
+        yield step(submit, 0, "Done.", finish="stop")
+    else:
+        yield step(submit, 0, "", tool_calls=BEGUN)
+        yield step(submit, 1, "", tool_calls=MORE)
+        yield step(submit, 2, "", tool_calls=(ToolCallDelta(0, '"}'),), finish="tool_calls")
+    yield finish(submit, 3)
 
 
 def events_of(path: str, response: httpx.Response) -> list[dict[str, Any]]:
@@ -138,6 +151,38 @@ def test_SDKs_raise_for_a_call_that_cannot_be_read() -> None:
             pytest.raises(anthropic.APIError, match="cannot be read"),
         ):
             stream.get_final_message()
+
+
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize(
+    ("script", "made"), [(whole, 1), (ending("length"), 0), (ending("stop", "END"), 0)]
+)
+def test_a_tool_runner_makes_whole_calls_alone(
+    script: AnswerScript, made: int, eager: bool
+) -> None:
+    """Although the SDK reads unfinished JSON as if it had ended."""
+    calls: list[str] = []
+
+    @anthropic.beta_tool
+    def write(path: str) -> str:
+        """Writes a file."""
+        calls.append(path)
+        return "done"
+
+    with following(script) as front:
+        client = anthropic.Anthropic(base_url=front.url, api_key="-", max_retries=0)
+        runner = client.beta.messages.tool_runner(
+            thread=False,
+            stream=True,
+            run_tools_eagerly=eager,
+            tools=[write],
+            model="tiny",
+            max_tokens=9,
+            messages=[{"role": "user", "content": "hi"}],
+        )
+        for turn in runner:
+            turn.get_final_message()
+    assert calls == ["/tmp"] * made
 
 
 def test_the_end_of_a_call_comes_before_the_text_behind_it() -> None:

@@ -134,11 +134,11 @@ class Source:
 
     def _begun(self, marker: str) -> int:
         """The number of last characters that could be a marker's first ones."""
-        most = min(len(marker) - 1, len(self.text) - self.at)
-        for length in range(most, 0, -1):
-            if self.text.endswith(marker[:length]):
-                return length
-        return 0
+        text, length = self.text, len(self.text)
+        begin = text.find(marker[0], max(self.at, length - len(marker) + 1))
+        while begin >= 0 and not marker.startswith(text[begin:]):
+            begin = text.find(marker[0], begin + 1)
+        return length - begin if begin >= 0 else 0
 
 
 def read_value(source: Source, sink: Sink, *, unique: bool = True, depth: int = 0) -> Reading[None]:
