@@ -129,6 +129,8 @@ cuts = st.lists(st.integers(0, 2000), max_size=30)
 @settings(deadline=None, max_examples=20)
 @given(calls, cuts)
 def test_N26_pieces_join_to_the_whole_calls(name: str, calls: list[Call], cuts: list[int]) -> None:
+    if name == "function_gemma":  # has no values within values
+        calls = [(called, {k: str(v) for k, v in given.items()}) for called, given in calls]
     text = written(name, calls)
     whole = answer(name, [text], early=False)
     found = answer(name, in_pieces(text, cuts), early=True)
