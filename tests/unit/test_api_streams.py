@@ -263,6 +263,39 @@ def test_logprobs_of_chat(client: openai.OpenAI, worker: FakeWorker) -> None:
     assert "".join(c.choices[0].delta.content or "" for c in chunks) == "Hi😀!"
 
 
+def token(text: str) -> tuple[TokenLogprob, ...]:
+    return (TokenLogprob(1, text, text.encode(), -1.0),)
+
+
+THOUGHT_AND_CALL = (
+    {"logprobs": token("<think>")},
+    {"reasoning": "Hm", "logprobs": token("Hm")},
+    {"reasoning": ".", "logprobs": token(".")},
+    {"logprobs": token("</think>")},
+    {"logprobs": token("\n\n")},
+    {"text": "I", "logprobs": token("I")},
+    {"logprobs": token(" s")},
+    {"text": " see", "logprobs": token("ee")},
+    {"logprobs": token("<tool>")},
+    {"tool_calls": (ToolCallDelta(0, "{}", "c1", "sum"),), "logprobs": token("{}")},
+    {"logprobs": token("<end>"), "finish": "tool_calls"},
+)
+
+
+def test_logprobs_of_chat_are_those_of_its_content(
+    client: openai.OpenAI, worker: FakeWorker
+) -> None:
+    """Not those of the thought, the call and the end, as in OpenAI's API and in /v1/responses."""
+    worker.script = deltas(*THOUGHT_AND_CALL)
+    asked: Any = {"model": "tiny", "messages": HELLO, "logprobs": True}
+    whole = client.chat.completions.create(**asked).choices[0]
+    assert whole.message.content == "I see"
+    assert [token.token for token in whole.logprobs.content] == ["I", " s", "ee"]
+    chunks = list(client.chat.completions.create(**asked, stream=True))
+    found = [t for c in chunks if c.choices[0].logprobs for t in c.choices[0].logprobs.content]
+    assert found == whole.logprobs.content
+
+
 def test_R52_logprobs_of_completions(client: openai.OpenAI, worker: FakeWorker) -> None:
     worker.script = deltas(*LOGPROBS)
 

@@ -3,15 +3,17 @@ answer that is not streamed."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, NotRequired, cast
 
 from pydantic import Field
 
 from mayfly_protocol.requests import FinishReason
-from mayfly_protocol.serving import Delta, TokenLogprob, ToolCallDelta, Usage
+from mayfly_protocol.serving import Delta, ToolCallDelta, Usage
 from mayfly_server.api.answer import Head
-from mayfly_server.api.openai.logprobs import ChatTokenLogprob, chat_logprobs
+from mayfly_server.api.openai.logprobs import AnswerLogprobs, ChatTokenLogprob
 from mayfly_server.api.openai.usage import (
     ChunkUsage,
     CompletionUsage,
@@ -149,6 +151,7 @@ class ChatChunks(sse.OpenAIEnds):
         self._logprobs = logprobs
         self._usage = StreamUsage(usage, head.prompt_tokens)
         self._begun: set[int] = set()
+        self._answer_logprobs: defaultdict[int, AnswerLogprobs] = defaultdict(AnswerLogprobs)
 
     def chunk(self, prompt: int, delta: Delta) -> str:
         self._usage.count(delta)
@@ -156,12 +159,9 @@ class ChatChunks(sse.OpenAIEnds):
         if delta.choice not in self._begun:
             self._begun.add(delta.choice)
             chunks = self._chunk(delta.choice, {"role": "assistant", "content": ""})
-        added = _chat_delta(delta)
-        if self._logprobs and delta.logprobs:
-            added.setdefault("content", "")
-            chunks += self._chunk(delta.choice, added, logprobs=delta.logprobs)
-        elif added:
-            chunks += self._chunk(delta.choice, added)
+        logprobs = self._answer_logprobs[delta.choice].of_text(delta) if self._logprobs else []
+        if added := _chat_delta(delta):
+            chunks += self._chunk(delta.choice, added, logprobs=logprobs)
         if delta.finish is not None:
             chunks += self._chunk(delta.choice, {}, finish=delta.finish)
         return chunks
@@ -177,13 +177,13 @@ class ChatChunks(sse.OpenAIEnds):
         choice: int,
         delta: ChatDelta,
         *,
-        logprobs: tuple[TokenLogprob, ...] = (),
+        logprobs: Sequence[ChatTokenLogprob] = (),
         finish: FinishReason | None = None,
     ) -> str:
         content: ChatChunkChoice = {
             "index": choice,
             "delta": delta,
-            "logprobs": {"content": chat_logprobs(logprobs)} if logprobs else None,
+            "logprobs": {"content": list(logprobs)} if logprobs else None,
             "finish_reason": finish,
         }
         return f"{self._opening}{sse.encode(content)}{self._usage.closing}"
@@ -217,6 +217,7 @@ class _Choice:
     reasoning: list[str] = field(default_factory=list)
     calls: dict[int, ChatToolCall] = field(default_factory=dict)
     logprobs: list[ChatTokenLogprob] = field(default_factory=list)
+    answer_logprobs: AnswerLogprobs = field(default_factory=AnswerLogprobs)
     finish: FinishReason | None = None
 
 
@@ -242,7 +243,7 @@ class ChatBody:
                 }
             choice.calls[piece.index]["function"]["arguments"] += piece.arguments
         if self._logprobs:
-            choice.logprobs += chat_logprobs(delta.logprobs)
+            choice.logprobs += choice.answer_logprobs.of_text(delta)
         choice.finish = delta.finish or choice.finish
 
     def content(self, usage: Usage) -> ChatCompletion:

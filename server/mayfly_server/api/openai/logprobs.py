@@ -14,7 +14,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from mayfly_protocol.serving import TokenLogprob, TopLogprob
+from mayfly_protocol.serving import Delta, TokenLogprob, TopLogprob
 from mayfly_server.api.openapi import AnswerObject
 
 _IMPOSSIBLE = -9999.0
@@ -65,6 +65,41 @@ def chat_logprobs(tokens: Iterable[TokenLogprob]) -> list[ChatTokenLogprob]:
         }
         for token in tokens
     ]
+
+
+class AnswerLogprobs:
+    """Picks the log probabilities of one choice's answer. Those of tokens whose text is held back
+    come with the text; those of thoughts, tool calls and markers are left out."""
+
+    def __init__(self) -> None:
+        self._pending: list[ChatTokenLogprob] = []
+        self._between = True
+        """No text has come since the beginning, a thought or a call, so that the pending tokens may
+        begin with markers."""
+
+    def of_text(self, delta: Delta) -> list[ChatTokenLogprob]:
+        """The log probabilities that belong to a delta's text. Takes the choice's deltas in
+        order."""
+        self._pending += chat_logprobs(delta.logprobs)
+        found: list[ChatTokenLogprob] = []
+        if delta.reasoning:
+            self._pending, self._between = [], True
+        if delta.text:
+            found, self._pending = self._pending, []
+            if self._between:
+                found, self._between = _without_markers(found, delta.text), False
+        if delta.tool_calls:
+            self._pending, self._between = [], True
+        return found
+
+
+def _without_markers(tokens: list[ChatTokenLogprob], text: str) -> list[ChatTokenLogprob]:
+    """Leaves out the first tokens as far as the others still hold the text."""
+    wanted = text.encode()
+    start = 0
+    while wanted in b"".join(bytes(token["bytes"]) for token in tokens[start + 1 :]):
+        start += 1
+    return tokens[start:]
 
 
 def empty_lists() -> TextLogprobs:

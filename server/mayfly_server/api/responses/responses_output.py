@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, cast
 from mayfly_protocol.requests import FinishReason
 from mayfly_protocol.serving import Delta, ToolCallDelta
 from mayfly_server.api.answer import Head
-from mayfly_server.api.openai.logprobs import ChatTokenLogprob, chat_logprobs
+from mayfly_server.api.openai.logprobs import AnswerLogprobs, ChatTokenLogprob
 from mayfly_server.api.responses.responses_objects import (
     CalledNamespace,
     ItemStatus,
@@ -123,8 +123,7 @@ class GeneratedItems:
         self._name = head.id.rpartition("-")[2]
         self._tools = tools
         self._input: CustomInput | None = None
-        self._wanted = logprobs
-        self._pending: list[ChatTokenLogprob] = []
+        self._logprobs = AnswerLogprobs() if logprobs else None
 
     @property
     def incomplete(self) -> bool:
@@ -132,21 +131,15 @@ class GeneratedItems:
         return self.finish == "length" or bool(self.items and self.items[-1].unfinished)
 
     def pieces(self, delta: Delta) -> Iterator[ItemPiece]:
-        """Splits a delta into pieces, each for one output item. Log probabilities are kept back
-        until the text of their tokens comes; those of tokens that become reasoning or part of a
-        call are dropped."""
-        if self._wanted:
-            self._pending += chat_logprobs(delta.logprobs)
+        """Splits a delta into pieces, each for one output item."""
+        logprobs = self._logprobs.of_text(delta) if self._logprobs else []
         if delta.reasoning:
-            self._pending = []
             yield from self._end_of_input()
             yield ItemPiece("reasoning", delta.reasoning)
         if delta.text:
-            logprobs, self._pending = self._pending, []
             yield from self._end_of_input()
             yield ItemPiece("message", delta.text, logprobs=logprobs)
         for call in delta.tool_calls:
-            self._pending = []
             yield from self._call(call)
         if delta.finish is not None:
             yield from self._end_of_input()
