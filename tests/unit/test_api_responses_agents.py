@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from mayfly_protocol.requests import ChatPrompt
-from mayfly_protocol.serving import Submit, ToolCallDelta
+from mayfly_protocol.serving import Rejected, Submit, ToolCallDelta
 from mayfly_server.api.responses.responses_tools import CustomInput
 from support import front_client as harness
 from support.doubles.fake_node import PROMPT_TOKENS, FakeNode, ScriptStep, accept, finish, step
-from support.front_client import following, named_events
+from support.front_client import everything, following, named_events
 from support.running_front import RunningFront
 
 PATH = "/v1/responses"
@@ -376,6 +376,48 @@ def test_N07_items_come_back_with_what_sdks_add(front: RunningFront, node: FakeN
     ]
     prompt = prompt_of(front, node, input=items)
     assert [message["role"] for message in prompt.messages] == ["user", "assistant", "tool"]
+
+
+def test_reasoning_comes_back_from_clients_that_send_no_content() -> None:
+    """Codex leaves out the content of a reasoning item, and keeps its encrypted content."""
+    prompts: list[Any] = []
+
+    def script(submit: Submit) -> Iterator[ScriptStep]:
+        prompts.append(submit.generation.prompt)
+        return everything(submit)
+
+    include = ["reasoning.encrypted_content"]
+    with following(script) as front:
+        bare = front.client.post(PATH, json={"input": "hi"}).json()["output"][0]
+        events = named_events(
+            front.client.post(PATH, json={"input": "hi", "include": include, "stream": True})
+        )
+        output = events[-1]["response"]["output"]
+        assert output == [e["item"] for e in events if e["type"] == "response.output_item.done"]
+        sent = {key: output[0][key] for key in ("type", "summary", "encrypted_content")}
+        others = [
+            sent | {"encrypted_content": text} for text in ("gAAAAAB", "mayfly:?", "mayfly:/w==")
+        ]
+        for item in (sent, *others):
+            asked = {"input": [{"role": "user", "content": "a"}, item, *output[1:3]]}
+            assert front.client.post(PATH, json=asked).status_code == 200
+    assert bare["encrypted_content"] is None
+    read = [prompt.messages[1].get("reasoning_content") for prompt in prompts[2:]]
+    assert read == ["Hm.", None, None, None]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_N25_a_full_context_is_a_400_with_its_code(stream: bool) -> None:
+    def script(submit: Submit) -> Iterator[ScriptStep]:
+        yield Rejected(
+            submit.rid, submit.attempt, "invalid", "long", prompt_tokens=9000, context=8192
+        )
+
+    with following(script) as front:
+        response = front.client.post(PATH, json={"input": "hi", "stream": stream})
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
+    assert "maximum context length is 8192 tokens" in error["message"]
 
 
 @pytest.mark.parametrize("item", [{"type": "item_reference", "id": "fc_1"}, {"id": "fc_1"}])

@@ -25,6 +25,8 @@ from mayfly_server.api.responses.responses_objects import (
 )
 from mayfly_server.api.responses.responses_prompt import read_prompt
 from mayfly_server.api.responses.responses_request import (
+    INCLUDES,
+    LOGPROBS,
     InputTokensRequest,
     JsonObjectFormat,
     JsonSchemaFormat,
@@ -39,20 +41,6 @@ from mayfly_server.http.ignored_fields import note_ignored
 
 router = APIRouter(route_class=StrictRoute)
 not_stored_router = APIRouter(include_in_schema=False)
-
-_LOGPROBS = "message.output_text.logprobs"
-_INCLUDES = {
-    _LOGPROBS,
-    "code_interpreter_call.outputs",
-    "computer_call_output.output.image_url",
-    "file_search_call.results",
-    "message.input_image.image_url",
-    "reasoning.encrypted_content",
-    "web_search_call.action.sources",
-    "web_search_call.results",
-}
-"""Values of ``include``. But for the first they ask for parts of items that no answer of this
-server has."""
 
 
 class InputTokens(AnswerObject):
@@ -72,8 +60,8 @@ async def responses(
     new items, in one piece or as a stream of events."""
     read = read_prompt(request)
     _note_unknown(request, read.tools, front, http)
-    logprobs = _LOGPROBS in (request.include or ())
-    output = _output(request, read.prompt, logprobs=logprobs)
+    included = frozenset(request.include or ())
+    output = _output(request, read.prompt, logprobs=LOGPROBS in included)
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest(
             "stream_options can only be given with stream.", param="stream_options"
@@ -91,9 +79,9 @@ async def responses(
     job = GenerationJob(front, [generation], prefix="resp_", key=key, tenant=tenant)
     echoed = _request_echo(request)
     if request.stream:
-        events = partial(ResponseEvents, echoed=echoed, tools=read.tools, logprobs=logprobs)
+        events = partial(ResponseEvents, echoed=echoed, tools=read.tools, included=included)
         return StreamedAnswer(job, events)
-    body = partial(ResponseBody, echoed=echoed, tools=read.tools, logprobs=logprobs)
+    body = partial(ResponseBody, echoed=echoed, tools=read.tools, included=included)
     return WholeAnswer(job, body)
 
 
@@ -116,7 +104,7 @@ def _note_unknown(request: PromptFields, tools: ToolNames, front: Front, http: R
     """Notes, as fields that are ignored, tools of unknown types and unknown things to include; or
     refuses them, if the server is strict about fields."""
     included = request.include or () if isinstance(request, ResponsesRequest) else ()
-    for field, values, known in (("tools", tools.hosted, HOSTED), ("include", included, _INCLUDES)):
+    for field, values, known in (("tools", tools.hosted, HOSTED), ("include", included, INCLUDES)):
         if set(values) <= known:
             continue
         if front.settings.strict_fields:
@@ -127,7 +115,7 @@ def _note_unknown(request: PromptFields, tools: ToolNames, front: Front, http: R
 def _output(request: ResponsesRequest, prompt: ChatPrompt, *, logprobs: bool) -> Output:
     if request.top_logprobs and not logprobs:
         raise InvalidRequest(
-            f"top_logprobs goes with include: [{_LOGPROBS!r}].", param="top_logprobs"
+            f"top_logprobs goes with include: [{LOGPROBS!r}].", param="top_logprobs"
         )
     return Output(
         logprobs=(request.top_logprobs or 0) if logprobs else None,

@@ -18,6 +18,7 @@ the answer leaves unfinished has no event that says ``done``, since clients act 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Literal
 
@@ -94,10 +95,10 @@ class ResponseBody:
     """Collects the generated text into the one object of an answer that is not streamed."""
 
     def __init__(
-        self, head: Head, echoed: RequestEcho, tools: ToolNames, *, logprobs: bool
+        self, head: Head, echoed: RequestEcho, tools: ToolNames, *, included: Collection[str]
     ) -> None:
         self._writer = _ResponseWriter(head, echoed)
-        self._output = GeneratedItems(head, tools, logprobs=logprobs)
+        self._output = GeneratedItems(head, tools, included)
 
     def add(self, prompt: int, delta: Delta) -> None:
         for piece in self._output.pieces(delta):
@@ -122,10 +123,10 @@ class ResponseEvents:
     """Writes the events of a stream of ``POST /v1/responses``."""
 
     def __init__(
-        self, head: Head, echoed: RequestEcho, tools: ToolNames, *, logprobs: bool
+        self, head: Head, echoed: RequestEcho, tools: ToolNames, *, included: Collection[str]
     ) -> None:
         self._writer = _ResponseWriter(head, echoed)
-        self._output = GeneratedItems(head, tools, logprobs=logprobs)
+        self._output = GeneratedItems(head, tools, included)
         self._number = -1
         self._open: GeneratedItem | None = None
 

@@ -8,6 +8,7 @@ only another server has, such as a reference, is refused.
 
 from __future__ import annotations
 
+import base64
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -108,8 +109,34 @@ class ReasoningItem(_Item):
     summary: list[SummaryText] | None = None
     content: list[ReasoningText] | None = None
     encrypted_content: Annotated[
-        str | None, Field(description="Encrypted reasoning of another server; ignored.")
+        str | None,
+        Field(description="As this server sent it; encrypted reasoning of another is ignored."),
     ] = None
+
+    @property
+    def thought(self) -> str:
+        """The reasoning. Some clients, Codex among them, send it back packed alone."""
+        content = "".join(part.text for part in self.content or ())
+        return content or unpack(self.encrypted_content or "")
+
+
+_PACKED = "mayfly:"
+
+
+def pack(thought: str) -> str:
+    """The ``encrypted_content`` of a reasoning item. Nothing is encrypted, since the item's content
+    has the text as well."""
+    return _PACKED + base64.b64encode(thought.encode()).decode()
+
+
+def unpack(content: str) -> str:
+    """The reasoning in an ``encrypted_content``; empty if it is none of this server's."""
+    if not content.startswith(_PACKED):
+        return ""
+    try:
+        return base64.b64decode(content.removeprefix(_PACKED), validate=True).decode()
+    except ValueError:
+        return ""
 
 
 class AdditionalToolsItem(_Item):

@@ -44,7 +44,13 @@ class OutputReasoning(AnswerObject):
     status: ItemStatus
     summary: Annotated[list[Any], Field(max_length=0)]
     content: list[OutputReasoningText]
-    encrypted_content: None
+    encrypted_content: Annotated[
+        str | None,
+        Field(
+            description="The content once more, if the request includes it: clients that send back "
+            "no content send this. It is encoded, and no secret."
+        ),
+    ]
 
 
 class CalledNamespace(AnswerObject):

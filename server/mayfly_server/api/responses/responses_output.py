@@ -3,7 +3,7 @@ reasoning, messages, and calls of functions and custom tools."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, cast
 
@@ -11,6 +11,7 @@ from mayfly_protocol.requests import FinishReason
 from mayfly_protocol.serving import Delta, ToolCallDelta
 from mayfly_server.api.answer import Head
 from mayfly_server.api.openai.logprobs import AnswerLogprobs, ChatTokenLogprob
+from mayfly_server.api.responses.responses_items import pack
 from mayfly_server.api.responses.responses_objects import (
     CalledNamespace,
     ItemStatus,
@@ -19,6 +20,7 @@ from mayfly_server.api.responses.responses_objects import (
     OutputReasoningText,
     OutputText,
 )
+from mayfly_server.api.responses.responses_request import ENCRYPTED_REASONING, LOGPROBS
 from mayfly_server.api.responses.responses_tools import CustomInput, ToolNames
 
 ItemKind = Literal["reasoning", "message", "function_call", "custom_tool_call"]
@@ -42,7 +44,8 @@ class ItemPiece(NamedTuple):
 @dataclass(slots=True, eq=False)
 class GeneratedItem:
     """An output item (reasoning, message or call of a tool) with the text generated so far.
-    ``call`` is the first piece of a call, and ``name`` the tool's as the client knows it."""
+    ``call`` is the first piece of a call, and ``name`` the tool's as the client knows it. If
+    ``packed``, reasoning is given a second time, in the form that every client sends back."""
 
     kind: ItemKind
     id: str
@@ -53,6 +56,7 @@ class GeneratedItem:
     pieces: list[str] = field(default_factory=list)
     logprobs: list[ChatTokenLogprob] = field(default_factory=list)
     unfinished: bool = False
+    packed: bool = False
 
     @property
     def text(self) -> str:
@@ -81,7 +85,7 @@ class GeneratedItem:
                 "status": status,
                 "summary": [],
                 "content": cast(list[OutputReasoningText], parts),
-                "encrypted_content": None,
+                "encrypted_content": pack(text) if self.packed and text else None,
             }
         return {
             "id": self.id,
@@ -117,13 +121,14 @@ class GeneratedItem:
 class GeneratedItems:
     """Sorts generated text into output items: reasoning, messages, calls of tools."""
 
-    def __init__(self, head: Head, tools: ToolNames, *, logprobs: bool) -> None:
+    def __init__(self, head: Head, tools: ToolNames, included: Collection[str]) -> None:
         self.items: list[GeneratedItem] = []
         self.finish: FinishReason | None = None
         self._name = head.id.rpartition("-")[2]
         self._tools = tools
         self._input: CustomInput | None = None
-        self._logprobs = AnswerLogprobs() if logprobs else None
+        self._logprobs = AnswerLogprobs() if LOGPROBS in included else None
+        self._packed = ENCRYPTED_REASONING in included
 
     @property
     def incomplete(self) -> bool:
@@ -182,7 +187,12 @@ class GeneratedItems:
     def _item(self, piece: ItemPiece, id: str, index: int) -> GeneratedItem:
         name = (piece.call and piece.call.name) or ""
         tool = self._tools.called(name)
-        namespace = tool.namespace if tool else None
         return GeneratedItem(
-            piece.kind, id, index, piece.call, tool.tool.name if tool else name, namespace
+            piece.kind,
+            id,
+            index,
+            piece.call,
+            name=tool.tool.name if tool else name,
+            namespace=tool.namespace if tool else None,
+            packed=self._packed,
         )

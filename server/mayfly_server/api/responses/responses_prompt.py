@@ -101,8 +101,7 @@ def _messages(request: PromptFields, tools: ToolNames) -> list[dict[str, Any]]:
                 role = "system" if item.role == "developer" else item.role
                 assistant.append_other({"role": role, "content": _text(item.content)})
             case ReasoningItem():
-                thought = "".join(part.text for part in item.content or ())
-                if thought:
+                if thought := item.thought:
                     message = assistant.message_for(_THOUGHT)
                     message["reasoning_content"] = message.get("reasoning_content", "") + thought
             case FunctionCallItem():

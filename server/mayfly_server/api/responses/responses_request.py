@@ -23,6 +23,21 @@ from mayfly_server.api.request_fields import (
 from mayfly_server.api.responses.responses_items import Item, as_items
 from mayfly_server.api.responses.responses_tools import Tool, ToolChoice
 
+LOGPROBS = "message.output_text.logprobs"
+ENCRYPTED_REASONING = "reasoning.encrypted_content"
+INCLUDES = {
+    LOGPROBS,
+    ENCRYPTED_REASONING,
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+}
+"""Values of ``include``. But for the first two they ask for parts of items that no answer of this
+server has."""
+
 _STATELESS = "Nothing is stored here between requests; send the whole conversation as input"
 _NOT_STORED = f"{_STATELESS}, and set store to false"
 
