@@ -85,7 +85,7 @@ def test_a_call_that_is_begun_anew_ends_the_attempt() -> None:
     attempted.receive(delta(submit, 0, tool_calls=(begin,)))
     attempted.receive(delta(submit, 1, tool_calls=(ToolCallDelta(0, "}"), replace(begin, index=1))))
     whole = (replace(begin, index=1, arguments="{}"),)
-    assert attempted.receive(delta(submit, 2, tool_calls=whole)) == Retry("repeat")
+    assert attempted.receive(delta(submit, 2, tool_calls=whole)) == Retry("gap")
     assert attempted.submit().resume == ((100, 101),)
 
 

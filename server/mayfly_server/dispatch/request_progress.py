@@ -198,10 +198,8 @@ class RequestProgress:
         if self.accepted is None or not 0 <= delta.choice < len(self._choices):
             return self._lost("out of turn")
         choice = self._choices[delta.choice]
-        if choice.ended or delta.index != len(choice.ids):
+        if choice.ended or delta.index != len(choice.ids) or choice.repeats(delta):
             return self._lost("gap")
-        if choice.repeats(delta):
-            return self._lost("repeat")
         self.started = True
         choice.take(delta)
         return delta
