@@ -92,7 +92,8 @@ class NodeMetrics(Collector):
         self._registry.register(self)
 
     def add_slot(self, slot: Slot, pool: Pool) -> None:
-        """Adds a slot. All slots have to be added before the metrics are first asked for."""
+        """Adds a slot (a place for one worker process at a time) to the metrics. All slots have to
+        be added before the metrics are first asked for."""
         self._records[slot.name] = SlotRecord(pool, slot)
 
     def count_step(

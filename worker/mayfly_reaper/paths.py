@@ -196,7 +196,7 @@ def _make_private(folder: Path) -> None:
 
 def rewrite(path: Path, text: str) -> None:
     """Replaces a file by a new one with this text: whole or, on a full disk, not at all. Raises
-    OSError."""
+    OSError if the file cannot be written."""
     new = path.with_suffix(".new")
     new.write_text(text)
     new.replace(path)

@@ -98,7 +98,8 @@ class Budgets:
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """Limits at which a healthy worker is replaced, before a leak in it makes it fail. 0: never."""
+    """Limits at which a healthy worker is replaced, before a leak in the worker makes it fail. A
+    limit of 0 stands for none."""
 
     max_inferences: Annotated[
         int,
@@ -108,13 +109,14 @@ class Lifetime:
             at_least=0,
         ),
     ] = 10_000
-    """Finished answers after which a worker is replaced. Each worker's limit is drawn from a tenth
-    less to a tenth more, so that workers that started together are not replaced together."""
+    """Finished answers after which a worker is replaced. Each worker's limit is a random number
+    from 0.9 to 1.1 times this setting, so that workers that started together are not replaced
+    together."""
     max_age_s: Annotated[
         float, seconds("Replace a worker after this number of seconds; 0: never.")
     ] = 0.0
-    """Seconds since its start after which a worker is replaced; each worker's limit is drawn from a
-    tenth less to a tenth more."""
+    """Seconds since its start after which a worker is replaced; each worker's limit is a random
+    number from 0.9 to 1.1 times this setting."""
     max_footprint: Annotated[
         int, size("Replace a worker that takes this number of GB of memory; 0: never.")
     ] = 0

@@ -44,7 +44,7 @@ def connect(url: str) -> httpx.Client:
 
 def get_json(client: httpx.Client, path: str) -> Any:
     """Returns the parsed JSON answer to ``GET path``. Ends the command with an error if no server
-    answers, or if the answer is an error or is not JSON."""
+    answers within 10 s, or if the answer is an error or is not JSON."""
     import httpx
 
     try:
@@ -60,11 +60,11 @@ def get_json(client: httpx.Client, path: str) -> Any:
 
 
 def get_events(client: httpx.Client, path: str) -> Iterator[str]:
-    """Yields the data of each server-sent event at ``path``, until the server ends the stream. An
-    event has to come at least every 10 s. Ends the command with an error if the server refuses.
+    """Yields the data of each server-sent event at ``path``, until the server ends the stream. Ends
+    the command with an error if the server refuses the request or sends no event stream.
 
     Raises:
-        httpx.RequestError: no server answers, or the connection is lost.
+        httpx.RequestError: no server answers, the connection is lost, or nothing comes for 10 s.
     """
     with client.stream("GET", path, timeout=10.0) as response:
         if not response.is_success:

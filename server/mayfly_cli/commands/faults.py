@@ -112,8 +112,8 @@ def _read_records(state_dir: Path) -> list[Record]:
 
 
 def _find(records: Iterable[Record], name: str) -> Record:
-    """Returns the autopsy (record of a lost worker) whose id is ``name``, or ends with this number.
-    Ends the command with an error if there is none."""
+    """Returns the autopsy (record of a lost worker) whose id is ``name``, or whose worker process
+    has the number ``name``. Ends the command with an error if there is none."""
     found = (each for each in records if name in (each.get("id"), str(each.get("incarnation"))))
     record = next(found, None)
     if record is None:
@@ -198,8 +198,8 @@ def _autopsy(record: Record) -> RenderableType:
 
 def _as_json(explanation: Explanation) -> dict[str, Any]:
     """Returns the explanation of a log's first fault as a JSON object. ``line`` is the fault's line
-    in the log, from 1 on. ``later`` lists the other kinds of fault in the log, each with its first
-    line and its number."""
+    in the log, from 1 on. ``later`` lists the other kinds of fault in the log, each with the line
+    of its first fault and the number of its faults."""
     first = explanation.first
     return {
         "kind": first.kind.name,

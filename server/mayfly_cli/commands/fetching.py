@@ -44,7 +44,7 @@ def fetch(command: Sequence[str], on_progress: OnProgress) -> Fetched:
     the exception is passed on.
 
     Raises:
-        FetchFailed: the child reported an error, or ended without a last event.
+        FetchFailed: the child reported an error, or ended without the event ``done``.
     """
     # A terminal's Ctrl-C goes to a whole process group. In a session of its own the child does not
     # get it, and is ended from here, without a traceback between the progress bars.

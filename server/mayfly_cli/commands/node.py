@@ -22,7 +22,8 @@ def node(config: Path | None, given: Values) -> None:
     """Run models on this machine for front ends on this and other machines.
 
     The node listens on the loopback interface; with a key (`mayfly keys init`) on any other, too.
-    Ctrl-C, SIGTERM or SIGHUP ends it and its workers; `mayfly drain` lets them finish.
+    Ctrl-C, SIGTERM or SIGHUP ends the node and its workers; `mayfly drain` lets the workers finish
+    their requests first.
     """
     starting.treat_signals_as_ctrl_c()
     try:

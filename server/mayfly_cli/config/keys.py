@@ -122,8 +122,8 @@ def build(settings: type[T], values: Values, **others: Any) -> T:
 
 
 def field_values(settings: type[Any], values: Values) -> dict[str, Any]:
-    """Returns arguments for a settings dataclass, by field: the values of the fields' keys,
-    converted. Fields whose keys have no value are left out."""
+    """Returns arguments for a settings dataclass, by field: the values of the fields' keys, in the
+    fields' units and types. Fields whose keys have no value are left out."""
     found: dict[str, Any] = {}
     for field, part in _declarations(settings):
         if not isinstance(part, ConfigKey):

@@ -112,8 +112,8 @@ def _found_file() -> Path | None:
 
 def _merged(sources: Iterable[_Source]) -> tuple[dict[str, Any], dict[str, str]]:
     """Takes each key's value from the first of the ``sources`` that has it. Returns the values, and
-    the names of their sources. ``model`` and ``models`` exclude each other: if two sources give one
-    of them each, the first source's counts."""
+    the names of their sources. ``model`` and ``models`` exclude each other: if one source has
+    ``model`` and another has ``models``, only the key of the earlier source is taken."""
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for source in sources:

@@ -27,9 +27,10 @@ class SentSignal:
 
     Attributes:
         at: the time of the signal, in seconds on the monotonic clock.
-        full_at: the time at which all workers were ready again; None if they were not in time.
-        continued: the number of requests that another worker continued; None if the server's
-            metrics are not readable.
+        full_at: the time at which all workers were ready again; None if they were not ready in
+            time.
+        continued: the number of requests that another worker continued after the signal; None if
+            the server's metrics are not readable.
     """
 
     signal: str

@@ -154,8 +154,8 @@ class Launchd:
             raise ServiceError(f"{folder} cannot be used for logs: {error}") from error
 
     def _bootout(self, target: str) -> None:
-        """Stops the service if it is loaded. Returns when the service has ended, or when its
-        ``ExitTimeOut`` is over."""
+        """Stops the service if it is loaded. Returns when the service has ended, or when the time
+        that launchd gives it to end (``ExitTimeOut``) is over."""
         if self.run(("launchctl", "print", target)).code == 0:
             run_checked(self.run, "launchctl", "bootout", target)
 

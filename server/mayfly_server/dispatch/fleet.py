@@ -180,8 +180,8 @@ class Fleet:
     # State of the fleet
 
     def nodes(self) -> Iterator[tuple[Roster, bool]]:
-        """Yields each node's latest roster (the list of its workers), and True if the node has been
-        silent for too long."""
+        """Yields each node's latest roster (the list of its workers), and True if the node is
+        silent: has sent no roster for ``roster_silence_s`` seconds."""
         return self.rosters.nodes(self._loop.time())
 
     def models(self) -> list[ServedModel]:
@@ -256,8 +256,8 @@ class Fleet:
         digest: str | None = None,
         refused: Collection[Incarnation] = (),
     ) -> Link | None:
-        """Chooses the worker for a request, by its link; None if no worker can take the request
-        now.
+        """Chooses the worker for a request, and returns the connection to this worker; None if no
+        worker can take the request now.
 
         A worker on trial, because its predecessors failed, gets one request at a time. A stalled
         worker, which makes no progress, gets requests only if all are stalled.
@@ -289,7 +289,7 @@ class Fleet:
     async def wait_for_change(self, timeout_s: float, since: asyncio.Event | None = None) -> None:
         """Waits until a roster (a node's list of its workers) comes or a connection to a worker
         opens or ends, at most ``timeout_s`` seconds. With ``since``, an earlier value of
-        :attr:`next_change`, it returns at once if there has been a change since that value was
+        :attr:`next_change`, the wait ends at once if there has been a change since that value was
         read."""
         event = since or self._change
         with contextlib.suppress(TimeoutError):

@@ -32,7 +32,7 @@ UNMERGED = 16
 because several messages come at once."""
 MAX_IDS = 256
 """Largest number of token ids in a merged message. Merging copies all of them for each new token,
-so a limit keeps it cheap."""
+so a limit keeps merging cheap."""
 _MESSAGE_BYTES = 100
 _ID_BYTES = 8
 _LOGPROB_BYTES = 80
@@ -60,7 +60,7 @@ class Mailbox(Generic[M]):
 
     Args:
         merge: merges a new message into the last waiting one; returns None if these two cannot be
-            merged. It is used if more than :data:`UNMERGED` messages wait.
+            merged. Called only while more than :data:`UNMERGED` messages wait.
         size: returns the size of a message in bytes.
         limit: the number of bytes that may wait.
         on_overfull: called for each new message while the waiting messages exceed ``limit``.
@@ -85,7 +85,8 @@ class Mailbox(Generic[M]):
         self._taken = asyncio.Event()
 
     def put(self, message: M) -> None:
-        """Adds a message, or merges it into the last one, and wakes the reader."""
+        """Adds a message and wakes the reader. If many messages wait, the new one is merged into
+        the last of them where possible."""
         self._bytes += self._size(message)
         crowded = len(self._messages) > UNMERGED
         merged = self._merge(self._messages[-1], message) if crowded else None
@@ -128,8 +129,8 @@ def merge_deltas(last: Message, new: Message) -> Message | None:
     """Merges two deltas (newly generated tokens with their text) that follow each other in one
     choice of a request; returns None if they cannot be merged.
 
-    A delta with text and a following one with reasoning or a tool call are not merged, nor one with
-    a tool call and a following one with either: a single delta cannot express that order.
+    Text or a tool call with reasoning after it, and text and a tool call in either order, are not
+    merged: a single delta cannot express their order.
     """
     if not (isinstance(last, Delta) and isinstance(new, Delta)):
         return None

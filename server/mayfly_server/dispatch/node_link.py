@@ -90,7 +90,8 @@ class NodeLink:
 
     def announce(self) -> None:
         """Tells the node that this front end serves clients, by asking for the list of the node's
-        workers. If the node cannot be reached yet, it is asked as soon as it can be."""
+        workers. If the node cannot be reached yet, the list is asked for as soon as the node can be
+        reached."""
         self._announced = True
         self.send(Ask())
 

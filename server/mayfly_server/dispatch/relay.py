@@ -118,8 +118,8 @@ class Relay:
         self._excluded: set[Incarnation] = set()
         """Workers that this request is not submitted to again."""
         self._disconnected: set[Incarnation] = set()
-        """Excluded workers that may be healthy, since only the connection was lost: a last
-        resort."""
+        """Excluded workers that may be healthy, since only the connection was lost; tried again if
+        no other worker can take the request."""
         self._full: dict[Incarnation, float] = {}
         """Workers whose queue was full, each with the seconds until it wants to be asked again."""
         now = self._loop.time()
@@ -240,7 +240,8 @@ class Relay:
         return events
 
     def _end_if_stalled(self, attempt: _Attempt) -> None:
-        """Ends the request's try on a worker that has sent nothing about the request for too long.
+        """Ends the request's try on a worker that has sent nothing about the request for too long:
+        ``accept_wait_s`` seconds until it accepts the request, ``stall_s`` seconds afterwards.
         While the request is in the worker's queue, progress of the worker with other requests
         counts, too."""
         since = attempt.heard_at

@@ -79,8 +79,8 @@ class _Choice:
     ended: bool = False
 
     def repeats(self, delta: Delta) -> bool:
-        """True if a delta begins a tool call that was begun before: an older worker, which sends
-        calls as a whole, cannot go on in the middle of one."""
+        """True if a delta begins a tool call that an earlier worker has begun already: a worker of
+        an older version sends calls as a whole, and cannot go on in the middle of one."""
         return any(
             piece.name is not None and piece.index < self.calls for piece in delta.tool_calls
         )

@@ -34,7 +34,7 @@ class Slot:
         epoch: names the process of the node's reaper; it changes when the reaper starts again.
         view: the worker in the slot, and its state.
         heard_at: the time at which the roster came.
-        silent: no roster has come from the node for too long.
+        silent: no roster has come from the node for ``roster_silence_s`` seconds.
     """
 
     address: str
@@ -117,8 +117,8 @@ class Rosters:
         return bool(self._heard)
 
     def nodes(self, now: float) -> Iterator[tuple[Roster, bool]]:
-        """Yields each node's latest roster, the list of its workers, and True if the node has been
-        silent for too long."""
+        """Yields each node's latest roster, the list of its workers, and True if the node is
+        silent: has sent no roster for ``silence_s`` seconds."""
         for heard in self._heard.values():
             yield heard.roster, now - heard.at > self._silence_s
 

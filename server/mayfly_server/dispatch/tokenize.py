@@ -56,8 +56,8 @@ async def ask_worker(
 
 
 async def _ask_one(link: Link, inquiry: Inquiry, patience_s: float) -> Message | None:
-    """Asks one worker. Returns its answer; None if no answer comes within ``patience_s``
-    seconds."""
+    """Asks one worker a question that needs no inference. Returns the answer (``Lost`` if the
+    worker is lost); None if none comes within ``patience_s`` seconds."""
     mailbox: Mailbox[Message] = Mailbox()
     link.ask(inquiry, mailbox)
     try:

@@ -65,7 +65,8 @@ class KeysError(Exception):
 @dataclass(frozen=True, slots=True)
 class Key:
     """An API key. ``name`` is its owner's, for logs; ``digest`` is the key's SHA-256;
-    ``concurrency`` is the number of requests at a time. A limit of None means no limit."""
+    ``concurrency`` is the number of requests that it may have at a time. A limit of None means no
+    limit."""
 
     name: str
     digest: bytes
@@ -97,7 +98,7 @@ def find_key(keys: Iterable[Key], presented: Iterable[str]) -> Key | None:
 
 
 def from_environment(environment: Mapping[str, str]) -> tuple[Key, ...]:
-    """Reads the keys in :data:`API_KEYS_VARIABLE` and :data:`ADMIN_KEY_VARIABLE`.
+    """Reads the API keys in the environment variables MAYFLY_API_KEYS and MAYFLY_ADMIN_KEY.
 
     Raises:
         KeysError: a variable is set and holds no key, or a key with characters that no HTTP header

@@ -104,7 +104,8 @@ class _Parsed(Request):
 
 class StrictRoute(APIRoute):
     """A FastAPI route whose body is parsed strictly, by :func:`parse_object`, and has to have a
-    JSON Content-Type. Unknown fields of the body are removed unless ``strict_fields`` is set."""
+    JSON Content-Type. Unknown fields of the body are removed, or refused if ``strict_fields`` is
+    set."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()

@@ -30,8 +30,8 @@ from mayfly_reaper.settings import Budgets
 CHECK_AGAIN_S = 0.5
 OPEN_CHECK_AGAIN_S = 5.0
 ENOUGH = 0.9
-"""Part of a worker's expected memory that must be free before it starts. Less than 1, since other
-programs take some memory, too."""
+"""Part of a worker's expected memory that must be free before the worker starts. It is less than 1,
+since other programs take some memory, too."""
 
 
 class SpawnGate:

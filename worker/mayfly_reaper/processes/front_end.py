@@ -97,7 +97,7 @@ class FrontEndProcess:
 
     @property
     def due(self) -> float:
-        """The time at which :meth:`tick` will next have something to do."""
+        """The time at which :meth:`tick` has to start, probe or kill the front end next."""
         return self._act_at
 
     def tick(self, now: float) -> None:

@@ -161,7 +161,8 @@ class RosterPublisher:
     """Keeps the node's roster (its published state) up to date and knows when to publish it next.
 
     Args:
-        refused: returns the number of peers that the node's sockets have refused, by reason.
+        refused: returns the numbers of connections and messages that the node's sockets have
+            refused, by reason.
     """
 
     def __init__(
@@ -199,7 +200,7 @@ class RosterPublisher:
 
     def add_autopsy(self, autopsy: Autopsy, now: float) -> None:
         """Adds the crash record of a lost worker, to be published to front ends; ``age_s`` in the
-        record says how old it is."""
+        record is the record's age in seconds."""
         self._autopsies.append((now - autopsy.age_s, autopsy))
         self._change(now)
 
@@ -215,8 +216,9 @@ class RosterPublisher:
 
     def update_slot(self, name: str, views: tuple[SlotView, ...], now: float) -> None:
         """Replaces the views (published states of the workers) of the slot ``name``. If they have
-        changed, the next roster becomes due: at once if a field of :func:`urgent_fields` has, such
-        as the state; else at the earliest :data:`MOVEMENT_S` seconds after the last roster."""
+        changed, the next roster becomes due: at once if a field of :func:`urgent_fields` (such as
+        the state) has changed; else at the earliest :data:`MOVEMENT_S` seconds after the last
+        roster."""
         last = self._views.get(name, ())
         self._views[name] = views
         if list(map(urgent_fields, last)) != list(map(urgent_fields, views)):
@@ -226,8 +228,8 @@ class RosterPublisher:
             self._due = min(self._due, max(now, self._published_at + MOVEMENT_S))
 
     def next_roster(self, now: float) -> Roster:
-        """Returns the roster to publish now, and makes the next roster due after
-        ``ROSTER_INTERVAL_S``."""
+        """Returns the roster to publish now, and makes the one after it due in
+        ``ROSTER_INTERVAL_S`` seconds."""
         self._published_at = now
         self._due = now + ROSTER_INTERVAL_S
         return self.roster(now)

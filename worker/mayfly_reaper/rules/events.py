@@ -38,8 +38,9 @@ class MessageReceived:
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnded:
-    """The worker process with the number ``incarnation`` is gone. ``ProcessExited`` follows: to
-    read the files that a process has left takes longer than to publish that it no longer serves."""
+    """The worker process with the number ``incarnation`` is gone. The event ``ProcessExited``
+    follows when the files that the process has left have been read: front ends are to learn sooner
+    that the worker no longer serves."""
 
     incarnation: int
 

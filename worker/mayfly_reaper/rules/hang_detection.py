@@ -44,8 +44,8 @@ def hang_deadline(worker: Incarnation, budgets: Budgets) -> HangDeadline:
 
 
 def with_loading(worker: Incarnation, loading: Loading, now: float) -> Incarnation:
-    """Returns the worker after a report of its loading. A report that differs from the last report
-    is progress."""
+    """Returns the worker after a report of its loading. Only a report that differs from the last
+    one counts as progress."""
     moved = loading != worker.loading
     return replace(
         worker, loading=loading, last_progress_at=now if moved else worker.last_progress_at

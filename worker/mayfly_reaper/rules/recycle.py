@@ -85,8 +85,8 @@ def recycle_due(worker: Incarnation, lifetime: Lifetime, now: float) -> DueRecyc
 
 
 def inference_budget(worker: Incarnation, lifetime: Lifetime) -> float:
-    """Returns the number of finished answers after which this worker is due to be replaced; 0:
-    never."""
+    """Returns the number of finished answers after which this worker is due to be replaced; 0
+    stands for no limit."""
     return lifetime.max_inferences * _jitter(worker)
 
 

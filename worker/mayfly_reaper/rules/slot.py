@@ -65,8 +65,8 @@ from mayfly_reaper.rules.worker import WorkerRules
 from mayfly_reaper.settings import Budgets
 
 PAUSE_S = 3.0
-"""Seconds without an event of a slot, which gets one every second, from which on the machine slept
-or the reaper was stopped: no worker counts as late for this time."""
+"""A slot gets an event every second. More seconds than this without an event mean that the machine
+slept or the reaper was stopped, so that no worker counts as late for this time."""
 
 WorkerRole = Literal["current", "successor", "predecessor"]
 ROLES: tuple[WorkerRole, ...] = ("current", "successor", "predecessor")

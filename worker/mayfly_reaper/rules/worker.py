@@ -244,7 +244,8 @@ def _finish(worker: Incarnation, verdict: Verdict | None) -> WorkerStep:
 
 
 def _announce_loss(worker: Incarnation) -> WorkerStep:
-    """Returns the action that announces the worker's loss, unless it was announced before."""
+    """Returns the worker, marked as announced, and the action that announces its loss to front
+    ends; no action if the worker is not lost, or its loss was announced before."""
     if worker.loss_announced or worker.verdict is None:
         return worker, []
     return replace(worker, loss_announced=True), [AnnounceLoss(worker, worker.verdict)]
