@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import openai
@@ -163,6 +164,41 @@ def test_log_probabilities(tiny: Server) -> None:
     assert all(len(token.top_logprobs) == 2 for token in part.logprobs)
     joined = b"".join(bytes(token.bytes) for token in part.logprobs)
     assert joined.decode("utf-8", "replace") == part.text
+
+
+def test_N01_a_custom_tool_that_has_to_be_called(tiny: Server) -> None:
+    tool: Any = {
+        "type": "custom",
+        "name": "pick",
+        "format": {"type": "grammar", "syntax": "regex", "definition": 'x"[ab]{3}\\n'},
+    }
+    group: Any = {"type": "namespace", "name": "tools", "description": "d", "tools": [tool]}
+    choice: Any = {"type": "custom", "name": "pick"}
+    for stream in (False, True):
+        made: Any = tiny.client.responses.create(
+            model=tiny.model, input="hi", tools=[group], tool_choice=choice, stream=stream
+        )
+        response = list(made)[-1].response if stream else made
+        [call] = response.output
+        assert (call.type, call.namespace, call.name) == ("custom_tool_call", "tools", "pick")
+        assert re.fullmatch('x"[ab]{3}\n', call.input)
+
+
+def test_N02_a_conversation_that_is_too_long_is_cut(tiny: Server) -> None:
+    [model] = tiny.client.models.list().data
+    context = model.model_dump()["max_model_len"]
+    asked = [{"role": "user", "content": "word " * (context // 3)} for _ in range(4)]
+    said = {"role": "assistant", "content": "Well."}
+    items: Any = [one for message in asked for one in (message, said)] + asked[:1]
+    fields: Any = {"model": tiny.model, "input": items, "max_output_tokens": 1}
+    with pytest.raises(openai.BadRequestError) as caught:
+        tiny.client.responses.create(**fields)
+    assert caught.value.code == "context_length_exceeded"
+    response = tiny.client.responses.create(**fields, truncation="auto")
+    assert response.truncation == "auto"
+    assert response.usage is not None
+    counted = tiny.client.responses.input_tokens.count(model=tiny.model, input=asked[:1])
+    assert counted.input_tokens <= response.usage.input_tokens < context
 
 
 def test_nothing_is_stored(script: Server) -> None:

@@ -34,6 +34,7 @@ from mayfly_server.api.responses.responses_request import (
     ResponsesRequest,
 )
 from mayfly_server.api.responses.responses_tools import HOSTED, ToolNames
+from mayfly_server.api.responses.responses_truncation import prompt_limit, shortened
 from mayfly_server.dispatch.tokenize import ask_worker
 from mayfly_server.errors import InvalidRequest, NotServed
 from mayfly_server.http.body import StrictRoute
@@ -67,9 +68,13 @@ async def responses(
             "stream_options can only be given with stream.", param="stream_options"
         )
     model = await front.chat_model(request.model)
+    prompt = read.prompt
+    if request.truncation == "auto" and model.card is not None and model.card.context:
+        limit = prompt_limit(model.card.context, request.max_output_tokens)
+        prompt = await shortened(prompt, limit, partial(_count, front, model.name))
     generation = Generation(
         model=model.name,
-        prompt=read.prompt,
+        prompt=prompt,
         sampling=sampling(SamplingFields(temperature=request.temperature, top_p=request.top_p)),
         ending=Ending(max_tokens=request.max_output_tokens),
         output=output,
@@ -94,10 +99,15 @@ async def input_tokens(request: InputTokensRequest, front: FrontDep, http: Reque
     _note_unknown(request, read.tools, front, http)
     _constraint(request, read.prompt)
     model = await front.chat_model(request.model)
-    question = partial(Tokenize, prompt=read.prompt, count_only=True)
-    found = await ask_worker(front.fleet, front.settings, model.name, question)
+    count = await _count(front, model.name, read.prompt)
+    return {"object": "response.input_tokens", "input_tokens": count}
+
+
+async def _count(front: Front, model: str, prompt: ChatPrompt) -> int:
+    question = partial(Tokenize, prompt=prompt, count_only=True)
+    found = await ask_worker(front.fleet, front.settings, model, question)
     assert isinstance(found, Tokenized)
-    return {"object": "response.input_tokens", "input_tokens": found.count}
+    return found.count
 
 
 def _note_unknown(request: PromptFields, tools: ToolNames, front: Front, http: Request) -> None:
