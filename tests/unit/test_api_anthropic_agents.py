@@ -100,9 +100,9 @@ def test_N05_a_users_own_picture_is_refused_in_a_sentence(
 ) -> None:
     message = refused(front, body(user([text("what is this?"), block])))
     kind = block["type"]
-    assert message.startswith(f"messages[0].content[1]: This model does not support {kind} input")
+    assert message.startswith(f"messages.0.content.1: This model does not support {kind} input")
     assert refused(front, body({"role": "assistant", "content": [IMAGE]})) == (
-        "messages[0].content[0]: A image block belongs in a message of role user."
+        "messages.0.content.0: A image block belongs in a message of role user."
     )
 
 
@@ -112,7 +112,7 @@ def test_a_users_own_text_document_is_read(front: RunningFront, node: FakeNode) 
     [message] = prompt_of(front, node, body(user([letter, text("Shorten it.")]))).messages
     assert message["content"] == "Letter\n\nDear all.\n\nShorten it."
     asked = body(user([letter | {"citations": {"enabled": True}}]))
-    assert refused(front, asked).startswith("messages[0].content[0].citations.enabled: ")
+    assert refused(front, asked).startswith("messages.0.content.0.citations.enabled: ")
 
 
 # Threads
@@ -246,7 +246,7 @@ def test_what_would_change_the_answer_is_refused(
 def test_summaries_are_the_clients_affair(front: RunningFront) -> None:
     edit = {"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": 50_000}}
     message = refused(front, body(context_management={"edits": [edit]}))
-    assert message.startswith("context_management.edits[0]: This server summarizes no")
+    assert message.startswith("context_management.edits.0: This server summarizes no")
     asked = body(compaction={"type": "summarize"})
     error = front.client.post(PATH, json=asked).json()["error"]
     assert error["message"].startswith("compaction: This server summarizes no conversations")
@@ -255,7 +255,7 @@ def test_summaries_are_the_clients_affair(front: RunningFront) -> None:
 
 def test_unknown_fields_within_objects_in_anthropics_words(front: RunningFront) -> None:
     message = refused(front, body(user([text("hi", banana=1)])))
-    assert message == "messages[0].content[0].banana: Extra inputs are not permitted."
+    assert message == "messages.0.content.0.banana: Extra inputs are not permitted."
 
 
 # Tools
@@ -286,9 +286,9 @@ def test_tools_of_anthropics_server_are_declarations_only(
     assert not prompt_of(front, node, body(tools=[tool], tool_choice={"type": "none"})).tools
     name = tool.get("name", "x")
     for alone in (body(tools=[tool]), body(tools=[tool], tool_choice={"type": "any"})):
-        assert refused(front, alone).startswith(f"tools[0].type: {tool['type']} is a tool that")
+        assert refused(front, alone).startswith(f"tools.0.type: {tool['type']} is a tool that")
     forced = refused(front, body(tools=[TOOL, tool], tool_choice={"type": "tool", "name": name}))
-    assert forced.startswith((f"tools[1].type: {tool['type']}", "tool_choice.name: "))
+    assert forced.startswith((f"tools.1.type: {tool['type']}", "tool_choice.name: "))
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ def test_tools_of_anthropics_server_are_declarations_only(
 )
 def test_tools_with_a_schema_of_anthropics_are_named(front: RunningFront, kind: str) -> None:
     message = refused(front, body(tools=[TOOL, {"type": kind, "name": "x"}]))
-    assert message.startswith(f"tools[1].type: {kind} has a schema that only Anthropic's models")
+    assert message.startswith(f"tools.1.type: {kind} has a schema that only Anthropic's models")
     assert "input_schema" in message
     assert "secret" not in refused(front, body(tools=[{"type": "secret", "name": "x"}]))
 
@@ -328,6 +328,43 @@ def test_deferred_tools_that_nothing_here_could_find_are_all_loaded(
     hosted = {"type": "tool_search_tool_bm25_20251119", "name": "tool_search_tool_bm25"}
     for tools in (late, [hosted, *late], [hosted, *late, TOOL]):
         assert names(prompt_of(front, node, body(tools=tools)))[:2] == ["a", "b"]
+
+
+def test_tools_come_and_go_in_mid_conversation(front: RunningFront, node: FakeNode) -> None:
+    late = TOOL | {"name": "late", "defer_loading": True}
+    new = {"type": "tool_definition", "definition": TOOL | {"name": "new"}}
+
+    def system(*content: dict[str, Any]) -> dict[str, Any]:
+        return {"role": "system", "content": list(content)}
+
+    def change(kind: str, tool: str | dict[str, Any]) -> dict[str, Any]:
+        named = {"type": "tool_reference", "name": tool} if isinstance(tool, str) else tool
+        return {"type": f"tool_{kind}", "tool": named, "cache_control": {"type": "ephemeral"}}
+
+    messages = [
+        user("hi"),
+        system(text("B."), change("addition", "late"), change("addition", new)),
+        user("so?"),
+        system(change("removal", "sum")),
+    ]
+    for end, offered in ((1, ["sum"]), (3, ["sum", "late", "new"]), (4, ["late", "new"])):
+        prompt = prompt_of(front, node, body(*messages[:end], tools=[TOOL, late]))
+        assert names(prompt) == offered
+    assert [message["content"] for message in prompt.messages] == [
+        "hi",
+        "B.\nThe tool late can be called now.\nThe tool new can be called now.",
+        "so?",
+        "The tool sum can no longer be called.",
+    ]
+    hosted = change("addition", {"type": "tool_definition", "definition": SEARCH})
+    assert names(prompt_of(front, node, body(user("hi"), system(hosted), tools=[TOOL]))) == ["sum"]
+    wrong = change("addition", {"type": "tool_definition", "definition": BASH})
+    assert refused(front, body(user("hi"), system(wrong))).startswith(
+        "messages.1.content.0.tool.definition.type: bash_20250124 has a schema"
+    )
+    assert refused(front, body(user([change("removal", "sum")]))) == (
+        "messages.0.content.0: A tool_removal block belongs in a message of role system."
+    )
 
 
 def test_tools_that_only_code_may_call_are_left_out(front: RunningFront, node: FakeNode) -> None:

@@ -114,11 +114,20 @@ def anthropic_status(error: RequestError) -> int:
     return OVERLOADED if isinstance(error, Overloaded | Unavailable) else error.status
 
 
+def _anthropic_message(error: RequestError) -> str:
+    """The message of an error; a place in the body, such as ``messages[0].content``, is written as
+    Anthropic does, ``messages.0.content``: agents look for some of these."""
+    place = error.param or ""
+    if place and error.message.startswith(place):
+        return re.sub(r"\[(\d+)\]", r".\1", place) + error.message[len(place) :]
+    return error.message
+
+
 def anthropic_error(error: RequestError, id: str) -> AnthropicErrorAnswer:
     """The JSON object of an error in Anthropic's shape; ``id`` is the id of the request."""
     status = anthropic_status(error)
     kind = _TYPES.get(status) or ("api_error" if status >= 500 else "invalid_request_error")
-    content: AnthropicErrorObject = {"type": kind, "message": error.message}
+    content: AnthropicErrorObject = {"type": kind, "message": _anthropic_message(error)}
     if isinstance(error, ContextExceeded):  # agents look for this sentence to shorten their prompt
         content["message"] = f"prompt is too long: {error.tokens} tokens > {error.context} maximum"
     if error.code is not None:

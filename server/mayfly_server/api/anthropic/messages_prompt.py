@@ -27,25 +27,27 @@ from datetime import date
 from typing import Any
 
 from mayfly_protocol.requests import ChatPrompt
-from mayfly_server.api.anthropic.messages_request import (
-    NO_COMPACTION,
-    CompactingEdit,
+from mayfly_server.api.anthropic.messages_content import (
     ContentSource,
     DocumentBlock,
     FallbackBlock,
     ImageBlock,
     Message,
     PlainTextSource,
-    PromptFields,
     RedactedThinkingBlock,
     ResultBlock,
     SearchResultBlock,
     TextBlock,
     ThinkingBlock,
+    ToolAdditionBlock,
+    ToolDefinition,
     ToolReferenceBlock,
+    ToolRemovalBlock,
     ToolResultBlock,
     ToolUseBlock,
+    TypedTool,
 )
+from mayfly_server.api.anthropic.messages_request import NO_COMPACTION, CompactingEdit, PromptFields
 from mayfly_server.api.anthropic.messages_tools import prompt_tools, tool_choice
 from mayfly_server.api.request_fields import left_out
 from mayfly_server.errors import InvalidRequest, ThreadUnsupported
@@ -104,7 +106,7 @@ def _messages(request: PromptFields) -> Iterator[dict[str, Any]]:
             case "system":
                 passing = message.clear_at == "next_user_message"
                 if not (passing and users and users[-1] > number):
-                    yield {"role": "system", "content": _only_text(message, number)}
+                    yield {"role": "system", "content": _system(message, number)}
             case "user":
                 yield from _user(message, number)
 
@@ -128,6 +130,8 @@ def _assistant(message: Message, number: int) -> dict[str, Any]:
             case ToolUseBlock():
                 function = {"name": block.name, "arguments": block.input or {}}
                 calls.append({"id": block.id, "type": "function", "function": function})
+            case ToolAdditionBlock() | ToolRemovalBlock():
+                raise _misplaced(block, "system", number, place)
             case _:
                 raise _misplaced(block, "user", number, place)
     if any(thoughts):
@@ -159,6 +163,8 @@ def _user(message: Message, number: int) -> Iterator[dict[str, Any]]:
                     "tool_call_id": block.tool_use_id,
                     "content": f"Error: {content}" if block.is_error else content,
                 }
+            case ToolAdditionBlock() | ToolRemovalBlock():
+                raise _misplaced(block, "system", number, place)
             case _:
                 raise _misplaced(block, "assistant", number, place)
     if texts or not results:
@@ -209,13 +215,29 @@ def _found(block: SearchResultBlock) -> str:
     return f"{block.title}\n{block.source}\n\n{_text(block.content)}"
 
 
-def _only_text(message: Message, number: int) -> str:
-    blocks = []
+def _system(message: Message, number: int) -> str:
+    """The text of a system message; tools that it adds and removes are named in lines of their
+    own."""
+    texts, lines = [], []
     for place, block in enumerate(message.content or ()):
-        if not isinstance(block, TextBlock):
-            raise _misplaced(block, "user or assistant", number, place)
-        blocks.append(block)
-    return _system_text(blocks)
+        match block:
+            case TextBlock():
+                texts.append(block)
+            case ToolAdditionBlock(tool=ToolDefinition(definition=TypedTool())):
+                pass
+            case ToolAdditionBlock() | ToolRemovalBlock():
+                lines.append(_tool_change(block))
+            case ToolResultBlock() | ToolUseBlock() | ThinkingBlock() | RedactedThinkingBlock():
+                raise _misplaced(block, "user or assistant", number, place)
+            case _:
+                raise _misplaced(block, "user", number, place)
+    return "\n".join([text for text in [_system_text(texts)] if text] + lines)
+
+
+def _tool_change(block: ToolAdditionBlock | ToolRemovalBlock) -> str:
+    tool = block.tool.definition if isinstance(block.tool, ToolDefinition) else block.tool
+    change = "can be called now" if block.type == "tool_addition" else "can no longer be called"
+    return f"The tool {tool.name} {change}."
 
 
 def _misplaced(block: Any, role: str, number: int, place: int) -> InvalidRequest:

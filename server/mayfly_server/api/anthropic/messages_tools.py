@@ -3,8 +3,9 @@
 ::
 
     custom, with an input_schema        a function for the model to call
-    of those, with deferred loading     left out until a message refers to the tool or has a call of
-                                        it, as the prompt's beginning changes with every tool
+    of those, with deferred loading     left out until a message refers to the tool, adds it or has
+                                        a call of it
+    of those, removed by a message      left out
     of those, only for code to call     left out: there is no code that could call them
     run by Anthropic's server           left out beside tools that the model may call, since the
                                         declaration alone asks for nothing; otherwise refused
@@ -20,14 +21,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from mayfly_protocol.requests import ToolChoice as Mode
-from mayfly_server.api.anthropic.messages_request import (
+from mayfly_server.api.anthropic.messages_content import (
     AnthropicTool,
-    PromptFields,
+    NamedTool,
+    ToolAdditionBlock,
+    ToolDefinition,
     ToolReferenceBlock,
+    ToolRemovalBlock,
     ToolResultBlock,
     ToolUseBlock,
     TypedTool,
 )
+from mayfly_server.api.anthropic.messages_request import PromptFields
 from mayfly_server.errors import InvalidRequest
 
 _HOSTED = re.compile(
@@ -44,32 +49,42 @@ _MODES: dict[str, Mode] = {"auto": "auto", "any": "required", "tool": "required"
 def prompt_tools(request: PromptFields) -> tuple[dict[str, Any], ...]:
     """The tools that the model may call, as OpenAI's tool objects. Raises InvalidRequest for tools
     that this server does not have."""
-    hosted: list[tuple[int, TypedTool]] = []
-    tools: list[AnthropicTool] = []
-    for number, tool in enumerate(request.tools or ()):
+    hosted: list[tuple[str, TypedTool]] = []
+    tools: dict[str, AnthropicTool] = {}
+    for place, tool in _declared(request):
         if isinstance(tool, AnthropicTool):
-            tools.append(tool)
+            if tool.name in tools and place.startswith("tools"):
+                raise InvalidRequest("tools: two tools have the same name.", param="tools")
+            tools[tool.name] = tool
         elif _HOSTED.fullmatch(tool.type):
-            hosted.append((number, tool))
+            hosted.append((place, tool))
         else:
-            raise _unknown(number, tool)
-    names = [tool.name for tool in tools]
-    if len(set(names)) < len(names):
-        raise InvalidRequest("tools: two tools have the same name.", param="tools")
-    callable_ = [tool for tool in tools if not tool.allowed_callers or _direct(tool)]
+            raise _unknown(place, tool)
+    tools = {name: tool for name, tool in tools.items() if _called_by_the_model(tool)}
     choice = request.tool_choice
     mode = choice.type if choice else "auto"
-    for number, tool in hosted:
+    for place, tool in hosted:
         forced = mode == "tool" and choice is not None and choice.name == tool.name
-        if forced or (mode != "none" and not callable_):
+        if forced or (mode != "none" and not tools):
             raise InvalidRequest(
-                f"tools[{number}].type: {tool.type} is a tool that Anthropic's server runs; this "
-                "server runs none. Declare a tool of your own, with an input_schema.",
-                param=f"tools[{number}].type",
+                f"{place}.type: {tool.type} is a tool that Anthropic's server runs; this server "
+                "runs none. Declare a tool of your own, with an input_schema.",
+                param=f"{place}.type",
             )
-    if not any(tool.type.startswith(_SEARCH) for _, tool in hosted):
-        callable_ = _loaded(callable_, request)
-    return tuple(_function(tool) for tool in callable_)
+    searched = any(tool.type.startswith(_SEARCH) for _, tool in hosted)
+    offered = _offered(tools, request, searched=searched)
+    return tuple(_function(tool) for name, tool in tools.items() if name in offered)
+
+
+def _declared(request: PromptFields) -> Iterator[tuple[str, AnthropicTool | TypedTool]]:
+    """Each tool that the request or one of its messages declares, with its place."""
+    for number, tool in enumerate(request.tools or ()):
+        yield f"tools[{number}]", tool
+    for number, message in enumerate(request.messages):
+        for place, block in enumerate(message.content or ()):
+            if isinstance(block, ToolAdditionBlock) and isinstance(block.tool, ToolDefinition):
+                at = f"messages[{number}].content[{place}].tool.definition"
+                yield at, block.tool.definition
 
 
 def tool_choice(
@@ -91,7 +106,7 @@ def tool_choice(
     return _MODES[choice.type], choice.name or None
 
 
-def _unknown(number: int, tool: TypedTool) -> InvalidRequest:
+def _unknown(place: str, tool: TypedTool) -> InvalidRequest:
     if _OF_CLIENTS.fullmatch(tool.type):
         problem = (
             f"{tool.type} has a schema that only Anthropic's models know. Declare it with a "
@@ -99,34 +114,41 @@ def _unknown(number: int, tool: TypedTool) -> InvalidRequest:
         )
     else:
         problem = "There is no tool of this type here; one of your own needs an input_schema."
-    return InvalidRequest(f"tools[{number}].type: {problem}", param=f"tools[{number}].type")
+    return InvalidRequest(f"{place}.type: {problem}", param=f"{place}.type")
 
 
-def _direct(tool: AnthropicTool) -> bool:
-    return "direct" in (tool.allowed_callers or ())
+def _called_by_the_model(tool: AnthropicTool) -> bool:
+    return not tool.allowed_callers or "direct" in tool.allowed_callers
 
 
-def _loaded(tools: list[AnthropicTool], request: PromptFields) -> list[AnthropicTool]:
-    """The tools whose loading is not deferred, or not any more. If all are deferred there is no
-    tool by which the model could find others, so all are loaded."""
-    if all(tool.defer_loading for tool in tools):
-        return tools
-    known = set(_referred_to(request))
-    return [tool for tool in tools if not tool.defer_loading or tool.name in known]
-
-
-def _referred_to(request: PromptFields) -> Iterator[str]:
-    """The names of the tools that a conversation has a reference to or a call of."""
+def _offered(tools: dict[str, AnthropicTool], request: PromptFields, *, searched: bool) -> set[str]:
+    """The names of the tools that the model may call at the end of the conversation. ``searched``
+    says that the client relies on Anthropic's server to find deferred tools: all are loaded then,
+    as they are if there is no tool by which the model could find them."""
+    offered = {name for name, tool in tools.items() if not tool.defer_loading}
+    if searched or not offered:
+        offered = set(tools)
+    for block in _blocks(request):
+        match block:
+            case ToolUseBlock(name=name) | ToolReferenceBlock(tool_name=name):
+                offered.add(name)
+            case ToolAdditionBlock(tool=NamedTool(name=name)):
+                offered.add(name)
+            case ToolAdditionBlock(tool=ToolDefinition(definition=AnthropicTool(name=name))):
+                offered.add(name)
+            case ToolRemovalBlock(tool=NamedTool(name=name)):
+                offered.discard(name)
     if request.tool_choice and request.tool_choice.name:
-        yield request.tool_choice.name
+        offered.add(request.tool_choice.name)
+    return offered
+
+
+def _blocks(request: PromptFields) -> Iterator[Any]:
     for message in request.messages:
         for block in message.content or ():
-            if isinstance(block, ToolUseBlock):
-                yield block.name
-            elif isinstance(block, ToolResultBlock):
-                for inner in block.content or ():
-                    if isinstance(inner, ToolReferenceBlock):
-                        yield inner.tool_name
+            yield block
+            if isinstance(block, ToolResultBlock):
+                yield from block.content or ()
 
 
 def _function(tool: AnthropicTool) -> dict[str, Any]:
