@@ -11,7 +11,7 @@ front end and worker  DEALER -> ROUTER            :mod:`mayfly_protocol.serving`
 reaper to all         XPUB -> SUB                 :mod:`mayfly_protocol.roster`
 ====================  ==========================  ==============================
 
-:mod:`mayfly_protocol.requests` holds the parts of ``Submit`` that a client asks for,
+:mod:`mayfly_protocol.requests` holds the parts of a client's request (``Submit``),
 :mod:`mayfly_protocol.counters` the counters in ``Beat`` and ``SlotView``.
 :mod:`mayfly_protocol.codec` turns messages into frames and back;
 :mod:`mayfly_protocol.transport.sockets` sets the sockets' options.

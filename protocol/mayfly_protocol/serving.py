@@ -38,7 +38,7 @@ class Submit:
     token ids that the client already has: the worker replays these tokens without sending them and
     goes on after them; ``resume`` is empty on a first attempt. Choices in ``finished`` have ended
     and are not run again. ``suspect`` marks a request that may have ended workers: a worker runs
-    one suspect at a time, until it has sampled a few tokens of it.
+    one suspect at a time, and the next one once it has sampled a few tokens of the first.
     """
 
     rid: str

@@ -52,7 +52,8 @@ from mayfly_worker.prefix_cache import PrefixCache
 PREFILL_ROWS = 32
 """Largest number of prompts that are prefilled together, by the same forward passes (a group)."""
 PREFILL_GROUPS = 3
-"""Largest number of groups that are prefilled in turn, a chunk of each."""
+"""Largest number of groups of prompts that are prefilled in turn, one chunk of a group after
+another."""
 PROMPT_KEEP = 256
 """Fewest new prompt tokens for which the KV state at a prompt's end is stored in the prefix cache.
 With fewer, only the state at the answer's end is stored, which includes the prompt's. Caches that

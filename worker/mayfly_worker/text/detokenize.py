@@ -69,7 +69,8 @@ def special_tokens(tokenizer: Any) -> SpecialTokens:
 class Detokenizer:
     """Decodes the ids of one output, one at a time. The texts that :meth:`add` and :meth:`finish`
     return are together the text that decoding all ids at once gives, with hidden special tokens
-    left out (:class:`_RustStream` describes the one exception)."""
+    left out. The one exception is malformed output, in which a later id may change the decoded text
+    of earlier ids: text that was returned stays as it is."""
 
     __slots__ = ("_hidden", "_in_calls", "_stream")
 
@@ -86,7 +87,7 @@ class Detokenizer:
         incomplete.
 
         An id beyond the vocabulary (from padded logits) has no text. ``in_call`` says that the id
-        belongs to a tool call.
+        belongs to a tool call, in which more special tokens are shown.
         """
         if id in self._hidden and not (in_call and id in self._in_calls):
             return ""

@@ -1,8 +1,9 @@
-"""Reads JSON while it comes, and writes it in the form that ``json.dumps`` gives the whole.
+"""Reads JSON from a text that comes in pieces, and writes it piece by piece, in the form that
+``json.dumps`` gives the whole value.
 
-A :class:`Source` holds the text that has come and was not read yet. Readers are generators over it:
-they yield where they need more text, and go on in it after :meth:`Source.feed`. Each character is
-read once, so that a text takes time in proportion to its length, however it is cut.
+A :class:`Source` holds the text that has come and was not read yet. Readers are generators over a
+source: a reader yields when it needs more text, and is resumed after :meth:`Source.feed`. Each
+character is read once, so that a text takes time in proportion to its length, however it is cut.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 Reading = Generator[None, None, T]
-"""A reader that returns a ``T`` at its end, and yields where it needs more text."""
+"""A reader of a text that comes in pieces: a generator that yields when it needs more text, and
+returns a ``T`` at its end."""
 
 Sink = Callable[[str], Any]
-"""Takes text."""
+"""Function that takes the next piece of a text."""
 
 MAX_DEPTH = 100
 
@@ -29,15 +31,17 @@ SPACE = " \t\n\r"
 
 
 class GiveUp(Exception):
-    """The text goes on in a way that cannot be followed piece by piece."""
+    """A text goes on in a way that cannot be followed piece by piece, so that it can only be parsed
+    as a whole, once it has ended."""
 
 
 class NotJson(GiveUp):
-    """The text is no JSON, whatever follows."""
+    """The text read so far cannot be the beginning of JSON, whatever follows."""
 
 
 def json_text(value: Any) -> str | None:
-    """JSON text, or None for a value that JSON cannot express: parsers make sets, bytes, NaN."""
+    """Returns a value as JSON text; None for a value that JSON cannot express, such as the sets,
+    bytes and NaN that parsers of tool calls make."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
@@ -46,23 +50,26 @@ def json_text(value: Any) -> str | None:
 
 
 def string_text(text: str) -> str:
-    """A part of a string as it stands between the quotes in JSON."""
+    """Returns a part of a string as it is written between the quotes in JSON."""
     return _sendable(json.dumps(text, ensure_ascii=False)[1:-1])
 
 
 def _sendable(text: str) -> str:
-    """Half a surrogate pair can be sent as an escape only."""
+    """Returns JSON text with a JSON escape in place of each half of a surrogate pair, which UTF-8
+    cannot encode."""
     if text.isascii():
         return text
     return _SURROGATE.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
 
 
 def nowhere(text: str) -> None:
-    """The sink for text that is not needed."""
+    """Drops a piece of text that is not needed: the sink for such text."""
 
 
 class Source:
-    """Text that has come and was not read yet: ``text`` from ``at`` on."""
+    """A text that comes in pieces, by :meth:`feed`, and is read while it comes: ``text`` from
+    ``at`` on has come and was not read yet. The reading methods are generators that yield when they
+    need more text."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -71,7 +78,7 @@ class Source:
 
     @property
     def position(self) -> int:
-        """The number of characters read since the beginning."""
+        """Number of characters read since the text's beginning."""
         return self._before + self.at
 
     def feed(self, text: str) -> None:
@@ -80,32 +87,32 @@ class Source:
         self.at = 0
 
     def peek(self) -> Reading[str]:
-        """The next character, which stays unread."""
+        """Returns the next character, which stays unread."""
         while self.at >= len(self.text):
             yield
         return self.text[self.at]
 
     def take(self) -> Reading[str]:
-        """Reads a character."""
+        """Reads the next character and returns it."""
         character = yield from self.peek()
         self.at += 1
         return character
 
     def skip_space(self, space: str = SPACE) -> Reading[str]:
-        """Reads white space; returns the character after it, which stays unread."""
+        """Reads white space; returns the first other character, which stays unread."""
         while (character := (yield from self.peek())) in space:
             self.at += 1
         return character
 
     def expect(self, wanted: str, error: type[GiveUp] = GiveUp) -> Reading[None]:
-        """Reads a string. Raises ``error`` where something else comes."""
+        """Reads the text ``wanted``. Raises ``error`` as soon as another character comes."""
         for character in wanted:
             if (yield from self.take()) != character:
                 raise error
 
     def run(self, pattern: re.Pattern[str], sink: Sink) -> Reading[str]:
-        """Reads characters while a pattern of single characters (``[...]+``) matches them; returns
-        the character after them, which stays unread."""
+        """Reads characters while a pattern of single characters (such as ``[a-z]+``) matches them,
+        and passes them to ``sink``; returns the character after them, which stays unread."""
         while True:
             yield from self.peek()
             found = pattern.match(self.text, self.at)
@@ -115,8 +122,9 @@ class Source:
             self.at = found.end()
 
     def until(self, sink: Sink, *markers: str) -> Reading[str]:
-        """Reads up to the marker that comes first, and over it. Returns the marker; ``sink`` takes
-        the text before it, as soon as no marker can begin in it."""
+        """Reads up to and including the first of ``markers`` that comes, and returns this marker.
+        ``sink`` takes the text before the marker, each piece as soon as no marker can begin in the
+        piece."""
         while True:
             first, end = "", len(self.text)
             for marker in markers:
@@ -133,7 +141,8 @@ class Source:
             yield
 
     def _begun(self, marker: str) -> int:
-        """The number of last characters that could be a marker's first ones."""
+        """Returns how many characters at the end of the text that has come could be the beginning
+        of ``marker``."""
         text, length = self.text, len(self.text)
         begin = text.find(marker[0], max(self.at, length - len(marker) + 1))
         while begin >= 0 and not marker.startswith(text[begin:]):
@@ -146,8 +155,9 @@ def read_value(source: Source, sink: Sink, *, unique: bool = True, depth: int = 
 
     Raises:
         NotJson: the value is no JSON.
-        GiveUp: it is nested too deeply; or, if keys have to be ``unique``, a key comes twice: the
-            last one would count, and the first was written.
+        GiveUp: the value is nested too deeply, or contains NaN or an infinite number; or, if keys
+            have to be ``unique``, an object has a key twice: the last value would count, but the
+            first has been written.
     """
     character = yield from source.skip_space()
     if character == '"':
@@ -164,7 +174,9 @@ def read_value(source: Source, sink: Sink, *, unique: bool = True, depth: int = 
 def read_object(
     source: Source, sink: Sink, *, unique: bool = True, depth: int = 0
 ) -> Reading[None]:
-    """Reads an object; writes all of it but the closing brace. Raises as :func:`read_value`."""
+    """Reads a JSON object, and writes all of it but the closing brace to ``sink``. Raises NotJson
+    if the text is no JSON object; GiveUp if it is nested too deeply, contains NaN or an infinite
+    number, or, if keys have to be ``unique``, has a key twice."""
     if depth > MAX_DEPTH:
         raise GiveUp
     yield from source.expect("{", NotJson)
@@ -209,7 +221,8 @@ def _read_list(source: Source, sink: Sink, *, unique: bool, depth: int) -> Readi
 
 
 def _read_separator(source: Source, closing: str) -> Reading[str]:
-    """Reads the comma after a member, or what closes its container."""
+    """Reads and returns the character after a member of a list or an object: a comma, or the
+    ``closing`` bracket. Raises NotJson for any other character."""
     character = yield from source.skip_space()
     if character not in ("," + closing):
         raise NotJson
@@ -218,7 +231,8 @@ def _read_separator(source: Source, closing: str) -> Reading[str]:
 
 
 def read_string(source: Source, sink: Sink) -> Reading[None]:
-    """Reads a string, and writes it as its characters come. Raises NotJson."""
+    """Reads a JSON string, and writes it to ``sink`` as its characters come. Raises NotJson if the
+    text is no JSON string."""
     yield from source.expect('"', NotJson)
     sink('"')
     while True:
@@ -259,7 +273,7 @@ def _read_escape(source: Source) -> Reading[str]:
 
 
 def _read_unit(source: Source) -> Reading[int]:
-    """Reads the four digits of an escape."""
+    """Reads the four hexadecimal digits of a JSON escape; returns their value."""
     digits = ""
     while len(digits) < 4:
         digit = yield from source.take()
@@ -270,8 +284,9 @@ def _read_unit(source: Source) -> Reading[int]:
 
 
 def _read_literal(source: Source, sink: Sink) -> Reading[None]:
-    """Reads a number, ``true``, ``false`` or ``null``, which are known once something else comes.
-    Raises NotJson as soon as it cannot become one of them."""
+    """Reads a number, ``true``, ``false`` or ``null``, and writes it to ``sink`` once the character
+    after it has come. Raises NotJson as soon as the text cannot become one of these; GiveUp for NaN
+    and infinite numbers."""
     pieces: list[str] = []
 
     def add(piece: str) -> None:

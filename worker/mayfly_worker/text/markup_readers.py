@@ -30,9 +30,10 @@ class Markup:
 
         argument | KEY | keyed | white space, middle | VALUE | closed
 
-    ``ended`` is empty where there is one call only, ``named`` where the first argument follows the
-    name directly; ``last`` is the end of the only call. ``bounded`` says that ``ended`` within a
-    value ends the call, too. ``trim`` and ``open_texts`` are for its values.
+    ``ended`` is empty in a format of one call only, whose end is ``last``; ``named`` is empty if
+    the first argument follows the name directly. ``bounded`` says that ``ended`` within a value
+    ends the call, too. ``trim`` removes what surrounds the text of a value, such as white space;
+    ``open_texts`` tells texts from other values if the request's schema does not.
     """
 
     argument: str
@@ -105,11 +106,12 @@ MARKUPS = {
 }
 
 _BLOCK = "<|open|>json"
-"""Begins all arguments as one object, in Kimi K3's format."""
+"""Marker that, in Kimi K3's format, begins all arguments of a call as one JSON object."""
 
 
 def read_longcat(source: Source, target: Target) -> Reading[None]:
-    """Reads Longcat's format, or a call as :func:`read_json_calls` reads it."""
+    """Reads tool calls in Longcat's format, in which a call has its arguments between markers or is
+    a JSON object with ``name`` and ``arguments``."""
     if (yield from source.skip_space()) == "{":
         yield from read_json_calls(source, target)
     else:
@@ -117,7 +119,8 @@ def read_longcat(source: Source, target: Target) -> Reading[None]:
 
 
 def read_markup(markup: Markup, source: Source, target: Target) -> Reading[None]:
-    """Reads calls in a format."""
+    """Reads tool calls in the format that ``markup`` describes, and passes them to ``target`` piece
+    by piece."""
     end = -1
     while True:
         if markup.call:
@@ -134,7 +137,8 @@ def read_markup(markup: Markup, source: Source, target: Target) -> Reading[None]
 
 
 class _Call:
-    """One call. ``header`` is its text before the first argument."""
+    """A tool call that is read from ``source`` and passed to ``target`` piece by piece. ``header``
+    is the call's text before its first argument."""
 
     def __init__(self, markup: Markup, header: str, source: Source, target: Target) -> None:
         self._markup = markup
@@ -144,7 +148,8 @@ class _Call:
         self._keys: set[str] = set()
 
     def read(self) -> Reading[None]:
-        """Reads up to the call's end marker, and over it; for ever where there is none."""
+        """Reads the call's arguments, up to and including the call's end marker; in a format
+        without an end marker, as long as text comes."""
         markup = self._markup
         others = [markup.ended] if markup.ended else []
         if markup.call == MARKUPS["kimi_k3"].call:
@@ -183,8 +188,8 @@ class _Call:
         after = f"{markup.closed}{markup.ended}{markup.last}"
 
         def read(text: str) -> tuple[str, str, Any]:
-            """Name, key and value that the parser finds in a call with this text as its only
-            argument's value."""
+            """Returns the name, the key and the value that mlx-lm's parser finds in a call whose
+            only argument has the value ``text``. Raises GiveUp if the parser finds no such call."""
             name, arguments = self._target.parse(before + text + after)
             if len(arguments) != 1:
                 raise GiveUp
@@ -205,7 +210,8 @@ class _Call:
         value.close()
 
     def _begin(self, name: str, key: str) -> None:
-        """Writes a key; the call begins with its first one."""
+        """Writes an argument's key; the first key begins the call. Raises GiveUp if a key comes
+        twice."""
         if key in self._keys:
             raise GiveUp
         if not self._keys:

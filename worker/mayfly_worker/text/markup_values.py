@@ -1,9 +1,10 @@
-"""Values of arguments that come as text between markers, in pieces.
+"""Values of a tool call's arguments that come in pieces, as text between markers.
 
 A value is text or something else (a number, a list, ...). The request's schema, a mark beside the
-value or the value itself says which, by rules of each format's own. What mlx-lm's parser makes of
-a few short values tells them: where ``1`` stays text, everything else does, too. Text is passed on
-as it comes once nothing else is possible, all other values once they are whole.
+value or the value itself says which, by rules of each format's own. These rules show in what
+mlx-lm's parser makes of a few short values: if ``1`` stays text, almost every other value does,
+too. Text is passed on as it comes, once the value can be nothing else; any other value is passed on
+once it is whole.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from mayfly_worker.text.json_pieces import (
 )
 
 OpenTexts = Literal["json", "literal", ""]
-"""Texts that the schema leaves open are those that are no ``json``, or no ``literal`` of Python or
-JSON; empty: their end alone can tell."""
+"""Rule by which a format tells texts from other values if the request's schema does not. ``json``:
+a value that is no JSON is text; ``literal``: a value that is no literal of Python or JSON is text;
+empty: nothing can be told before the value's end."""
 
 
 class Trim:
@@ -48,11 +50,12 @@ class Trim:
             self._held.append(text)
 
     def close(self) -> None:
-        """Ends the text. Raises GiveUp where too much was left out."""
+        """Ends the text. Raises GiveUp if something was left out that belongs to the text, such as
+        the beginning of a CDATA section that has no end."""
 
 
 class TrimLines(Trim):
-    """Leaves out one newline at each end."""
+    """Leaves out one newline at each end of a text that comes in pieces."""
 
     def __call__(self, text: str) -> None:
         if not self._begun and text:
@@ -65,7 +68,7 @@ class TrimLines(Trim):
 
 
 class TrimNothing(Trim):
-    """Passes a text on as it is."""
+    """Passes a text on as it is, including white space at its ends."""
 
     def __call__(self, text: str) -> None:
         self._sink(text)
@@ -75,7 +78,8 @@ _DATA, _DATA_END = "<![CDATA[", "]]>"
 
 
 class TrimData(Trim):
-    """Leaves out white space at both ends, or all but the content of a CDATA section."""
+    """Leaves out white space at both ends of a text that comes in pieces; of a text that is a CDATA
+    section, passes on only the section's content."""
 
     def __init__(self, sink: Sink) -> None:
         super().__init__(sink)
@@ -97,7 +101,8 @@ class TrimData(Trim):
             super().__call__(text)
 
     def _add_data(self, text: str) -> None:
-        """Passes on all that cannot be the section's end with white space after it."""
+        """Passes on the content of a CDATA section, without what could be the section's end marker
+        with white space after it."""
         text = "".join((*self._held, text))
         bare = text.rstrip()
         content = text
@@ -118,8 +123,10 @@ class TrimData(Trim):
 
 
 class MarkupValue:
-    """One argument's value, written to ``sink`` as JSON. ``read`` gives the value that mlx-lm's
-    parser makes of a text, ``trim`` leaves out what is no part of a text."""
+    """One argument's value, which comes in pieces and is written to ``sink`` as JSON. ``read``
+    returns the value that mlx-lm's parser makes of a text; ``trim`` leaves out what surrounds a
+    text, such as white space; ``open_texts`` is the rule by which texts are told from other values
+    if the request's schema does not say."""
 
     def __init__(
         self, sink: Sink, read: Callable[[str], Any], *, trim: type[Trim], open_texts: OpenTexts
@@ -160,8 +167,9 @@ class MarkupValue:
 
 
 _Decide = Callable[[str], bool | None]
-"""Takes the pieces of a value, beginning with an empty one. Returns True once it is certainly a
-text, False once only its end can tell, None before."""
+"""Function that takes the pieces of a value one by one, beginning with an empty piece. Returns True
+once the value is certainly a text, False once it is clear that only the value's end can tell, None
+before."""
 
 
 def _decider(read: Callable[[str], Any], open_texts: OpenTexts) -> _Decide:
@@ -182,7 +190,8 @@ def _decider(read: Callable[[str], Any], open_texts: OpenTexts) -> _Decide:
 
 
 class _NoWord:
-    """Decides for a text unless it is one of some words, or begins a container."""
+    """Decides that a value is a text as soon as it cannot become one of ``words``, such as null;
+    with ``containers``, only the end can tell for a value that begins like a list or an object."""
 
     def __init__(self, words: list[str], *, containers: bool) -> None:
         self._words = words
@@ -203,7 +212,7 @@ class _NoWord:
 
 
 class _NoJson:
-    """Decides for a text that is no JSON."""
+    """Decides that a value is a text as soon as it cannot be JSON."""
 
     def __init__(self) -> None:
         self._source = Source()
@@ -229,7 +238,8 @@ _FIRST_OF_LITERALS = "0123456789+-.\"'[({#\\_"
 
 
 class _NoLiteral:
-    """Decides for a text that is no JSON and no literal of Python's."""
+    """Decides that a value is a text as soon as its beginning can be neither JSON nor a literal of
+    Python."""
 
     def __init__(self) -> None:
         self._head = ""

@@ -8,14 +8,15 @@ from mayfly_worker.text.tool_calls import CallPiece, CallText, ToolCallParser
 
 
 class OutputParser:
-    """Splits one answer. Nothing but the markers is taken out of the text; only text that could
-    still become a marker is held back, and tool calls until they are whole or, with ``early``,
-    until their parts are certain.
+    """Splits the text of one answer into content, reasoning and tool calls. Nothing but the markers
+    is taken out of the text; only text that could still become a marker is held back, and tool
+    calls until they are whole or, with ``early``, until their parts are certain.
 
     ``content``, ``reasoning`` and ``calls`` gather the results until the caller empties them.
-    ``full`` says that the rest of the text is dropped: the answer has all the calls it may have, or
-    the last one is ``broken``: it cannot be read, or was cut off, and parts of it were given out.
-    ``cut`` says that the answer ended within a call, which then does not count as one.
+    ``full`` says that the rest of the text is dropped, since the answer has all the calls it may
+    have, or is ``broken``: its last call cannot be read or was cut off, although parts of the call
+    were given out. ``cut`` says that the answer ended within a call, which then does not count as a
+    call.
     """
 
     def __init__(
@@ -125,8 +126,9 @@ class OutputParser:
         self._enter(target)
 
     def _close(self, ending: str, *, whole: bool) -> bool:
-        """Ends the calls of a text; one that has none becomes content, with its markers as they
-        were. Returns whether the last call of the text can be made."""
+        """Ends the text between the markers of tool calls, which is parsed if it is ``whole``. Text
+        that is no call becomes content, with the closing marker ``ending`` and, unless a call came
+        before, the opening marker. Returns True if all of the text was calls that can be made."""
         call = self._call or CallText(self._tools, early=False, parallel=self._parallel)
         call.end(whole=whole)
         self._take_pieces(call)

@@ -112,8 +112,8 @@ def render(prompt: Prompt, tokenizer: Any, width: int) -> RenderedPrompt:
 
     Raises:
         InvalidInput: an empty prompt, an id that does not exist, a conversation that the chat
-            template refuses (with the template's own words), or a conversation without a chat
-            template.
+            template refuses (with the template's own words), or a conversation for a model that has
+            no chat template.
     """
     param = param_of(prompt)
     if isinstance(prompt, ChatPrompt):
@@ -214,9 +214,9 @@ class _Template:
             }
 
     def message(self, message: Mapping[str, Any], can: TemplateAbilities) -> dict[str, Any]:
-        """Returns a message as the chat template expects it: with an empty content if it has none,
-        and with the role ``system`` in place of ``developer`` if the template does not know that
-        role."""
+        """Returns a message as the chat template, with the abilities ``can``, expects it: with an
+        empty content if the message has none, and with the role ``system`` in place of
+        ``developer`` if the template does not know that role."""
         known = {**message, "content": message.get("content") or ""}
         if known.get("role") == "developer" and not (self._names_developer and can.developer):
             known["role"] = "system"
@@ -251,8 +251,8 @@ def _with_json_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
 
 @lru_cache(maxsize=8)
 def _abilities(tokenizer: Any, tools: bool) -> TemplateAbilities:
-    """Finds, by rendering small conversations, which ones the tokenizer's chat template prints in
-    full; ``tools`` says whether the conversations declare a tool."""
+    """Finds the kinds of conversations that the tokenizer's chat template prints in full, by
+    rendering small conversations, which declare a tool if ``tools``."""
     template = _Template(ChatPrompt((), tools=(PROBED_TOOL,) if tools else ()), tokenizer)
     every = TemplateAbilities()
 
@@ -274,8 +274,8 @@ def _source(tokenizer: Any, tools: bool) -> str | None:
 def _system_tokens(
     ids: Sequence[int], messages: Sequence[dict[str, Any]], template: _Template, tokenizer: Any
 ) -> int:
-    """Returns the number of leading ids that the conversation shares with one that consists of its
-    system prompt, its tools and an empty question alone."""
+    """Returns the number of leading ids that a conversation shares with a shorter conversation,
+    which consists of the same system prompt, the same tools and an empty question."""
     leading = leading_system(messages)
     if not leading and not template.tools:
         return 0
@@ -331,8 +331,8 @@ def _control_tokens(tokenizer: Any) -> re.Pattern[str]:
 
 
 def _break_control_tokens(value: Any, control: re.Pattern[str]) -> Any:
-    """Puts a :data:`BREAK` after the first character of each control token in a value's strings, so
-    that no control token is encoded from them."""
+    """Puts a character that splits the prompt (:data:`BREAK`) after the first character of each
+    control token in a value's strings, so that the strings are encoded without control tokens."""
     if isinstance(value, str):
         text, found = value.replace(BREAK, ""), 1
         while found:  # the rest of a broken token may hold another
@@ -346,8 +346,8 @@ def _break_control_tokens(value: Any, control: re.Pattern[str]) -> Any:
 
 
 def encode(text: str, tokenizer: Any) -> list[int]:
-    """Encodes a rendered chat as token ids; no special tokens are added, since the template has
-    written all of them."""
+    """Encodes a rendered chat as token ids, piece by piece between the characters that split it
+    (:data:`BREAK`). No special tokens are added, since the template has written all of them."""
     first, *others = text.split(BREAK)
     ids: list[int] = tokenizer.encode(first, add_special_tokens=False)
     for piece in others:

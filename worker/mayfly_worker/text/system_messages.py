@@ -3,20 +3,22 @@
 Templates differ in what they do with a system message that is not the one and only first message:
 print it where it stands, hoist it to the front, drop it without a word, or raise. Others know no
 system role at all, or demand that user and assistant alternate. Small conversations, rendered once
-for each template, tell which (:func:`probe`); :func:`arrange` then rewrites a conversation so that
-every text of it gets into the prompt:
+for each template, show what it does (:func:`probe`); :func:`arrange` then rewrites a conversation
+so that all its texts get into the prompt. On the left, messages that a template may not take; on
+the right, what they become:
 
 ====================================  ==================================================
 several system messages at the start  one, with all texts
 the system message at the start       the beginning of the first user message
-one further on                        a user message in the same place, since a prompt
+a system message further on           a user message in the same place, since a prompt
                                       that changed at its front would miss the prefix cache
 user messages in a row                one, with all texts
 a user message after a tool's result  the end of that result
 ====================================  ==================================================
 
-Each line applies only to templates that need it. All depends on the template alone, never on the
-rest of a conversation, so that the prompt of a conversation's next turn begins like the last one's.
+Each line applies only to templates that need it. The choice depends on the template alone, never on
+the rest of a conversation, so that the prompt of a conversation's next turn begins like that of the
+turn before.
 """
 
 from __future__ import annotations
@@ -40,21 +42,23 @@ PROBED_TOOL: Message = {
     },
 }
 _CALL_ID = "abcdefgh1"
-"""Of nine letters and digits, as the templates of some models demand."""
+"""Id of the tool call in the conversations that test a chat template: nine letters and digits, as
+the templates of some models demand."""
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateAbilities:
-    """Kinds of conversations that a chat template prints in full, all texts in their order."""
+    """Abilities of a chat template: True for each kind of conversation that the template prints
+    with all its texts."""
 
     developer: bool = True
-    """A developer message at the start."""
+    """Prints a developer message at the start of a conversation."""
     leading: bool = True
-    """A system message at the start."""
+    """Prints a system message at the start of a conversation."""
     several: bool = True
-    """Two system messages at the start."""
+    """Prints two system messages at the start of a conversation."""
     later: bool = True
-    """System messages further on."""
+    """Prints system messages that come after other messages, in their places."""
     users_in_a_row: bool = True
     user_after_tool: bool = True
 
@@ -64,7 +68,8 @@ def _message(role: str, content: str) -> Message:
 
 
 def probe(render: Callable[[list[Message]], str]) -> TemplateAbilities:
-    """Finds the abilities of the template with which ``render`` renders a conversation."""
+    """Finds a chat template's abilities by rendering small conversations; ``render`` renders a
+    conversation with the template."""
 
     def prints(*messages: Message, ordered: bool = True) -> bool:
         try:
@@ -105,12 +110,13 @@ def probe(render: Callable[[list[Message]], str]) -> TemplateAbilities:
 
 
 def leading_system(messages: Sequence[Mapping[str, Any]]) -> int:
-    """The number of system messages at the start of a conversation."""
+    """Returns the number of system and developer messages at the start of a conversation."""
     return sum(1 for _ in takewhile(lambda m: m.get("role") in SYSTEM_ROLES, messages))
 
 
 def arrange(messages: Sequence[Message], can: TemplateAbilities) -> list[Message]:
-    """Rewrites a conversation for a template with these abilities; the contents are texts."""
+    """Rewrites a conversation, so that a template with the abilities ``can`` prints all its texts.
+    The content of each message has to be a text."""
     start = leading_system(messages)
     arranged = list(messages[:start])
     if start > 1 and not (can.several and can.leading):
@@ -136,6 +142,7 @@ def arrange(messages: Sequence[Message], can: TemplateAbilities) -> list[Message
 
 
 def _joined(messages: Sequence[Message]) -> Message:
-    """The first message, with the texts of all."""
+    """Returns the first of ``messages`` with the texts of all of them as its content, an empty line
+    between each two."""
     texts = [message["content"] for message in messages if message["content"]]
     return {**messages[0], "content": "\n\n".join(texts)}

@@ -33,8 +33,9 @@ class ParsedCall:
 
 @dataclass(frozen=True, slots=True)
 class CallPiece:
-    """A part of a tool call. The first one has its ``name``; the ``arguments`` of all together are
-    a JSON object as text. ``unfinished`` says that the call ends here without being whole."""
+    """A part of a tool call. The call's first piece has its ``name``; the ``arguments`` of all its
+    pieces together are a JSON object as text. ``unfinished`` says that the call ends with this
+    piece, without being whole."""
 
     arguments: str
     name: str | None = None
@@ -45,7 +46,7 @@ class ToolCallParser:
     """Parses calls of one request's tools, in the model's format.
 
     ``parser`` is one of mlx-lm's functions ``parse_tool_call(text, tools)``, or None if calls come
-    as the JSON of :func:`parse_json_calls`.
+    as a JSON list of objects with ``name`` and ``arguments``.
     """
 
     def __init__(self, tools: Collection[dict[str, Any]], parser: Any | None) -> None:
@@ -55,7 +56,8 @@ class ToolCallParser:
 
     @property
     def reader(self) -> Reader | None:
-        """The reader that follows the parser's format piece by piece, if there is one."""
+        """Function that follows tool calls in the model's format piece by piece; None if they can
+        only be parsed as a whole."""
         package, _, name = str(getattr(self._parser, "__module__", "")).rpartition(".")
         if self._parser is parse_json_calls:
             return read_json_calls
@@ -69,7 +71,8 @@ class ToolCallParser:
         return [] if None in calls else [call for call in calls if call is not None]
 
     def values(self, text: str) -> Any:
-        """Returns what the format's parser makes of a text; None if it cannot read it."""
+        """Returns the calls that the parser of the model's format finds in a text, unchecked: a
+        dictionary or a list of them; None if the parser cannot read the text."""
         try:
             return self._parser(text, self._tools)
         except Exception:
@@ -103,22 +106,24 @@ _READERS: dict[str, Reader] = {
     "pythonic": read_pythonic,
     **{name: partial(read_markup, markup) for name, markup in MARKUPS.items() if name != "longcat"},
 }
-"""By the module of mlx-lm's parser. One that is missing here has its calls whole."""
+"""Readers that follow tool calls piece by piece, by the module of mlx-lm's parser for the same
+format. Calls in a format without a reader are passed on only when they are whole."""
 
 
 class CallText:
-    """The text of one or several calls, while it comes.
+    """The text of one or several tool calls, which comes in pieces, and the calls found in it.
 
-    With ``early``, pieces of a call are given out as the format's reader finds them. The parser has
-    the last word: each call is parsed as a whole once its text has ended, and what it gives beyond
-    the pieces is given out then. A call that is not read in the end, or reads otherwise than its
-    pieces, is ``broken``, and nothing may follow it.
+    With ``early``, pieces of a call are given out as the reader of the model's format finds them.
+    The parser of the format has the last word: each call is parsed as a whole once its text has
+    ended, and what the pieces lack is given out then. If the parser cannot read a call, or reads it
+    otherwise than its pieces, the text is ``broken``, and nothing may follow.
 
     ``pieces`` gathers the results until the caller empties it.
     """
 
     def __init__(self, parser: ToolCallParser | None, *, early: bool, parallel: bool) -> None:
-        """Without ``parallel`` only the first call counts; ``full`` says that it has come."""
+        """Without ``parallel`` only the first call counts: ``full`` says that this call is whole,
+        and the rest of the text is dropped."""
         self._parser = parser
         self._parallel = parallel
         self._text: list[str] = []
@@ -130,14 +135,16 @@ class CallText:
         self._new: list[str] = []
         self.pieces: list[CallPiece] = []
         self.counted = self.full = self.broken = False
-        """``counted`` says that at least one call was begun."""
+        """``counted`` says that at least one call has begun, ``full`` that no further call may
+        come, ``broken`` that parts of a call were given out that turned out wrong."""
         self._source = Source()
         reader = parser.reader if parser is not None and early else None
         self._reading: Reading[None] | None = reader(self._source, self) if reader else None
 
     @property
     def text(self) -> str:
-        """The text that has become part of no call."""
+        """The text that is part of no finished call: that of the call that is open, or text that is
+        no call."""
         return "".join(self._text)
 
     def feed(self, text: str) -> None:
@@ -154,7 +161,8 @@ class CallText:
         self._flush()
 
     def end(self, *, whole: bool) -> None:
-        """Ends the text. Only a text that is ``whole`` is read as calls."""
+        """Ends the text. The text is parsed as calls only if it is ``whole``, that is, was not cut
+        off."""
         if self.full or self.broken:
             return
         self._reading = None
@@ -166,7 +174,9 @@ class CallText:
         return self._parser.parse(text) if self._parser is not None else []
 
     def _take(self, calls: list[ParsedCall]) -> None:
-        """Gives out the rest of the open call, the first of these, and the others whole."""
+        """Gives out the parsed ``calls`` whole. If pieces of a call were given out before, the
+        first of ``calls`` is this call, and only its rest is given out; if the call is missing or
+        differs from its pieces, the text is broken."""
         if self._name is not None:
             sent = "".join(self._sent)
             if not calls or calls[0].name != self._name or not calls[0].arguments.startswith(sent):
@@ -186,8 +196,9 @@ class CallText:
             self.full = not self._parallel
 
     def _flush(self) -> None:
-        """Makes a piece of what was found. A call's first piece has its name and never an empty
-        text, which clients take for an empty object."""
+        """Adds the arguments that were found since the last piece to ``pieces``, as one piece. A
+        call's first piece has its name and never an empty text, which clients take for an empty
+        object."""
         if self._new:
             name = None if self._announced else self._name
             self.pieces.append(CallPiece("".join(self._new), name))
