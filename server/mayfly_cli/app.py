@@ -23,6 +23,7 @@ from mayfly_cli.commands import (
     faults,
     front,
     keys,
+    launch,
     node,
     serve,
     service,
@@ -69,6 +70,7 @@ app.command()(with_options(front.front, COMMANDS["front"]))
 app.command()(status.status)
 app.command()(top.top)
 app.command()(chat.chat)
+app.command()(launch.launch)
 app.command()(doctor.doctor)
 app.command()(control.recycle)
 app.command()(control.drain)

@@ -291,6 +291,7 @@ EXPECTED = {
     "mayfly status": "ready",
     "mayfly top": "1 of 1 ready",
     "mayfly chat": ANSWER,
+    "mayfly launch AGENT": "export ANTHROPIC_BASE_URL",
     "mayfly doctor [MODEL]": "SEQUENCES AT ONCE",
     "mayfly recycle SLOT": "recycling",
     "mayfly quarantine list": "nothing is in quarantine",
@@ -319,13 +320,15 @@ def test_a_command(
 ) -> None:
     (reader.folder / "gpu.log").write_text(f"{LOG}\n")
     slot = httpx.get(f"{URL}/mayfly/status").json()["nodes"][0]["slots"][0]["slot"]
-    own = {"LOG": "gpu.log", "SLOT": slot, "FILE": "more.toml", "NAME": "bob"}
-    typed = re.sub(r"\b(LOG|SLOT|FILE|NAME)\b", lambda word: own[word[1]], command)
+    own = {"LOG": "gpu.log", "SLOT": slot, "FILE": "more.toml", "NAME": "bob", "AGENT": "claude"}
+    typed = re.sub(r"\b(LOG|SLOT|FILE|NAME|AGENT)\b", lambda word: own[word[1]], command)
     typed = typed.replace("[MODEL]", str(tiny_model))
     if command.startswith("mayfly serve"):
         typed = "mayfly serve --help"  # one runs already
     if command == "mayfly top":
         typed += " --once"  # there is no terminal to watch in
+    if command == "mayfly launch AGENT":
+        typed += " --print"  # the agent is not installed
     said = "What is the capital of France?\n" if command == "mayfly chat" else ""
     assert EXPECTED[command] in reader.run(typed, said)
     if command == "mayfly drain":

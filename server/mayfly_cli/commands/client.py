@@ -23,13 +23,14 @@ admin's key comes first, since it is valid for every path."""
 Url = Annotated[str, typer.Option("--url", help="The server's address.")]
 
 
-def connect(url: str) -> httpx.Client:
+def connect(url: str, *variables: str) -> httpx.Client:
     """Makes an HTTP client for the server at ``url``, which may lack ``http://``. The client sends
-    the API key from the environment, if there is one. Connecting is limited to 5 s, reading is
-    not."""
+    the API key from the environment, if there is one; ``variables`` may name other ones than
+    ``KEY_VARIABLES`` to look in. Connecting is limited to 5 s, reading is not."""
     import httpx
 
-    key = next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), None)
+    names = variables or KEY_VARIABLES
+    key = next((os.environ[name] for name in names if os.environ.get(name)), None)
     headers = {"authorization": f"Bearer {key}"} if key else {}
     full = url if "://" in url else f"http://{url}"
     try:
@@ -42,9 +43,10 @@ def connect(url: str) -> httpx.Client:
         ) from error
 
 
-def get_json(client: httpx.Client, path: str) -> Any:
+def get_json(client: httpx.Client, path: str, *variables: str) -> Any:
     """Returns the parsed JSON answer to ``GET path``. Ends the command with an error if no server
-    answers within 10 s, or if the answer is an error or is not JSON."""
+    answers within 10 s, or if the answer is an error or is not JSON. ``variables`` are those that
+    :func:`connect` was given."""
     import httpx
 
     try:
@@ -52,7 +54,7 @@ def get_json(client: httpx.Client, path: str) -> Any:
         response.raise_for_status()
         return response.json()
     except httpx.HTTPStatusError as error:
-        fail(_refusal(client, path, error.response.status_code))
+        fail(_refusal(client, path, error.response.status_code, variables or KEY_VARIABLES))
     except ValueError:
         fail(f"{client.base_url} answers {path} with something that is not JSON")
     except httpx.RequestError as error:
@@ -68,7 +70,7 @@ def get_events(client: httpx.Client, path: str) -> Iterator[str]:
     """
     with client.stream("GET", path, timeout=10.0) as response:
         if not response.is_success:
-            fail(_refusal(client, path, response.status_code))
+            fail(_refusal(client, path, response.status_code, KEY_VARIABLES))
         if not response.headers.get("content-type", "").startswith("text/event-stream"):
             fail(f"{client.base_url} answers {path} with something that is no event stream")
         yield from events(response.iter_lines())
@@ -90,11 +92,11 @@ def events(lines: Iterable[str]) -> Iterator[str]:
             data.append(value.removeprefix(" "))
 
 
-def _refusal(client: httpx.Client, path: str, status: int) -> str:
+def _refusal(client: httpx.Client, path: str, status: int, variables: tuple[str, ...]) -> str:
     if status in (401, 403):
         return (
             f"{client.base_url} does not accept this API key for {path}: "
-            f"set {' or '.join(KEY_VARIABLES)}"
+            f"set {' or '.join(variables)}"
         )
     return f"{client.base_url} answers {path} with HTTP {status}: is that a Mayfly server?"
 
