@@ -179,8 +179,9 @@ def test_R129_template_arguments_are_few(client: Client) -> None:
     ):
         client.refused(CHAT, chat_template_kwargs=kwargs)
     client.refused(CHAT, chat_template="{% for i in range(10**9) %}{% endfor %}")
+    kwargs = {"enable_thinking": False, "thinking": None, "never_heard_of": None}
     prompt = client.taken(
-        CHAT, chat_template_kwargs={"enable_thinking": False}, reasoning_effort="low"
+        CHAT, chat_template_kwargs=kwargs, reasoning_effort="low"
     ).generation.prompt
     assert isinstance(prompt, ChatPrompt)
     assert prompt.template_kwargs == {"enable_thinking": False, "reasoning_effort": "low"}

@@ -146,6 +146,9 @@ def test_N07_fields_that_are_null_or_empty_are_taken_in_every_message(
     for nothing in NOTHING:
         made = one(**{"role": role, "content": "Hello", field: nothing})
         assert made == {"role": role, "content": "Hello"}
+    part = {"type": "text", "text": None, field: None}
+    made = one(**{"role": role, "content": [part], "name": "", "tool_call_id": None})
+    assert made == {"role": role, "content": ""}
 
 
 def test_N07_what_sdks_and_gateways_add_to_an_answer_is_taken() -> None:

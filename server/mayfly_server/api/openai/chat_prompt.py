@@ -34,6 +34,7 @@ from mayfly_server.api.request_fields import left_out, without_idle_fields
 from mayfly_server.errors import InvalidRequest
 from mayfly_server.http.body import parse_json
 from mayfly_server.http.errors import FIELD_NAME, field_path
+from mayfly_server.http.ignored_fields import asks_nothing
 
 _MODELS: dict[str, type[BaseModel]] = {
     "system": SystemMessage,
@@ -166,7 +167,7 @@ def _message(message: dict[str, Any], at: Place) -> dict[str, Any]:
         "content": _content(message, at),
     }
     for name in ("name", "tool_call_id"):
-        if message.get(name) is not None:
+        if not asks_nothing(message.get(name)):
             made[name] = _string(message[name], (*at, name))
     if role == "assistant":
         made["content"] += left_out("image") * len(_objects(message.get("images")))
@@ -200,7 +201,8 @@ def _part(part: Any, role: str, at: Place) -> str:
         return _other_part(kind, role, at)
     for name in without_idle_fields(part, _PART_FIELDS).keys() - _PART_FIELDS:
         raise _invalid((*at, name), "A content part has no such field")
-    return _string(part.get(kind), (*at, kind))
+    text = part.get(kind, 0)
+    return "" if text is None else _string(text, (*at, kind))
 
 
 def _other_part(kind: Any, role: str, at: Place) -> str:

@@ -217,6 +217,7 @@ templates. All other names are refused, because the server itself passes them to
 
 
 def _known_kwargs(value: dict[str, Any]) -> dict[str, Any]:
+    value = {name: given for name, given in value.items() if given is not None}
     if value.keys() - TEMPLATE_KWARGS:
         names = ", ".join(sorted(TEMPLATE_KWARGS))
         raise PydanticCustomError(
