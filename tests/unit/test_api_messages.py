@@ -105,6 +105,14 @@ def test_N05_an_image_in_a_tools_result_becomes_a_note(image: Any) -> None:
     assert one(role="tool", content=[sound])["content"] == NOTE.replace("image", "audio")
 
 
+def test_N05_so_does_one_that_a_gateway_moved_behind_the_tools_result() -> None:
+    """LiteLLM and others make a user's message of it, since OpenAI's API takes images there."""
+    tool = {"role": "tool", "tool_call_id": "call_a", "content": "see below"}
+    moved = {"role": "user", "content": [{"type": "text", "text": "From the tool:"}, IMAGES[0]]}
+    assert read_messages([tool, moved])[1]["content"] == f"From the tool:{NOTE}"
+    assert refused(tool, {"role": "assistant", "content": "I see"}, moved).param is not None
+
+
 @pytest.mark.parametrize("image", IMAGES)
 def test_N05_so_does_one_in_an_earlier_answer_and_a_users_own_is_refused(image: Any) -> None:
     assert one(role="assistant", content=[image])["content"] == NOTE

@@ -152,10 +152,15 @@ def read_messages(messages: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
     """Checks a request's messages and returns them as chat templates take them: text content, no
     ``developer`` role, arguments of tool calls as objects. Raises InvalidRequest, which names the
     faulty field."""
-    return tuple(_message(message, ("messages", i)) for i, message in enumerate(messages))
+    made = []
+    after_tool = False
+    for i, message in enumerate(messages):
+        made.append(_message(message, ("messages", i), after_tool))
+        after_tool = message["role"] == "tool"
+    return tuple(made)
 
 
-def _message(message: dict[str, Any], at: Place) -> dict[str, Any]:
+def _message(message: dict[str, Any], at: Place, after_tool: bool) -> dict[str, Any]:
     role = message.get("role")
     if not isinstance(role, str) or role not in _FIELDS:
         raise _invalid((*at, "role"), f"Input should be one of {', '.join(_FIELDS)}")
@@ -164,7 +169,9 @@ def _message(message: dict[str, Any], at: Place) -> dict[str, Any]:
         raise _invalid((*at, name), f"A message of this role ({role}) has no such field{remedy}")
     made: dict[str, Any] = {
         "role": "system" if role == "developer" else role,
-        "content": _content(message, at),
+        # OpenAI's API takes images from users alone, so gateways and agents move those of a tool's
+        # result to a user's message behind it.
+        "content": _content(message, at, noted=role in ("assistant", "tool") or after_tool),
     }
     for name in ("name", "tool_call_id"):
         if not asks_nothing(message.get(name)):
@@ -178,14 +185,19 @@ def _message(message: dict[str, Any], at: Place) -> dict[str, Any]:
     return made
 
 
-def _content(message: dict[str, Any], at: Place) -> str:
+def _content(message: dict[str, Any], at: Place, *, noted: bool) -> str:
+    """The text of a message. ``noted`` says that a note stands in for images and the like, which
+    are refused otherwise."""
     match message.get("content"):
         case str(text):
             return text
         case list(parts):
-            role = message["role"]
-            texts = [_part(part, role, (*at, "content", i)) for i, part in enumerate(parts)]
-            return "".join(texts)
+            thoughts = _REASONING_PARTS if message["role"] == "assistant" else ()
+            return "".join(
+                _part(part, (*at, "content", i), noted=noted)
+                for i, part in enumerate(parts)
+                if not (isinstance(part, dict) and part.get("type") in thoughts)
+            )
         case None if message["role"] == "assistant":
             return _string(message.get("refusal") or "", (*at, "refusal"))
         case None if message["role"] == "tool":
@@ -193,28 +205,19 @@ def _content(message: dict[str, Any], at: Place) -> str:
     raise _invalid((*at, "content"), "Input should be a string or a list of content parts")
 
 
-def _part(part: Any, role: str, at: Place) -> str:
+def _part(part: Any, at: Place, *, noted: bool) -> str:
     if not isinstance(part, dict):
         raise _invalid(at, "A content part should be an object")
     kind = part.get("type")
     if kind not in ("text", "refusal"):
-        return _other_part(kind, role, at)
+        known = kind if isinstance(kind, str) and FIELD_NAME.fullmatch(kind) else "unknown"
+        if noted and known in _MEDIA:
+            return left_out(_MEDIA[known])
+        raise _invalid((*at, "type"), f"This model reads text only, and no part of type {known}")
     for name in without_idle_fields(part, _PART_FIELDS).keys() - _PART_FIELDS:
         raise _invalid((*at, name), "A content part has no such field")
     text = part.get(kind, 0)
     return "" if text is None else _string(text, (*at, kind))
-
-
-def _other_part(kind: Any, role: str, at: Place) -> str:
-    """The text in place of a part that holds none. Raises InvalidRequest for a part that the answer
-    would have to be about."""
-    if role == "assistant" and kind in _REASONING_PARTS:
-        return ""
-    known = kind if isinstance(kind, str) else ""
-    if known in _MEDIA and role in ("assistant", "tool"):
-        return left_out(_MEDIA[known])
-    named = known if FIELD_NAME.fullmatch(known) else "unknown"
-    raise _invalid((*at, "type"), f"This model reads text only, and no part of type {named}")
 
 
 def _reasoning(message: dict[str, Any], at: Place) -> str:
