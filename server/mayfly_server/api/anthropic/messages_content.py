@@ -192,7 +192,7 @@ Tool = Annotated[
 ]
 
 
-class NamedTool(Strict):
+class ChangedTool(Strict):
     type: Literal["tool_reference"]
     name: ToolName
 
@@ -207,7 +207,7 @@ class ToolAdditionBlock(Strict):
     request's ``tools``, or in the block."""
 
     type: Literal["tool_addition"]
-    tool: Annotated[NamedTool | ToolDefinition, Field(discriminator="type")]
+    tool: Annotated[ChangedTool | ToolDefinition, Field(discriminator="type")]
     cache_control: Hint = None
 
 
@@ -215,7 +215,7 @@ class ToolRemovalBlock(Strict):
     """Withdraws a tool from here on, in a system message."""
 
     type: Literal["tool_removal"]
-    tool: NamedTool
+    tool: ChangedTool
     cache_control: Hint = None
 
 

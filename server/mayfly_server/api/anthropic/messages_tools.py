@@ -23,7 +23,7 @@ from typing import Any
 from mayfly_protocol.requests import ToolChoice as Mode
 from mayfly_server.api.anthropic.messages_content import (
     AnthropicTool,
-    NamedTool,
+    ChangedTool,
     ToolAdditionBlock,
     ToolDefinition,
     ToolReferenceBlock,
@@ -132,11 +132,11 @@ def _offered(tools: dict[str, AnthropicTool], request: PromptFields, *, searched
         match block:
             case ToolUseBlock(name=name) | ToolReferenceBlock(tool_name=name):
                 offered.add(name)
-            case ToolAdditionBlock(tool=NamedTool(name=name)):
+            case ToolAdditionBlock(tool=ChangedTool(name=name)):
                 offered.add(name)
             case ToolAdditionBlock(tool=ToolDefinition(definition=AnthropicTool(name=name))):
                 offered.add(name)
-            case ToolRemovalBlock(tool=NamedTool(name=name)):
+            case ToolRemovalBlock(tool=ChangedTool(name=name)):
                 offered.discard(name)
     if request.tool_choice and request.tool_choice.name:
         offered.add(request.tool_choice.name)
