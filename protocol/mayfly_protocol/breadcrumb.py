@@ -28,8 +28,8 @@ from pathlib import Path
 HALF = 8192
 _HEADER = struct.Struct("<QII")
 JSON_BYTES = HALF - _HEADER.size
-"""Largest number of bytes of JSON in one of the file's two halves, each of which can hold one
-record."""
+"""Largest number of bytes of JSON in the record of one forward pass; a worker's file has two
+halves, and each half can hold one record."""
 
 
 @dataclass(frozen=True, slots=True)

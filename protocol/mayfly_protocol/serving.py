@@ -96,7 +96,7 @@ class Pong:
 @dataclass(frozen=True, slots=True)
 class Accepted:
     """Answer that the worker has rendered the request's prompt and that the prompt fits into the
-    context; ``prompt_tokens`` is its length."""
+    context; ``prompt_tokens`` is the prompt's length."""
 
     rid: str
     attempt: int

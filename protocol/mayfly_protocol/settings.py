@@ -117,8 +117,8 @@ class WorkerSettings:
     """File in which the worker notes the requests of each forward pass before it begins; empty for
     none."""
     trusted: str = ""
-    """File of the public keys that may connect; if set, the worker accepts CURVE connections
-    only."""
+    """File of the public keys of the front ends that may connect; if set, the worker accepts CURVE
+    connections only."""
     logs: LogSettings = field(default_factory=LogSettings)
 
 

@@ -34,8 +34,8 @@ from mayfly_worker.model.page_cache import weight_files
 from mayfly_worker.model.probe import can_batch, kv_cost
 
 CONTEXTS = (2048, 8192, 32768)
-"""Context lengths, in tokens, that the report covers beside the longest that the model was made
-for."""
+"""Context lengths, in tokens, for which the report on a model says how many sequences fit, beside
+the longest context that the model was made for."""
 
 
 @dataclass(frozen=True, slots=True)

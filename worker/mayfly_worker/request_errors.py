@@ -30,7 +30,8 @@ class InvalidInput(Exception):
 
 class PromptTooLong(InvalidInput):
     """The prompt, in the request's field ``param``, leaves no room for an answer in the model's
-    context. Both sizes are numbers of tokens."""
+    context. ``prompt_tokens`` is the prompt's length, ``context`` the model's context length, both
+    in tokens."""
 
     def __init__(self, prompt_tokens: int, context: int, param: str) -> None:
         super().__init__(

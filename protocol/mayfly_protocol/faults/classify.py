@@ -242,7 +242,7 @@ def chain(error: BaseException) -> list[BaseException]:
 
 def causes(error: BaseException) -> tuple[Cause, tuple[Cause, ...]]:
     """Returns the exception of a chain that was raised first, and the later exceptions in their
-    order (the last ``MAX_LATER``), each with its own traceback alone."""
+    order (at most the last 15), each with its own traceback alone."""
     first, *later = chain(error)
     return _cause_of(first), tuple(_cause_of(each) for each in later[-MAX_LATER:])
 
@@ -338,8 +338,9 @@ def _matches(kind: Kind, text: str) -> Iterator[SignatureMatch]:
 
 
 def _of_line(found: list[SignatureMatch]) -> SignatureMatch:
-    """Picks the error that one line names from the line's signature matches, which come in the
-    order of the fault table."""
+    """Returns the match that says most about the first error of one line. ``found`` are the line's
+    signature matches in the order of the fault table, in which a kind of fault that says more comes
+    earlier."""
     named = [each for each in found if each.kind is not CXX_ABORT] or found
     start = min(each.start for each in named)
     end = max(each.end for each in named if each.start == start)

@@ -1,8 +1,9 @@
 """Faults of CUDA.
 
-MLX's messages all have one form: ``<the call as in its source> failed: <CUDA's message>``.
-The call can be long: signatures match at most 300 characters of it, so that a search stays linear
-in the text's length, and end at the first ``failed``, since a line may hold several such errors.
+MLX's messages all have one form: ``<the call as in its source> failed: <CUDA's message>``. The call
+can be long: signatures (the regular expressions of the fault table) match at most 300 characters of
+it, so that a search stays linear in the text's length, and end at the first ``failed``, since a
+line may hold several such errors.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import re
 from mayfly_protocol.faults.kinds import Kind
 
 _FAILED = r"\((?>.{0,300}?failed)"
-"""Regular expression for a call's arguments up to the first ``failed``. The group is atomic, so
-that it never tries a later ``failed``."""
+"""Regular expression for the arguments of the CUDA call in an error text, up to the first
+``failed``. The group is atomic, so that it never tries a later ``failed``."""
 
 CUDA = (
     Kind(

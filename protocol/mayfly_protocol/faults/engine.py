@@ -1,7 +1,7 @@
 """Faults that any build of MLX can have: in loading, shapes, threads, and in its numbers.
 
 For faults that Mayfly itself detects (logits that are not finite, wrong tokens for a test prompt),
-the signature matches Mayfly's own message.
+the signature (a regular expression) matches Mayfly's own message.
 """
 
 from __future__ import annotations

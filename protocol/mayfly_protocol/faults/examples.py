@@ -1,6 +1,7 @@
 """Texts of each kind of fault, as MLX and the systems below it write them to a log.
 
-The texts are for readers of the manual; faults are recognised by the fault table's signatures only.
+The texts are for readers of the manual; faults are recognised by the fault table's signatures
+(regular expressions) only.
 """
 
 from __future__ import annotations

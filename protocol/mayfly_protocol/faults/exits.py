@@ -1,7 +1,8 @@
 """Kinds of fault for the end of a worker's process, and for processes that hang without ending.
 
-The exit status, or the reaper's timeouts, tell these kinds apart. The signatures are for people who
-have nothing but a log: an exit whose status is known is never classified by its signature.
+The exit status, or the reaper's timeouts, tell these kinds apart. The signatures (regular
+expressions) are for people who have nothing but a log: an exit whose status is known is never
+classified by its signature.
 """
 
 from __future__ import annotations

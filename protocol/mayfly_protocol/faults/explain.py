@@ -13,8 +13,8 @@ from mayfly_protocol.faults.kinds import Kind
 CHUNK = 256 * 1024
 """Characters of a log that are read at a time."""
 OVERLAP = 2048
-"""Characters that two chunks of a log share where a line is longer than a chunk; no signature of a
-fault is longer."""
+"""Characters that two chunks of a log share where a line is longer than a chunk; no text by which a
+fault is recognised is longer."""
 EXCERPT = 300
 """Largest number of characters of a log line that are shown, counted from the fault's signature."""
 INNER_TEXT_WITHIN = 3

@@ -218,8 +218,8 @@ class TrustList:
         return self._names.get(key) or f"{key[:8]}..."
 
     def reload(self) -> frozenset[str]:
-        """Reads the trusted-keys file again if it has changed. Returns the keys that are no longer
-        trusted."""
+        """Reads the trusted-keys file again if it has changed. Returns the keys that were trusted
+        before the call and no longer are."""
         if not self._watch.changed():
             return frozenset()
         before = self._names

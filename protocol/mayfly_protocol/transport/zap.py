@@ -37,10 +37,11 @@ connected; its frame was no message; or its frame was of another major version o
 
 RELOAD_INTERVAL_S = 1.0
 PENDING_MAX = 1000
-"""Largest number of connections without a verified key that are remembered for each socket."""
+"""Largest number of connections without a verified key that are remembered for each socket, to be
+counted as refused if they end without showing a key."""
 EVENTS_PER_POLL = 200
-"""Largest number of events of one socket, and most questions about keys, that one call of ``poll``
-handles."""
+"""Largest number of connection events of one socket, and of ZeroMQ's questions about keys, that one
+call of :meth:`ZapAuthenticator.poll` handles."""
 UNKNOWN_ADDRESS = "an unknown address"
 
 

@@ -55,7 +55,8 @@ def stream_of(seed: int, choice: int) -> int:
 
 def keys_at(streams: NDArray[np.uint64], positions: Sequence[int]) -> NDArray[np.uint32]:
     """Returns an MLX random key for each row, shape [rows, 2]: the key of the token at the row's
-    position in its answer, from the row's random state in ``streams`` (see :func:`stream_of`)."""
+    position in its answer, from the random state of the row's choice in ``streams`` (see
+    :func:`stream_of`)."""
     counters = np.asarray(positions, dtype=np.uint64) + np.uint64(1)
     return _finalize(streams + counters * _GOLDEN).view(np.uint32).reshape(-1, 2)
 

@@ -59,7 +59,7 @@ PROMPT_KEEP = 256
 With fewer, only the state at the answer's end is stored, which includes the prompt's. Caches that
 cannot be trimmed back to the prompt are stored at the end of every prompt instead."""
 CLEAR_CACHE_STEPS = 512
-"""Number of decode steps after which MLX's unused buffers are returned to the system again."""
+"""Number of decode steps between two returns of MLX's unused buffers to the system."""
 MEMORY_TURNS = 32
 """Turns of the engine's loop between two readings of MLX's memory counters."""
 
@@ -122,7 +122,7 @@ class Engine:
         """Serves requests until the process ends.
 
         Raises:
-            Exception: any error of a forward pass. The engine must not be used after it.
+            Exception: any error of a forward pass. The engine must not be used after such an error.
         """
         while True:
             self.turn()

@@ -53,7 +53,8 @@ def pass_cost_tokens(weight_bytes: int, bytes_per_token: int) -> float:
 def cheapest_batch(
     batches: Sequence[Sequence[int]], joining: Sequence[int], pass_cost: float
 ) -> int:
-    """Returns the index of the batch that new rows should join; ``len(batches)`` means a new batch.
+    """Returns the index of the batch that new rows should join, so that the decode steps of all
+    batches cost the least; ``len(batches)`` means a new batch.
 
     Args:
         batches: lengths, in tokens, of the rows of each batch.

@@ -87,7 +87,7 @@ def _convert(source: Path, folder: Path, *, float32: bool) -> None:
 
 def config_of(metadata: Metadata, *, tied: bool) -> dict[str, Any]:
     """Returns the configuration of mlx-lm's Llama from a GGUF file's metadata. ``tied`` says that
-    the output layer is the embedding."""
+    the output layer has the weights of the embedding."""
 
     def number(key: str) -> Any:
         if key not in metadata:
@@ -149,8 +149,8 @@ def _weights(tensors: Tensors, config: dict[str, Any]) -> Tensors:
 
 
 def _quantized(weights: Tensors) -> list[tuple[str, int]]:
-    """Returns the quantized layers, each with the bits of a weight: 32 / bits weights share a
-    uint32."""
+    """Returns the names of the quantized layers, each with the number of bits of a weight: 32 /
+    bits weights share a uint32."""
     found = []
     for name, scales in weights.items():
         if name.endswith(".scales"):

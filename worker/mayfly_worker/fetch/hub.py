@@ -113,8 +113,8 @@ def _download(repository: str, report: Report) -> Path:
 
 
 def _files(repository: str) -> dict[str, int]:
-    """Returns the names of the files of a repository that mlx-lm reads, with their sizes in
-    bytes."""
+    """Asks the Hub for the files of a repository that mlx-lm reads; returns their names and their
+    sizes in bytes."""
     info = hub.HfApi().model_info(repository, files_metadata=True)
     sizes = {file.rfilename: file.size or 0 for file in info.siblings}
     return {name: sizes[name] for name in filter_repo_objects(sizes, allow_patterns=PATTERNS)}

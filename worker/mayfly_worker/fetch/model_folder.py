@@ -39,7 +39,7 @@ def require_room(folder: Path, size: int) -> None:
 
 
 def in_units(size: int) -> str:
-    """Writes a number of bytes for people: "1.2 GB"."""
+    """Returns a number of bytes as a text for people, such as "1.2 GB"."""
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
 
 

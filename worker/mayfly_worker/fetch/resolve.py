@@ -73,8 +73,8 @@ def _require_mlx() -> None:
 
 
 def _in_folder(model: str) -> LocalModel | None:
-    """Finds a model by its folder; None if ``model`` may be the name of a Hugging Face
-    repository."""
+    """Finds a model by its folder; None if ``model`` may be the name of a Hugging Face repository.
+    Raises FetchError if ``model`` can be neither."""
     path = Path(model).expanduser()
     if path.is_dir():
         model_folder.check(path)

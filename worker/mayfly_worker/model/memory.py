@@ -50,7 +50,8 @@ def free_bytes() -> int:
 
 def limit_bytes(settings: WorkerSettings, *, held: int = 0) -> int:
     """Returns the bytes that a worker may use in all, including ``held`` bytes that it uses
-    already."""
+    already: the limit in its settings if there is one, else its share of the device's memory, but
+    no more than the free bytes and ``held`` together."""
     return settings.memory_limit or min(_share(settings), free_bytes() + held)
 
 

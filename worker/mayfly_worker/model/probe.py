@@ -55,7 +55,7 @@ class Probe:
 
 def probe(model: Any, new_cache: caches.Factory, references: ReferenceStore) -> Probe:
     """Finds a model's properties by running a few tokens through it. The test of padding is left
-    out if ``references`` (stored results of earlier workers) have its result."""
+    out if its result is in ``references``, the stored results of earlier workers."""
     cache = new_cache()
     logits = model(mx.array([_SHORT]), cache=cache)
     batchable = can_batch(cache)

@@ -48,8 +48,8 @@ class StopMatcher:
 
         At a stop string, the certain text ends before the string (or after it, with
         ``include_stop``); text after the string is dropped, and the matcher is not to be fed again.
-        Stop strings that are completed while the matcher is not ``armed`` (before ``min_tokens``)
-        are ignored.
+        Stop strings that are completed while the matcher is not ``armed`` (before the answer has
+        the request's ``min_tokens``) are ignored.
         """
         if not self._held and self._automaton.no_match_begins_in(text):
             return text, False

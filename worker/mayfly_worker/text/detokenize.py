@@ -208,8 +208,8 @@ class TokenTexts:
 
 
 def _decoder_kinds(rust: Any | None) -> frozenset[str]:
-    """Type names of the decoders (``ByteLevel``, ``ByteFallback``) that a tokenizer applies in
-    turn."""
+    """Returns the type names of the decoders (``ByteLevel``, ``ByteFallback`` and others) that a
+    tokenizer applies in turn."""
     if rust is None or rust.decoder is None:
         return frozenset()
     decoder = json.loads(rust.decoder.__getstate__())

@@ -22,7 +22,8 @@ from mayfly_worker.text.markup_values import (
 
 @dataclass(frozen=True)
 class Markup:
-    """A format's markers. Where ``|`` stands for no text, a call is
+    """The markers of a format of tool calls that writes each argument between markers. Where ``|``
+    stands for no text, a call is
 
         call | NAME | named | ARGUMENT | ... | ended | last
 

@@ -154,8 +154,8 @@ class MarkupValue:
             self._trim("".join(self._held))
 
     def close(self) -> None:
-        """Ends the argument's value. Raises GiveUp if the text is no value, or one that JSON cannot
-        express."""
+        """Ends the argument's value. Raises GiveUp if mlx-lm's parser finds no value in the text,
+        or a value that JSON cannot express."""
         if self._decision:
             self._trim.close()
             self._sink('"')
