@@ -19,9 +19,10 @@ from mlx_lm.utils import load_model
 from mayfly_protocol.requests import Sampling
 from mayfly_protocol.settings import WorkerSettings
 from mayfly_worker.engine import caches
-from mayfly_worker.model.loading import ModelLoadError, load
+from mayfly_worker.model.loading import load
 from mayfly_worker.model.probe import Probe, probe
 from mayfly_worker.model.reference_store import ReferenceStore
+from mayfly_worker.model.weight_files import ModelLoadError
 from mayfly_worker.prefix_cache.layers import leaves
 from support.engine_harness import GREEDY, EngineHarness, EngineRequest, FixedChunks
 from support.models import tiny

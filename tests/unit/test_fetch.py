@@ -17,6 +17,7 @@ import pytest
 from mayfly_worker.fetch import model_folder
 from mayfly_worker.fetch.reporting import INTERVAL_S, EventWriter, FetchError
 from mayfly_worker.fetch.resolve import resolve
+from mayfly_worker.model.weight_files import INDEX
 from support.fake_clock import FakeClock
 from support.models import tiny
 
@@ -126,7 +127,7 @@ def shorten(path: Path, by: int) -> None:
 def lose_a_shard(model: Path) -> None:
     shards = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
     (model / "model.safetensors").rename(model / shards["a"])
-    (model / model_folder.INDEX).write_text(json.dumps({"weight_map": shards}))
+    (model / INDEX).write_text(json.dumps({"weight_map": shards}))
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,11 @@ from mlx_lm.utils import load_model
 
 from mayfly_protocol.faults import classify_exception
 from mayfly_protocol.settings import WorkerSettings
-from mayfly_worker.model.loading import ModelLoadError, context_length, digest, load
-from mayfly_worker.model.page_cache import WeightReader, weight_files
+from mayfly_worker.fetch.model_folder import check
+from mayfly_worker.fetch.reporting import FetchError
+from mayfly_worker.model.loading import context_length, digest, load
+from mayfly_worker.model.page_cache import WeightReader
+from mayfly_worker.model.weight_files import INDEX, ModelLoadError, weight_files
 from support.models.scripted import ScriptedReply
 
 
@@ -164,6 +167,69 @@ def test_a_folder_that_is_no_model_is_refused(
     spoil(copied)
     with pytest.raises(ModelLoadError, match=says):
         load(settings(copied), quiet)
+
+
+def indexed(folder: Path, *files: str) -> dict[str, mx.array]:
+    """Splits a folder's weights into files, with an index that names them; returns the weights."""
+    whole = folder / "model.safetensors"
+    weights: dict[str, mx.array] = dict(mx.load(str(whole)))  # type: ignore[arg-type]
+    mx.eval(weights)
+    whole.unlink()
+    holders = {name: files[i % len(files)] for i, name in enumerate(weights)}
+    for file in files:
+        mx.save_safetensors(
+            str(folder / file), {n: w for n, w in weights.items() if holders[n] == file}
+        )
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": holders}))
+    return weights
+
+
+@pytest.mark.parametrize(
+    "names", [("model-1.safetensors", "model-2.safetensors"), ("model.safetensors",)]
+)
+def test_N14_only_the_files_that_the_index_names_are_read(
+    tiny_model: Path, copied: Path, names: tuple[str, ...]
+) -> None:
+    weights = indexed(copied, *names)
+    stray = copied / "model-00001-of-00004.safetensors"
+    mx.save_safetensors(str(stray), {name: w + 1 for name, w in weights.items()})
+    check(copied)
+    loaded = load(settings(copied), quiet)
+    assert mx.array_equal(logits(loaded.model), logits(load(settings(tiny_model), quiet).model))
+    stray.write_text("cut short")
+    check(copied)
+    load(settings(copied), quiet)
+
+
+def test_N14_without_an_index_no_tensor_is_in_two_files(copied: Path) -> None:
+    weights = indexed(copied, "model-1.safetensors", "model-2.safetensors")
+    (copied / INDEX).unlink()
+    load(settings(copied), quiet)
+    name = next(iter(weights))
+    mx.save_safetensors(str(copied / "model-0.safetensors"), {name: weights[name] + 1})
+    with pytest.raises(ModelLoadError, match=rf"both model-0\.\S+ and model-1\.\S+ .* {name}"):
+        load(settings(copied), quiet)
+
+
+@pytest.mark.parametrize(
+    ("index", "says"),
+    [
+        ({"weight_map": {"x": "model-9.safetensors"}}, r"the first is model-9\.safetensors"),
+        ({"weight_map": {"x": "../other/model.safetensors"}}, "files of this folder"),
+        ({"weight_map": {"x": "consolidated.safetensors"}}, r"names no file model\*"),
+        ({"weight_map": {}}, "weight_map"),
+        ([], "weight_map"),
+        (None, "not valid JSON"),
+    ],
+)
+def test_N14_an_index_that_names_what_is_missing_is_refused(
+    copied: Path, index: Any, says: str
+) -> None:
+    (copied / INDEX).write_text("{" if index is None else json.dumps(index))
+    with pytest.raises(ModelLoadError, match=says):
+        load(settings(copied), quiet)
+    with pytest.raises(FetchError, match=says):
+        check(copied)
 
 
 def test_a_memory_limit_has_to_hold_the_weights(tiny_model: Path) -> None:

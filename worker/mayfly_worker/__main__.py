@@ -26,7 +26,8 @@ def main() -> NoReturn:
     given = parser.parse_args().settings
     gc.disable()
     from mayfly_protocol.settings import worker_settings
-    from mayfly_worker.model.page_cache import WeightReader, weight_files
+    from mayfly_worker.model.page_cache import WeightReader
+    from mayfly_worker.model.weight_files import weight_files
 
     settings = worker_settings().validate_json(given)
     weight_reader = WeightReader(weight_files(Path(settings.model_path)))

@@ -29,9 +29,9 @@ from mayfly_worker.engine.admission import Budget
 from mayfly_worker.fetch.reporting import FetchError, claim_stdout
 from mayfly_worker.fetch.resolve import find
 from mayfly_worker.model import memory
-from mayfly_worker.model.loading import ModelLoadError, assemble, cache_factory, context_length
-from mayfly_worker.model.page_cache import weight_files
+from mayfly_worker.model.loading import assemble, cache_factory, context_length
 from mayfly_worker.model.probe import can_batch, kv_cost
+from mayfly_worker.model.weight_files import ModelLoadError, weight_files
 
 CONTEXTS = (2048, 8192, 32768)
 """Context lengths, in tokens, for which the report on a model says how many sequences fit, beside

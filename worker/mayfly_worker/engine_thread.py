@@ -32,9 +32,10 @@ from mayfly_worker.engine.scheduler import Engine
 from mayfly_worker.engine.sequence import Event
 from mayfly_worker.engine.sub_batches import pass_cost_tokens
 from mayfly_worker.model.canary import Canary
-from mayfly_worker.model.loading import LoadedModel, ModelLoadError, load
+from mayfly_worker.model.loading import LoadedModel, load
 from mayfly_worker.model.memory import plan, within
 from mayfly_worker.model.page_cache import WeightReader
+from mayfly_worker.model.weight_files import ModelLoadError
 from mayfly_worker.prefix_cache import PrefixCache
 
 

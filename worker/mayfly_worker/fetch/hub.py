@@ -22,6 +22,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 
 from mayfly_worker.fetch import model_folder
 from mayfly_worker.fetch.reporting import FetchError, Report
+from mayfly_worker.model.weight_files import WEIGHTS
 
 PATTERNS = [
     "*.json",
@@ -97,10 +98,10 @@ def _cached(repository: str) -> Path | None:
 def _download(repository: str, report: Report) -> Path:
     report("download", 0, 0)
     files = _files(repository)
-    if not any(Path(name).match(model_folder.WEIGHTS) for name in files):
+    if not any(Path(name).match(WEIGHTS) for name in files):
         raise FetchError(
             f"{repository} has no weights that MLX can load (no file is named "
-            f"{model_folder.WEIGHTS}). Look for a conversion of it, for instance under "
+            f"{WEIGHTS}). Look for a conversion of it, for instance under "
             "mlx-community."
         )
     missing = [size for name, size in files.items() if not _is_cached(repository, name)]

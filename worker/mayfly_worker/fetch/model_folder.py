@@ -17,9 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from mayfly_worker.fetch.reporting import FetchError
+from mayfly_worker.model.weight_files import (
+    WEIGHTS,
+    ModelLoadError,
+    check_weights,
+    weight_files,
+)
 
-WEIGHTS = "model*.safetensors"
-INDEX = "model.safetensors.index.json"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "*.tiktoken", "tiktoken.model", "vocab.json")
 
 
@@ -61,21 +65,16 @@ def check(folder: Path) -> None:
     config = _json_object(folder / "config.json")
     if not ({"model_type", "model_file"} & config.keys()):
         raise FetchError(f"{folder / 'config.json'} names no model_type.")
-    weights = sorted(folder.glob(WEIGHTS))
-    if not weights:
+    if not any(folder.glob(WEIGHTS)):
         raise FetchError(
             f"{folder} has no weights: no file is named {WEIGHTS}. Other formats (GGUF, PyTorch's "
             "bin) have to be converted first: python -m mlx_lm convert --help"
         )
-    if (folder / INDEX).exists():
-        named = set(_json_object(folder / INDEX).get("weight_map", {}).values())
-        missing = sorted(named - {path.name for path in weights})
-        if missing:
-            raise FetchError(
-                f"{folder} is incomplete: {len(missing)} of its weight files are missing, the "
-                f"first is {missing[0]}. Download the model again."
-            )
-    for path in weights:
+    try:
+        check_weights(folder)
+    except ModelLoadError as error:
+        raise FetchError(f"{error}.") from error
+    for path in weight_files(folder):
         _check_safetensors(path)
     if not any(any(folder.glob(pattern)) for pattern in TOKENIZERS):
         raise FetchError(f"{folder} has no tokenizer: none of {', '.join(TOKENIZERS)} is there.")

@@ -29,18 +29,20 @@ from mlx_lm.utils import load_adapters, load_model, load_tokenizer
 from mayfly_protocol.lifecycle import LoadPhase, ModelCard
 from mayfly_protocol.settings import WorkerSettings
 from mayfly_worker.engine import caches
-from mayfly_worker.model.page_cache import WeightReader, weight_files
+from mayfly_worker.model.page_cache import WeightReader
 from mayfly_worker.model.probe import Probe, probe
 from mayfly_worker.model.reference_store import ReferenceStore
+from mayfly_worker.model.weight_files import (
+    ModelLoadError,
+    check_weights,
+    only_weight_files,
+    weight_files,
+)
 
 ReportProgress = Callable[[LoadPhase, int, int], None]
 """Callback for the progress of loading: phase, bytes done, bytes in all."""
 
 _SAMPLE = 1 << 20
-
-
-class ModelLoadError(Exception):
-    """The model folder cannot be served as it is configured; loading it again would fail again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,8 @@ def assemble(settings: WorkerSettings) -> tuple[Any, Any, dict[str, Any]]:
     _check(folder, settings)
     trust = settings.trust_remote_code
     try:
-        model, config = load_model(folder, lazy=True, trust_remote_code=trust)
+        with only_weight_files(folder) as view:
+            model, config = load_model(view, lazy=True, trust_remote_code=trust)
         if settings.adapter:
             model = load_adapters(model, settings.adapter)
             model.eval()
@@ -140,8 +143,7 @@ def _check(folder: Path, settings: WorkerSettings) -> None:
         ) from None
     except ValueError as error:
         raise ModelLoadError(f"{folder.name}: config.json is not valid JSON: {error}") from error
-    if not weight_files(folder):
-        raise ModelLoadError(f"{folder.name} has no weights (model*.safetensors)")
+    check_weights(folder)
     if settings.trust_remote_code:
         return
     tokenizer_config = folder / "tokenizer_config.json"

@@ -18,11 +18,6 @@ Watcher = Callable[[int, int], None]
 _READ = 8 << 20
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """Returns the files of ``folder`` from which mlx-lm reads weights."""
-    return sorted(folder.glob("model*.safetensors"))
-
-
 class WeightReader:
     """Reads files from beginning to end, which puts them into the page cache, on a thread that
     starts at once."""
