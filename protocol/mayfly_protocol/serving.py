@@ -16,8 +16,9 @@
 
 ``rid`` is a request's id; ``attempt`` counts the tries of the request on workers. A star marks a
 terminal message: exactly one of them ends each (rid, attempt). ``Cancel`` is answered by
-``Finish(reason="cancelled")``. A front end that sends nothing, not even a ``Ping``, for
-:data:`mayfly_protocol.settings.PEER_TIMEOUT_S` counts as gone, and the worker cancels its requests.
+``Finish(reason="cancelled")``. A front end that sends nothing, not even a ``Ping``, for ten seconds
+(:data:`mayfly_protocol.settings.PEER_TIMEOUT_S`) counts as gone, and the worker cancels its
+requests.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 MLX raises nothing but ``RuntimeError`` and ``ValueError``, and often the process is gone before
 anybody can catch them. So a fault is recognised by its text, by the exit status of the process, or
-by a timeout. The table is the single place that says how a kind of fault is recognised, how much is
-lost with it, and what is done::
+by a timeout. The fault table in this package is the single place that says how a kind of fault is
+recognised, how much is lost with it, and what is done::
 
     kinds                       the fields of one kind of fault
     metal, cuda, engine, exits  the kinds themselves
