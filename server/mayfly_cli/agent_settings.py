@@ -237,8 +237,8 @@ AGENTS = {
         title="Claude Code",
         executable="claude",
         install="npm install -g @anthropic-ai/claude-code",
-        own_prompt=20_000,
-        least_context=64_000,
+        own_prompt=12_500,
+        least_context=48_000,
         settings=_claude,
     ),
     AgentName.CODEX: Agent(

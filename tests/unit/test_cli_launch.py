@@ -260,9 +260,9 @@ def test_no_server_is_said() -> None:
 @pytest.mark.parametrize(
     ("context", "warning"),
     [
-        (8_192, "smol has a context of 8,192 tokens. Claude Code fills about 20,000 of them"),
+        (8_192, "smol has a context of 8,192 tokens. Claude Code fills about 12,500 of them"),
         (None, "has not loaded smol yet and does not know its context"),
-        (64_000, ""),
+        (48_000, ""),
     ],
 )
 def test_a_context_that_is_too_small_is_said(url: str, context: int | None, warning: str) -> None:
