@@ -23,15 +23,15 @@ from typing import Any
 
 from mayfly_protocol.requests import ChatPrompt, Prompt, TextPrompt
 from mayfly_worker.request_errors import InvalidInput, PromptTooLong
-from mayfly_worker.text.detokenize import hugging_face
-from mayfly_worker.text.markers import marker_strings
-from mayfly_worker.text.system_messages import (
+from mayfly_worker.text.arrangement import (
     PROBED_TOOL,
     TemplateAbilities,
     arrange,
     leading_system,
     probe,
 )
+from mayfly_worker.text.detokenize import hugging_face
+from mayfly_worker.text.markers import marker_strings
 
 DATE_VARIABLE = "mayfly_date"
 

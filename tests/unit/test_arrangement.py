@@ -1,7 +1,8 @@
-"""System messages that a chat template refuses, drops or moves get into the prompt nonetheless."""
+"""Messages that a chat template refuses, drops or moves get into the prompt nonetheless."""
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 from typing import Any
 
@@ -12,8 +13,8 @@ from hypothesis import strategies as st
 from mayfly_protocol.requests import ChatPrompt
 from mayfly_worker.request_errors import InvalidInput
 from mayfly_worker.text import prompts
+from mayfly_worker.text.arrangement import TemplateAbilities
 from mayfly_worker.text.prompts import RenderedPrompt, render
-from mayfly_worker.text.system_messages import TemplateAbilities
 from support import vocabularies
 from support.models.tokenizer import STRICT_TEMPLATE
 
@@ -94,7 +95,19 @@ LENIENT = """\
 {%- endfor %}"""
 """In the shape of Llama 3's, without tools."""
 
+NUMBERED = """\
+{%- for message in messages %}
+{{- message.role + ': ' + message.content }}
+{%- for call in message.tool_calls or [] %}
+{%- if call.id | length != 9 %}{{ raise_exception('Tool call IDs of length 9!') }}{% endif %}
+{{- call.function.name + '<' + call.id + '>' }}
+{%- endfor %}
+{%- if message.role == 'tool' %}{{- '<' + message.tool_call_id + '>' }}{% endif %}
+{%- endfor %}"""
+"""In the shape of Mistral Nemo's, as far as tool calls go."""
+
 SHAPES = {
+    "numbered": NUMBERED,
     "strict": STRICT_TEMPLATE,
     "no system": NO_SYSTEM,
     "beside last": BESIDE_LAST,
@@ -141,7 +154,7 @@ def test_abilities_are_found_by_rendering() -> None:
         assert lacks("dropping", tools=tools) == {"several", "later"}
     alternating = {"several", "later", "users_in_a_row"}
     assert lacks("no system") == alternating | {"developer", "leading"}
-    assert lacks("beside last") == alternating | {"leading", "user_after_tool"}
+    assert lacks("beside last") == alternating | {"leading", "user_after_tool", "any_call_id"}
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -215,6 +228,20 @@ def test_users_in_a_row_are_one_where_roles_have_to_alternate() -> None:
     found = text("no system", *turns, said("user", "so?"))
     assert "user\nIt is me.\n\nhi<end_of_turn>" in found
     assert text("strict", *turns).count("<|im_start|>user") == 2
+
+
+def test_a_call_gets_the_short_id_that_a_template_demands() -> None:
+    turns = [said("user", "hi"), *called("42"), said("assistant", "yes")]
+    short = rendered("beside last", *turns, said("user", "so?"), tools=True)
+    assert lacks("beside last") >= {"any_call_id"}
+    turns[1]["tool_calls"][0]["id"] = turns[2]["tool_call_id"] = "toolu_01AbC"
+    found = text("numbered", *turns)
+    [first, second] = re.findall(r"<(\w+)>", found)
+    assert first == second
+    assert re.fullmatch("[0-9a-f]{9}", first)
+    assert rendered("beside last", *turns, said("user", "so?"), tools=True) == short
+    turns[1]["tool_calls"][0]["id"] = turns[2]["tool_call_id"] = "t00000001"
+    assert text("numbered", *turns).count("<t00000001>") == 2
 
 
 def test_R20_what_the_template_still_refuses_is_refused_in_its_words() -> None:

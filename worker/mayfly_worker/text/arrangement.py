@@ -1,11 +1,11 @@
-"""System messages in places where a model's chat template takes none.
+"""Rearranges conversations that a model's chat template would refuse, or print only in part.
 
 Templates differ in what they do with a system message that is not the one and only first message:
 print it where it stands, hoist it to the front, drop it without a word, or raise. Others know no
-system role at all, or demand that user and assistant alternate. Small conversations, rendered once
-for each template, show what it does (:func:`probe`); :func:`arrange` then rewrites a conversation
-so that all its texts get into the prompt. On the left, messages that a template may not take; on
-the right, what they become:
+system role at all, or demand that user and assistant alternate, or ids of a certain length. Small
+conversations, rendered once for each template, show what it does (:func:`probe`); :func:`arrange`
+then rewrites a conversation so that all its texts get into the prompt. On the left, messages that a
+template may not take; on the right, what they become:
 
 ====================================  ==================================================
 several system messages at the start  one, with all texts
@@ -14,6 +14,7 @@ a system message further on           a user message in the same place, since a 
                                       that changed at its front would miss the prefix cache
 user messages in a row                one, with all texts
 a user message after a tool's result  the end of that result
+the id of a tool call                 nine letters and digits
 ====================================  ==================================================
 
 Each line applies only to templates that need it. The choice depends on the template alone, never on
@@ -23,6 +24,7 @@ turn before.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -41,9 +43,9 @@ PROBED_TOOL: Message = {
         "parameters": {"type": "object", "properties": {"x": {"type": "string"}}},
     },
 }
-_CALL_ID = "abcdefgh1"
-"""Id of the tool call in the conversations that test a chat template: nine letters and digits, as
-the templates of some models demand."""
+_SHORT_ID, _LONG_ID = "abcdefgh1", "call_0123456789abcdef01234567"
+"""Ids of the tool calls in the conversations that test a chat template: one of nine letters and
+digits, as the templates of some models demand, and one as this server makes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,8 @@ class TemplateAbilities:
     """Prints system messages that come after other messages, in their places."""
     users_in_a_row: bool = True
     user_after_tool: bool = True
+    any_call_id: bool = True
+    """Prints tool calls whose ids are not nine letters and digits."""
 
 
 def _message(role: str, content: str) -> Message:
@@ -83,15 +87,16 @@ def probe(render: Callable[[list[Message]], str]) -> TemplateAbilities:
     assistant = _message("assistant", _SAID)
     first, second = _message("system", _ABOVE), _message("system", _BELOW)
     call = {"name": "weigh", "arguments": {"x": "1"}}
-    called: list[Message] = [
-        user,
-        {
-            "role": "assistant",
-            "content": "",
-            "tool_calls": [{"id": _CALL_ID, "type": "function", "function": call}],
-        },
-        {"role": "tool", "tool_call_id": _CALL_ID, "name": "weigh", "content": _RESULT},
-    ]
+
+    def calling(id: str) -> list[Message]:
+        made = {"id": id, "type": "function", "function": call}
+        return [
+            user,
+            {"role": "assistant", "content": "", "tool_calls": [made]},
+            {"role": "tool", "tool_call_id": id, "name": "weigh", "content": _RESULT},
+        ]
+
+    called = calling(_SHORT_ID)
     calls = prints(*called)
     return TemplateAbilities(
         developer=prints(_message("developer", _ABOVE), user, ordered=False),
@@ -106,6 +111,7 @@ def probe(render: Callable[[list[Message]], str]) -> TemplateAbilities:
         and (not calls or prints(*called, second)),
         users_in_a_row=prints(user, again),
         user_after_tool=not calls or prints(*called, again),
+        any_call_id=not calls or prints(*calling(_LONG_ID)),
     )
 
 
@@ -138,7 +144,7 @@ def arrange(messages: Sequence[Message], can: TemplateAbilities) -> list[Message
         else:
             arranged.append(message)
         folded = False
-    return arranged
+    return arranged if can.any_call_id else [_with_short_ids(message) for message in arranged]
 
 
 def _joined(messages: Sequence[Message]) -> Message:
@@ -146,3 +152,21 @@ def _joined(messages: Sequence[Message]) -> Message:
     between each two."""
     texts = [message["content"] for message in messages if message["content"]]
     return {**messages[0], "content": "\n\n".join(texts)}
+
+
+def _with_short_ids(message: Message) -> Message:
+    changed = dict(message)
+    if message.get("tool_call_id"):
+        changed["tool_call_id"] = _short(message["tool_call_id"])
+    if message.get("tool_calls"):
+        changed["tool_calls"] = [
+            {**call, "id": _short(call["id"])} if call.get("id") else call
+            for call in message["tool_calls"]
+        ]
+    return changed
+
+
+def _short(id: str) -> str:
+    if len(id) == len(_SHORT_ID) and id.isascii() and id.isalnum():
+        return id
+    return hashlib.blake2b(id.encode()).hexdigest()[: len(_SHORT_ID)]
