@@ -23,10 +23,10 @@ from mayfly_protocol.requests import ChatPrompt
 from mayfly_server.api.openai.chat_request import (
     AssistantMessage,
     ChatRequest,
+    ChatTextPart,
     ChatToolChoice,
     RefusalPart,
     SystemMessage,
-    TextPart,
     ToolMessage,
     UserMessage,
 )
@@ -44,7 +44,7 @@ _MODELS: dict[str, type[BaseModel]] = {
     "assistant": AssistantMessage,
 }
 _FIELDS = {role: model.model_fields.keys() for role, model in _MODELS.items()}
-_PART_FIELDS = TextPart.model_fields.keys() | RefusalPart.model_fields.keys()
+_PART_FIELDS = ChatTextPart.model_fields.keys() | RefusalPart.model_fields.keys()
 _CLIENT_FIELDS = {"created_at", "id", "metadata", "timestamp"}
 """Fields of a client's own in a message of any role; ignored."""
 _ANSWER_FIELDS = {

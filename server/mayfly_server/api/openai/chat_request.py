@@ -31,7 +31,7 @@ class _ChatInput(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class TextPart(_ChatInput):
+class ChatTextPart(_ChatInput):
     type: Literal["text"]
     text: str
     cache_control: Any = None
@@ -43,7 +43,7 @@ class RefusalPart(_ChatInput):
     cache_control: Any = None
 
 
-ChatContent = str | list[Annotated[TextPart | RefusalPart, Field(discriminator="type")]]
+ChatContent = str | list[Annotated[ChatTextPart | RefusalPart, Field(discriminator="type")]]
 
 
 class SystemMessage(_ChatInput):

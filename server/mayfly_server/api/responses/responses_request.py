@@ -132,6 +132,10 @@ class PromptFields(Strict):
 class InputTokensRequest(PromptFields):
     """The body of OpenAI's ``POST /v1/responses/input_tokens``."""
 
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"input": "What is the capital of France?"}]}
+    )
+
     personality: Hint = None
 
 

@@ -84,7 +84,7 @@ class FunctionTool(Strict):
     async_: Async = None
 
 
-class TextFormat(Strict):
+class CustomTextFormat(Strict):
     type: Literal["text"]
 
 
@@ -98,7 +98,7 @@ class CustomTool(Strict):
     type: Literal["custom"]
     name: ToolName
     description: str | None = None
-    format: Annotated[TextFormat | GrammarFormat, Field(discriminator="type")] | None = None
+    format: Annotated[CustomTextFormat | GrammarFormat, Field(discriminator="type")] | None = None
     allowed_callers: Callers = None
     defer_loading: Deferred = None
     async_: Async = None
