@@ -64,7 +64,7 @@ def test_N01_the_model_gets_every_tool_that_can_be_called(
     spawn, patch = (tool["function"] for tool in prompt.tools[1:])
     assert spawn["description"] == "agents: d\n\ns"
     assert spawn["parameters"] == {"type": "object"}
-    assert patch["description"].startswith("Edits.\n\n")
+    assert patch["description"].startswith("Edits.\n\nThe text goes into the argument `input`.")
     assert GRAMMAR["definition"] in patch["description"]
     assert patch["parameters"] == {
         "type": "object",
@@ -290,6 +290,61 @@ def test_N01_tools_that_come_with_the_items(front: RunningFront, node: FakeNode)
     )
     assert names(prompt) == ["f", "agents__spawn"]
     assert len(prompt.messages) == 1
+
+
+FINDER = {
+    "type": "tool_search",
+    "execution": "client",
+    "description": "Finds.",
+    "parameters": {"type": "object", "properties": {"query": {"type": "string"}}},
+}
+
+
+def test_N01_a_search_for_tools_that_the_client_runs() -> None:
+    """Codex offers the tools of MCP servers only after the model has searched for them."""
+    prompts: list[Any] = []
+    answers = calling(ToolCallDelta(0, '{"query":"a"}', "c1", "tool_search"))
+
+    def script(submit: Submit) -> Iterator[ScriptStep]:
+        prompts.append(submit.generation.prompt)
+        yield from answers(submit)
+
+    body: dict[str, Any] = {"input": "hi", "tools": [FINDER, FUNCTION]}
+    with following(script) as front:
+        whole = front.client.post(PATH, json=body).json()
+        events = named_events(front.client.post(PATH, json=body | {"stream": True}))
+        [call] = whole["output"]
+        found = {
+            "type": "tool_search_output",
+            "call_id": "c1",
+            "execution": "client",
+            "status": "completed",
+            "tools": [AGENTS | {"tools": [SPAWN | {"defer_loading": True}]}],
+        }
+        server = {"type": "tool_search_call", "call_id": None, "arguments": {}}
+        items = [{"role": "user", "content": "hi"}, call, found, found, server]
+        assert front.client.post(PATH, json=body | {"input": items}).status_code == 200
+    assert {**call, "id": ""} == {
+        "id": "",
+        "type": "tool_search_call",
+        "status": "completed",
+        "call_id": "c1",
+        "execution": "client",
+        "arguments": {"query": "a"},
+    }
+    for event in events:
+        EVENT.validate_python(event)
+    kinds = [event["type"].removeprefix("response.") for event in events]
+    assert kinds[2:] == ["output_item.added", "output_item.done", "completed"]
+    assert events[3]["item"] | {"id": ""} == call | {"id": ""}
+    assert names(prompts[0]) == ["tool_search", "f"]
+    assert names(prompts[2]) == ["tool_search", "f", "agents__spawn"]
+    _, asked, *results = prompts[2].messages
+    assert asked["tool_calls"][0]["function"] == {
+        "name": "tool_search",
+        "arguments": {"query": "a"},
+    }
+    assert [result["content"] for result in results] == ["Tools found: agents__spawn"] * 2
 
 
 def test_N02_a_tool_of_an_unknown_type_is_named(front: RunningFront, node: FakeNode) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mayfly_protocol.requests import ChatPrompt
-from mayfly_server.api.responses.responses_truncation import prompt_limit, shortened
+from mayfly_server.api.responses.responses_prompt import prompt_limit, shortened
 
 ROLES = {"s": "system", "u": "user", "a": "assistant", "c": "assistant", "t": "tool"}
 

@@ -23,7 +23,7 @@ from mayfly_server.api.responses.responses_objects import (
     ResponseAnswer,
     ResponsesEvent,
 )
-from mayfly_server.api.responses.responses_prompt import read_prompt
+from mayfly_server.api.responses.responses_prompt import prompt_limit, read_prompt, shortened
 from mayfly_server.api.responses.responses_request import (
     INCLUDES,
     LOGPROBS,
@@ -34,7 +34,6 @@ from mayfly_server.api.responses.responses_request import (
     ResponsesRequest,
 )
 from mayfly_server.api.responses.responses_tools import HOSTED, ToolNames
-from mayfly_server.api.responses.responses_truncation import prompt_limit, shortened
 from mayfly_server.dispatch.tokenize import ask_worker
 from mayfly_server.errors import InvalidRequest, NotServed
 from mayfly_server.http.body import StrictRoute

@@ -204,7 +204,7 @@ class ResponseEvents:
                         "delta": piece.text,
                     }
                 )
-            case "custom_tool_call":
+            case "custom_tool_call" | "tool_search_call":
                 return opened
 
     def _start(self, item: GeneratedItem) -> str:
@@ -220,7 +220,7 @@ class ResponseEvents:
         if item is None or item.unfinished:
             return ""
         text = item.text
-        done: ResponsesEvent
+        done: ResponsesEvent | None = None
         match item.kind:
             case "reasoning":
                 done = {
@@ -257,7 +257,7 @@ class ResponseEvents:
                     "output_index": item.index,
                     "input": text,
                 }
-        events = _encode(done)
+        events = _encode(done) if done else ""
         if item.call is None:
             events += self._part_event("response.content_part.done", item, item.part(text))
         return events + self._item_event("response.output_item.done", item, status)

@@ -94,6 +94,23 @@ class ToolOutputItem(_ToolItem):
     namespace: Hint = None
 
 
+class _SearchItem(_Item):
+    call_id: Annotated[
+        str | None, Field(description="Null in a search by another server; left out then.")
+    ] = None
+    execution: Hint = None
+
+
+class ToolSearchCallItem(_SearchItem):
+    type: Literal["tool_search_call"]
+    arguments: dict[str, Any]
+
+
+class ToolSearchOutputItem(_SearchItem):
+    type: Literal["tool_search_output"]
+    tools: Annotated[list[Tool], Field(max_length=1024)]
+
+
 class ReasoningText(Strict):
     type: Literal["reasoning_text", "text"]
     text: str
@@ -164,8 +181,6 @@ class HostedItem(BaseModel):
         "mcp_call",
         "shell_call",
         "shell_call_output",
-        "tool_search_call",
-        "tool_search_output",
         "web_search_call",
     ]
 
@@ -200,6 +215,8 @@ Item = Annotated[
         | ToolOutputItem
         | ReasoningItem
         | AdditionalToolsItem
+        | ToolSearchCallItem
+        | ToolSearchOutputItem
         | HostedItem,
         Field(discriminator="type"),
     ],

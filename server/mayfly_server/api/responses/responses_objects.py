@@ -77,6 +77,15 @@ class OutputCustomToolCall(CalledNamespace):
     input: str
 
 
+class OutputToolSearchCall(AnswerObject):
+    id: str
+    type: Literal["tool_search_call"]
+    status: ItemStatus
+    call_id: str
+    execution: Literal["client"]
+    arguments: dict[str, Any]
+
+
 class InputTokensDetails(AnswerObject):
     cached_tokens: int
     cache_write_tokens: int
@@ -119,7 +128,11 @@ class TextFormat(AnswerObject):
 
 
 OutputItem = Annotated[
-    OutputMessage | OutputReasoning | OutputFunctionCall | OutputCustomToolCall,
+    OutputMessage
+    | OutputReasoning
+    | OutputFunctionCall
+    | OutputCustomToolCall
+    | OutputToolSearchCall,
     Field(discriminator="type"),
 ]
 

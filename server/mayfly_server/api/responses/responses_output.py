@@ -3,9 +3,10 @@ reasoning, messages, and calls of functions and custom tools."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from mayfly_protocol.requests import FinishReason
 from mayfly_protocol.serving import Delta, ToolCallDelta
@@ -23,12 +24,18 @@ from mayfly_server.api.responses.responses_objects import (
 from mayfly_server.api.responses.responses_request import ENCRYPTED_REASONING, LOGPROBS
 from mayfly_server.api.responses.responses_tools import CustomInput, ToolNames
 
-ItemKind = Literal["reasoning", "message", "function_call", "custom_tool_call"]
+ItemKind = Literal["reasoning", "message", "function_call", "custom_tool_call", "tool_search_call"]
 _ID_PREFIXES: dict[ItemKind, str] = {
     "reasoning": "rs",
     "message": "msg",
     "function_call": "fc",
     "custom_tool_call": "ctc",
+    "tool_search_call": "tsc",
+}
+_CALL_KINDS: dict[str, ItemKind] = {
+    "function": "function_call",
+    "custom": "custom_tool_call",
+    "tool_search": "tool_search_call",
 }
 
 
@@ -107,6 +114,15 @@ class GeneratedItem:
                 "input": self.text,
                 **grouped,
             }
+        if self.kind == "tool_search_call":
+            return {
+                "id": self.id,
+                "type": "tool_search_call",
+                "status": status,
+                "call_id": call_id,
+                "execution": "client",
+                "arguments": _whole_arguments(self.text),
+            }
         return {
             "id": self.id,
             "type": "function_call",
@@ -118,6 +134,15 @@ class GeneratedItem:
         }
 
 
+def _whole_arguments(text: str) -> dict[str, Any]:
+    """The arguments of a call; empty while they are not whole."""
+    try:
+        arguments: dict[str, Any] = json.loads(text)
+    except ValueError:
+        return {}
+    return arguments
+
+
 class GeneratedItems:
     """Sorts generated text into output items: reasoning, messages, calls of tools."""
 
@@ -127,6 +152,7 @@ class GeneratedItems:
         self._name = head.id.rpartition("-")[2]
         self._tools = tools
         self._input: CustomInput | None = None
+        self._kind: ItemKind = "function_call"
         self._logprobs = AnswerLogprobs() if LOGPROBS in included else None
         self._packed = ENCRYPTED_REASONING in included
 
@@ -155,9 +181,10 @@ class GeneratedItems:
         if call.name is not None:
             yield from self._end_of_input()
             tool = self._tools.called(call.name)
-            self._input = CustomInput() if tool and tool.custom else None
+            self._kind = _CALL_KINDS[tool.tool.type if tool else "function"]
+            self._input = CustomInput() if self._kind == "custom_tool_call" else None
         if self._input is None:
-            yield ItemPiece("function_call", call.arguments, call)
+            yield ItemPiece(self._kind, call.arguments, call)
         else:
             yield ItemPiece("custom_tool_call", self._input.add(call.arguments), call)
         if call.unfinished:

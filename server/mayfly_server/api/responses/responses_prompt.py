@@ -9,9 +9,10 @@ begins another assistant message.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import date
+from itertools import pairwise
 from typing import Any
 
 from mayfly_protocol.requests import ChatPrompt
@@ -28,6 +29,8 @@ from mayfly_server.api.responses.responses_items import (
     ReasoningItem,
     Refusal,
     ToolOutputItem,
+    ToolSearchCallItem,
+    ToolSearchOutputItem,
 )
 from mayfly_server.api.responses.responses_request import PromptFields
 from mayfly_server.api.responses.responses_tools import (
@@ -44,18 +47,21 @@ from mayfly_server.http.body import parse_json
 from mayfly_server.http.ignored_fields import asks_nothing
 
 _THOUGHT, _TEXT, _CALL = range(3)
-_RESULTS = ("output", "outputs", "result", "results", "error", "tools")
+_RESULTS = ("output", "outputs", "result", "results", "error")
 """Fields of a hosted tool's call, or of the item after it, that hold what the tool returned."""
 _CLIENT_CALLS = {
     "apply_patch_call",
     "computer_call",
     "local_shell_call",
     "shell_call",
-    "tool_search_call",
 }
 """Calls whose results are items of their own."""
 _NAMING = ("type", "name", "namespace")
 _BOOKKEEPING = {"type", "id", "call_id", "status", "caller", "created_by", "execution"}
+
+ANSWER_SHARE = 8
+"""The part of a context, one in so many, that is kept free for the answer if the request does not
+say how long it may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +76,13 @@ def read_prompt(request: PromptFields) -> ReadPrompt:
     """Makes the prompt of a ``/v1/responses`` request. Raises InvalidRequest for an empty input,
     for parts and arguments that cannot be read, and for tools and a tool choice that contradict
     each other."""
-    added = [item.tools for item in request.input if isinstance(item, AdditionalToolsItem)]
-    tools = ToolNames([*(request.tools or ()), *(tool for tools in added for tool in tools)])
+    found = [
+        tool
+        for item in request.input
+        if isinstance(item, AdditionalToolsItem | ToolSearchOutputItem)
+        for tool in item.tools
+    ]
+    tools = ToolNames(request.tools or (), found)
     mode, offered = _tool_choice(request, tools)
     forced = offered[0].known_as if isinstance(request.tool_choice, NamedTool) else None
     prompt = ChatPrompt(
@@ -112,6 +123,11 @@ def _messages(request: PromptFields, tools: ToolNames) -> list[dict[str, Any]]:
                 assistant.call(item.call_id, name, {INPUT: item.input})
             case ToolOutputItem():
                 assistant.result(item.call_id, _text(item.output))
+            case ToolSearchCallItem(call_id=str(id)):
+                assistant.call(id, tools.known_as(None, "tool_search"), item.arguments)
+            case ToolSearchOutputItem(call_id=str(id)):
+                found = [one.known_as for one in ToolNames(item.tools, ()).offered]
+                assistant.result(id, f"Tools found: {', '.join(found) or 'none'}")
             case HostedItem():
                 _add_hosted(item, assistant)
     if not messages:
@@ -253,3 +269,56 @@ def _template_kwargs(request: PromptFields) -> dict[str, Any]:
         return {}
     off = {"enable_thinking": False} if effort == "none" else {}
     return {"reasoning_effort": effort, **off}
+
+
+# Conversations that are too long
+
+
+def prompt_limit(context: int, max_tokens: int | None) -> int:
+    """The most tokens that a prompt may have, so that an answer fits in the context; at least half
+    of it."""
+    answer = context // ANSWER_SHARE if max_tokens is None else max_tokens
+    return context - min(answer, context // 2)
+
+
+async def shortened(
+    prompt: ChatPrompt, limit: int, count: Callable[[ChatPrompt], Awaitable[int]]
+) -> ChatPrompt:
+    """Drops as few of the oldest messages as bring a prompt down to ``limit`` tokens, or all that
+    can be dropped; ``count`` gives the number of a prompt's tokens."""
+    if await count(prompt) <= limit:
+        return prompt
+    groups = _droppable(prompt.messages)
+    fewest, most = 1, len(groups)
+    while fewest < most:
+        middle = (fewest + most) // 2
+        if await count(_without(prompt, groups[:middle])) <= limit:
+            most = middle
+        else:
+            fewest = middle + 1
+    return _without(prompt, groups[:most])
+
+
+def _droppable(messages: Sequence[dict[str, Any]]) -> list[range]:
+    """Groups of messages that can be dropped, each together, in this order."""
+    begins = [
+        at
+        for at, message in enumerate(messages)
+        if message["role"] == "user" and (at == 0 or messages[at - 1]["role"] != "user")
+    ]
+    first = next((at for at, message in enumerate(messages) if message["role"] != "system"), 0)
+    if not begins or begins[0] != first:
+        begins.insert(0, first)
+    turns = [range(a, b) for a, b in pairwise(begins)]
+    calls = [at for at in range(begins[-1], len(messages)) if messages[at].get("tool_calls")]
+    return turns + [range(a, b) for a, b in pairwise(calls)]
+
+
+def _without(prompt: ChatPrompt, groups: Sequence[range]) -> ChatPrompt:
+    dropped = {at for group in groups for at in group}
+    kept = tuple(
+        message
+        for at, message in enumerate(prompt.messages)
+        if at not in dropped or message["role"] == "system"
+    )
+    return replace(prompt, messages=kept)

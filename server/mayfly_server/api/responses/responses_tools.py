@@ -1,5 +1,6 @@
 """The tools of a ``/v1/responses`` request: functions, custom tools (called with a text),
-namespaces (groups of both), and tools that OpenAI's servers run.
+namespaces (groups of both), a search for more tools that the client runs, and tools that OpenAI's
+servers run.
 
 A model knows functions with plain names alone. A tool of a namespace is offered to the model as
 ``namespace__name``, and a custom tool as a function with one argument, ``input``. Calls are given
@@ -114,6 +115,23 @@ class NamespaceTool(Strict):
     ]
 
 
+class ToolSearch(Strict):
+    """A search of the client's, whose result offers more tools to the model."""
+
+    type: Literal["tool_search"]
+    execution: Literal["client"]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+    @property
+    def name(self) -> str:
+        return self.type
+
+
+ClientTool = FunctionTool | CustomTool | ToolSearch
+"""A tool that the client runs."""
+
+
 class HostedTool(BaseModel):
     """A tool that this server cannot run, with any fields: left out of the prompt."""
 
@@ -126,14 +144,19 @@ OWN = ("function", "custom", "namespace")
 
 
 def _tool_tag(value: Any) -> str | None:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return kind if kind in OWN else "hosted" if isinstance(kind, str) else None
+    if not isinstance(value, dict):
+        value = vars(value) if isinstance(value, BaseModel) else {}
+    kind = value.get("type")
+    if kind in OWN or (kind == "tool_search" and value.get("execution") == "client"):
+        return str(kind)
+    return "hosted" if isinstance(kind, str) else None
 
 
 Tool = Annotated[
     Annotated[FunctionTool, Tag("function")]
     | Annotated[CustomTool, Tag("custom")]
     | Annotated[NamespaceTool, Tag("namespace")]
+    | Annotated[ToolSearch, Tag("tool_search")]
     | Annotated[HostedTool, Tag("hosted")],
     Discriminator(
         _tool_tag,
@@ -177,14 +200,10 @@ class OfferedTool:
     """A tool as the client knows it (``namespace`` and ``name``), and its name for the model."""
 
     known_as: str
-    tool: FunctionTool | CustomTool
+    tool: ClientTool
     namespace: str | None = None
     summary: str | None = None
     """The description of the tool's namespace, if the tool is the first of it."""
-
-    @property
-    def custom(self) -> bool:
-        return isinstance(self.tool, CustomTool)
 
     def function(self) -> dict[str, Any]:
         """The tool as chat templates take it."""
@@ -201,13 +220,16 @@ class OfferedTool:
         return {"type": "function", "function": made}
 
 
-def _format(tool: CustomTool) -> str | None:
+def _format(tool: CustomTool) -> str:
+    """A description of a custom tool's input. Those of clients may say that the input is no JSON:
+    for the model, it is an argument like others."""
+    place = f"The text goes into the argument `{INPUT}`."
     match tool.format:
         case GrammarFormat(syntax="lark", definition=grammar):
-            return f"The {INPUT} is a text that this Lark grammar describes:\n{grammar}"
+            return f"{place} This Lark grammar describes it:\n{grammar}"
         case GrammarFormat(definition=expression):
-            return f"The {INPUT} is a text that this regular expression matches: {expression}"
-    return None
+            return f"{place} This regular expression matches it: {expression}"
+    return place
 
 
 def _parameters(tool: CustomTool) -> dict[str, Any]:
@@ -226,24 +248,27 @@ class ToolNames:
     """The tools that a request offers to the model, by the names that the model and the client have
     for them.
 
-    Raises InvalidRequest if two tools have the same name.
+    ``found`` are tools that items add to the request's, some of them more than once. Raises
+    InvalidRequest if two of the request's have the same name.
     """
 
-    def __init__(self, tools: Sequence[Any] = ()) -> None:
+    def __init__(self, tools: Sequence[Any], found: Sequence[Any]) -> None:
         self.offered: list[OfferedTool] = []
         self.hosted: list[str] = []
         self._by_client: dict[tuple[str | None, str], OfferedTool] = {}
         self._by_model: dict[str, OfferedTool] = {}
-        plain = {tool.name for tool in tools if isinstance(tool, FunctionTool | CustomTool)}
-        for tool in tools:
+        every = [*tools, *found]
+        plain = {tool.name for tool in every if isinstance(tool, ClientTool)}
+        for number, tool in enumerate(every):
+            again = number >= len(tools)
             match tool:
-                case FunctionTool() | CustomTool():
-                    self._offer(OfferedTool(tool.name, tool))
+                case FunctionTool() | CustomTool() | ToolSearch():
+                    self._offer(OfferedTool(tool.name, tool), again=again)
                 case NamespaceTool():
                     summary = tool.description
                     for inner in tool.tools:
                         name = self._unique(joined(tool.name, inner.name), plain)
-                        self._offer(OfferedTool(name, inner, tool.name, summary))
+                        self._offer(OfferedTool(name, inner, tool.name, summary), again=again)
                         summary = None
                 case HostedTool():
                     self.hosted.append(tool.type)
@@ -256,11 +281,12 @@ class ToolNames:
             unique = f"{name}_{number}"
         return unique
 
-    def _offer(self, offered: OfferedTool) -> None:
+    def _offer(self, offered: OfferedTool, *, again: bool) -> None:
         tool = offered.tool
-        if tool.allowed_callers and "direct" not in tool.allowed_callers:
-            return
+        callers = None if isinstance(tool, ToolSearch) else tool.allowed_callers
         key = (offered.namespace, tool.name)
+        if (callers and "direct" not in callers) or (again and key in self._by_client):
+            return
         if key in self._by_client:
             raise InvalidRequest("tools: two tools have the same name.", param="tools")
         self.offered.append(offered)
