@@ -19,7 +19,7 @@ FLEET ?=
 
 # Files in their order in the tree: those of a folder share servers, which end where the next file
 # is of another folder.
-TESTS := -m "not long and not gpu$(if $(FLEET),, and not fleet)" \
+TESTS := -m "not long and not gpu and not agents$(if $(FLEET),, and not fleet)" \
 	-n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder
 
 # Tests start hundreds of Python processes. Without bytecode each would compile every module anew.
@@ -29,7 +29,7 @@ MADE := $(VENV)/.made
 RUNTIME := $(VENV)/.runtime$(addprefix -,$(EXTRA))
 DEV := $(VENV)/.dev
 
-.PHONY: help serve test test-fast coverage test-fleet test-long test-gpu lint format bench docs dashboards metrics lock wheel hooks clean distclean
+.PHONY: help serve test test-fast coverage test-fleet test-long test-gpu test-agents lint format bench docs dashboards metrics lock wheel hooks clean distclean
 .DELETE_ON_ERROR:
 
 help: ## List the commands
@@ -65,6 +65,9 @@ metrics: $(DEV) ## Write the tables of docs/metrics.md anew, from the metrics
 
 test-gpu: $(DEV) ## Run the tests that need an NVIDIA GPU, and print what they measured
 	$(BIN)/python -m pytest -m gpu -n0 -s $(ARGS) tests/gpu
+
+test-agents: $(DEV) ## Run released agents and SDKs against a scripted model (fetched once by npm, 1.4 GB)
+	$(BIN)/python -m pytest tests/agents -m agents -n 2 --dist loadfile --durations 20 $(ARGS)
 
 lint: $(DEV) ## Check style, types and import rules
 	$(BIN)/ruff check
