@@ -24,11 +24,12 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
-from mlx_lm.utils import load_adapters, load_model, load_tokenizer
+from mlx_lm.utils import load_adapters, load_config, load_model, load_tokenizer
 
 from mayfly_protocol.lifecycle import LoadPhase, ModelCard
 from mayfly_protocol.settings import WorkerSettings
 from mayfly_worker.engine import caches
+from mayfly_worker.model.model_config import TranslatedConfig
 from mayfly_worker.model.page_cache import WeightReader
 from mayfly_worker.model.probe import Probe, probe
 from mayfly_worker.model.reference_store import ReferenceStore
@@ -109,8 +110,12 @@ def assemble(settings: WorkerSettings) -> tuple[Any, Any, dict[str, Any]]:
     _check(folder, settings)
     trust = settings.trust_remote_code
     try:
+        translated = TranslatedConfig(folder, load_config(folder))
         with only_weight_files(folder) as view:
-            model, config = load_model(view, lazy=True, trust_remote_code=trust)
+            model, config = load_model(
+                view, lazy=True, model_config=translated.changes, trust_remote_code=trust
+            )
+        translated.check(model)
         if settings.adapter:
             model = load_adapters(model, settings.adapter)
             model.eval()

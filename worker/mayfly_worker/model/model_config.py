@@ -1,0 +1,186 @@
+"""Translates a model's configuration for mlx-lm, and checks that nothing was ignored that matters.
+
+Since its version 5, transformers writes the parameters of rotary position embeddings (RoPE) as one
+object, ``rope_parameters``, for the whole model or for each type of layer. Earlier versions wrote
+``rope_theta``, ``rope_scaling`` and ``partial_rotary_factor``, and most of mlx-lm's models read
+these alone: they would go on with a default ``rope_theta``, which gives another text and no error.
+So the earlier keys are derived here; and after the model is built, the configuration is refused if
+the model's code has not read what changes the result.
+
+``tie_word_embeddings`` has another default in some of mlx-lm's models than in transformers. If the
+key is absent, the weights decide: a model with an output layer of its own (``lm_head``) uses it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from mayfly_worker.model.weight_files import ModelLoadError, tensor_names, weight_files
+
+Config = dict[str, Any]
+
+_PLAIN = ("default", "mrope")
+"""Types of RoPE that do not scale the positions of a text. (With ``mrope``, the three coordinates
+of a position are equal in a text.)"""
+_STRETCHED = ("yarn", "llama3", "longrope")
+"""Types of RoPE that are stretched from an original context, by default the model's context."""
+_LOCAL = ("rope_local_base_freq", "rope_local_theta", "swa_rope_theta")
+"""Names by which mlx-lm's models call the ``rope_theta`` of layers with a sliding window."""
+_ONE_THETA = ("olmo3",)
+"""Model types whose layers with a sliding window have the ``rope_theta`` of the other layers, and
+no scaling."""
+_FIXED_PART = ("glm",)
+"""Model types whose part of the dimensions that is rotated is fixed in mlx-lm's code."""
+
+
+class ReadRecord(dict[str, Any]):
+    """A dictionary that records which of its keys were read, in ``read``; to copy it reads all."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        super().__init__(values)
+        self.read: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        self.read.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.read.add(key)
+        return super().get(key, default)
+
+    def __iter__(self) -> Iterator[str]:
+        # Without a method of its own, dict(record) would copy the values unseen.
+        return super().__iter__()
+
+    def items(self) -> Any:
+        self.read.update(self)
+        return super().items()
+
+    def copy(self) -> dict[str, Any]:
+        self.read.update(self)
+        return dict(super().items())
+
+
+class TranslatedConfig:
+    """Changes to the configuration of the model in ``folder``, for mlx-lm to apply (``changes``),
+    and a check of the model that was built with them."""
+
+    def __init__(self, folder: Path, config: Config) -> None:
+        self._name = folder.name
+        self._type = str(config.get("model_type"))
+        self._scaled: list[ReadRecord] = []
+        self._other_layers: list[Config] = []
+        self._theta = self._partial = False
+        self.changes = self._translated(config)
+        text = config.get("text_config")
+        if isinstance(text, dict):
+            inner = {"max_position_embeddings": config.get("max_position_embeddings"), **text}
+            self.changes["text_config"] = text | self._translated(inner)
+        self._untie(folder, config, text if isinstance(text, dict) else {})
+
+    def check(self, model: Any) -> None:
+        """Checks that the code of ``model``, which mlx-lm built, has read what changes its results.
+
+        Raises:
+            ModelLoadError: it has not.
+        """
+        known = set(_known_keys(model))
+        whole = "rope_parameters" in known
+        unread = []
+        if self._theta and not (whole or known & {"rope_theta", "rotary_emb_base"}):
+            unread.append("rope_theta")
+        if self._other_layers and not (whole or (self._local_theta and known & set(_LOCAL))):
+            unread.append("rope_parameters that differ between types of layers")
+        rotated = {"partial_rotary_factor", "rotary_dim", "rotary_pct"}
+        if self._partial and not (whole or known & rotated or self._type in _FIXED_PART):
+            unread.append("partial_rotary_factor")
+        if self._scaled and not any(
+            scaled.read - {"type", "rope_type", "rope_theta"} for scaled in self._scaled
+        ):
+            unread.append(f"rope_scaling of the type {_type_of(self._scaled[0])}")
+        if unread:
+            raise ModelLoadError(
+                f"{self._name}: config.json has {' and '.join(unread)}, which changes what the "
+                f"model answers and which mlx-lm ignores for the model type {self._type}; only a "
+                "configuration without it can be served"
+            )
+
+    def _translated(self, config: Config) -> Config:
+        """Returns the changes to one level of a configuration."""
+        rope = config.get("rope_parameters") or {}
+        layers = {name: value for name, value in rope.items() if isinstance(value, dict)}
+        if layers:
+            rope = layers.get("full_attention") or next(iter(layers.values()))
+            self._other_layers = self._different(rope, layers)
+        changes: Config = {}
+        if (theta := rope.get("rope_theta")) is not None:
+            self._theta = True
+            changes |= {"rope_theta": theta, "rotary_emb_base": theta}
+        if (part := rope.get("partial_rotary_factor")) is not None:
+            self._partial = part != 1
+            changes |= {"partial_rotary_factor": part, "rotary_pct": part}
+        if (local := self._local_theta) is not None:
+            changes |= dict.fromkeys(_LOCAL, local)
+        scaling = config.get("rope_scaling") or rope
+        if isinstance(scaling, dict) and (kind := _type_of(scaling)) not in _PLAIN:
+            original = "original_max_position_embeddings"
+            context = config.get(original) or scaling.get(original)
+            context = context or config.get("max_position_embeddings")
+            record = ReadRecord({**scaling, "type": kind, "rope_type": kind})
+            if kind in _STRETCHED and context:
+                dict.__setitem__(record, original, context)
+                changes[original] = context
+            changes["rope_scaling"] = record
+            if layers:
+                whole = {name: record if each is rope else each for name, each in layers.items()}
+                changes["rope_parameters"] = whole
+            elif rope:
+                changes["rope_parameters"] = record
+            self._scaled.append(record)
+        return changes
+
+    def _different(self, full: Config, layers: dict[str, Config]) -> list[Config]:
+        """Returns the RoPE parameters of types of layers that differ from those of layers with full
+        attention, ``full``, in a way that the model's code does not provide for."""
+        others = [each for each in layers.values() if each != full]
+        if self._type in _ONE_THETA and all(
+            each.get("rope_theta") == full.get("rope_theta") and _type_of(each) in _PLAIN
+            for each in others
+        ):
+            return []
+        return others
+
+    @property
+    def _local_theta(self) -> float | None:
+        """The ``rope_theta`` of the layers that differ from those with full attention; None if
+        there are none, or more than one value, or a scaling."""
+        thetas = {each.get("rope_theta") for each in self._other_layers}
+        plain = all(_type_of(each) in _PLAIN for each in self._other_layers)
+        return thetas.pop() if len(thetas) == 1 and plain else None
+
+    def _untie(self, folder: Path, config: Config, text: Config) -> None:
+        if "tie_word_embeddings" in config or "tie_word_embeddings" in text:
+            return
+        names = {name for file in weight_files(folder) for name in tensor_names(file)}
+        if any(name == "lm_head.weight" or name.endswith(".lm_head.weight") for name in names):
+            self.changes["tie_word_embeddings"] = False
+            if text:
+                inner = self.changes.get("text_config", text)
+                self.changes["text_config"] = inner | {"tie_word_embeddings": False}
+
+
+def _type_of(scaling: Config) -> str:
+    return str(dict.get(scaling, "rope_type") or dict.get(scaling, "type") or "default")
+
+
+def _known_keys(model: Any) -> Iterator[str]:
+    """Yields the keys of a configuration that the code of ``model`` declares: the fields of the
+    dataclasses in all modules of mlx-lm that its layers are from."""
+    for module in {type(layer).__module__ for layer in model.modules()}:
+        for each in vars(sys.modules[module]).values():
+            if isinstance(each, type) and is_dataclass(each) and each.__module__ == module:
+                yield from (field.name for field in fields(each))
