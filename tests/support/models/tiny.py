@@ -179,7 +179,8 @@ def build(
 
     ``padding`` is the number of logits beyond the tokenizer's vocabulary. ``template`` replaces the
     chat template; with an empty one the model has none. ``config`` overrides entries of
-    config.json.
+    config.json, and completes those of an architecture that is not in ``ARCHITECTURES``, which
+    has a transformer's.
     """
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary = tokenizers.save(folder, tokenizer, context=context, template=template)
@@ -189,7 +190,7 @@ def build(
         "vocab_size": tokens + padding,
         "max_position_embeddings": context,
         "eos_token_id": vocabulary.token_to_id(tokenizers.END),
-        **ARCHITECTURES[architecture](hidden, layers),
+        **ARCHITECTURES.get(architecture, _transformer)(hidden, layers),
         **config,
     }
     module = importlib.import_module(f"mlx_lm.models.{architecture}")

@@ -26,7 +26,14 @@ from mayfly_worker.engine import caches
 from mayfly_worker.engine.caches import Cache
 from mayfly_worker.engine.sampler import Sampler, healthy
 from mayfly_worker.engine.sequence import Logprobs, SampledToken, SequenceState
+from mayfly_worker.prefix_cache.layers import arrays
 from mayfly_worker.request_errors import GrammarFailed
+
+EVALUATE_STEPS = 32
+"""Number of decode steps after which every array of the batch's cache is evaluated. A step computes
+only those that its logits depend on: of a layer without position embeddings it never computes the
+offsets, of a recurrent layer hardly ever the padding, so that their unevaluated graphs would grow
+by about 1.6 kB for each such layer and step as long as the batch is busy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +113,7 @@ class DecodeBatch:
         self._logprobs: PendingLogprobs | None = None
         self._fresh = 0  # rows at the end whose input is a prompt's last token, not a sampled one
         self._sampler = Sampler([], width)
+        self._steps = 0
         self.failed: dict[int, str] = {}
         """Error texts, by sequence id, of sequences whose grammar failed; the caller removes these
         sequences."""
@@ -184,7 +192,9 @@ class DecodeBatch:
         self._healthy = healthy(logits)
         self._logprobs = step_logprobs(self.rows, logits, tokens)
         self._inputs = tokens
-        mx.async_eval(tokens, self._healthy, self._logprobs.arrays if self._logprobs else [])
+        self._steps += 1
+        state = arrays(self._cache) if self._steps % EVALUATE_STEPS == 0 else []
+        mx.async_eval(tokens, self._healthy, self._logprobs.arrays if self._logprobs else [], state)
 
     def _read(
         self,
