@@ -233,6 +233,12 @@ ALLOWED = {"type": "allowed_tools", "mode": "required", "tools": [F]}
         (ALLOWED, "required", None, 1),
         (ALLOWED | {"mode": "auto"}, "auto", None, 1),
         (ALLOWED | {"mode": "auto", "tools": [SEARCH, F]}, "auto", None, 1),
+        (
+            ALLOWED | {"mode": "auto", "tools": [{"type": "namespace", "name": "agents"}, F]},
+            "auto",
+            None,
+            2,
+        ),
         ("none", "none", None, 3),
         ("required", "required", None, 3),
     ],
@@ -255,6 +261,16 @@ def test_N01_tool_choices(
         (ALLOWED | {"mode": "auto", "tools": [SEARCH]}, TOOLS, "web_search"),
         (ALLOWED | {"tools": [{"type": "image_generation"}]}, TOOLS, "image_generation"),
         ({"type": "function", "name": "spawn", "namespace": "other"}, TOOLS, "no tool"),
+        (
+            ALLOWED | {"mode": "auto", "tools": [{"type": "function", "name": "g"}]},
+            TOOLS,
+            "no tool",
+        ),
+        (ALLOWED | {"tools": [F, {"type": "custom", "name": "f"}]}, TOOLS, "no tool"),
+        (ALLOWED | {"tools": [F, {"type": "namespace", "name": "f"}]}, TOOLS, "no tool"),
+        (ALLOWED | {"tools": [F, {"type": {}}]}, TOOLS, "no tool"),
+        ({"type": {}}, TOOLS, "Input should be"),
+        ({"type": ["function"]}, TOOLS, "Input should be"),
     ],
 )
 def test_N01_a_choice_of_a_tool_that_cannot_be_called_is_refused(

@@ -250,8 +250,7 @@ def _tool_choice(request: PromptFields, tools: ToolNames) -> tuple[Mode, list[Of
             return "required", [found]
         case AllowedTools():
             mode = choice.mode
-            asked = [tuple(one.get(key) for key in _NAMING) for one in choice.tools]
-            offered = [one for one in offered if any(one is tools.chosen(*key) for key in asked)]
+            offered = _allowed(choice, tools)
             kinds = [str(one.get("type")) for one in choice.tools]
         case str():
             mode = choice
@@ -261,6 +260,24 @@ def _tool_choice(request: PromptFields, tools: ToolNames) -> tuple[Mode, list[Of
         reason = cannot_run(hosted) if hosted else "the request has no tools to call"
         raise InvalidRequest(f"{param}: {reason}.", param=param)
     return mode, offered
+
+
+def _allowed(choice: AllowedTools, tools: ToolNames) -> list[OfferedTool]:
+    """The offered tools that a choice of allowed tools names, one by one or by their namespace.
+    Raises InvalidRequest for a name that no tool has: the model would get fewer tools than the
+    client means."""
+    allowed: list[OfferedTool | None] = []
+    for number, one in enumerate(choice.tools):
+        kind, name, namespace = (one.get(key) for key in _NAMING)
+        if kind == "namespace":
+            named: list[OfferedTool | None] = [t for t in tools.offered if t.namespace == name]
+        else:
+            named = [tools.chosen(kind, name, namespace)]
+        if not any(named) and (kind in OWN or not isinstance(kind, str)):
+            problem = f"tool_choice.tools[{number}]: no tool has this name."
+            raise InvalidRequest(problem, param="tool_choice")
+        allowed += named
+    return [tool for tool in tools.offered if any(tool is one for one in allowed)]
 
 
 def _template_kwargs(request: PromptFields) -> dict[str, Any]:

@@ -179,8 +179,9 @@ class AllowedTools(Strict):
 
 
 def _not_hosted(value: Any) -> Any:
-    if isinstance(value, dict) and value.get("type") in HOSTED:
-        raise PydanticCustomError("unsupported", "{reason}", {"reason": cannot_run(value["type"])})
+    kind = value.get("type") if isinstance(value, dict) else None
+    if isinstance(kind, str) and kind in HOSTED:
+        raise PydanticCustomError("unsupported", "{reason}", {"reason": cannot_run(kind)})
     return value
 
 
