@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from mayfly_server import errors
-from mayfly_server.errors import RequestError
+from mayfly_server.errors import ContextExceeded, RequestError
 from mayfly_server.metrics import Metrics, reason_of
 from support.doubles.fake_node import FakeNode, answer_words
 from support.running_front import RunningFront
@@ -28,7 +28,11 @@ def node() -> Iterator[FakeNode]:
 def test_every_error_has_a_reason_of_its_own() -> None:
     family = [e for e in vars(errors).values() if isinstance(e, type)]
     kinds = [kind for kind in family if issubclass(kind, RequestError)]
-    reasons = {reason_of(kind("text")) for kind in kinds}
+    examples = [
+        ContextExceeded(9, 8, param=None) if kind is ContextExceeded else kind("text")
+        for kind in kinds
+    ]
+    reasons = {reason_of(error) for error in examples}
     assert len(reasons) == len(kinds) > 15
     assert {"internal_error", "model_not_found", "overloaded", "workers_lost"} <= reasons
 

@@ -215,6 +215,7 @@ def test_every_text_in_a_mix_is_its_solo_cold_one(
     assert_alone_is_together(workers, mix)
 
 
+@pytest.mark.process
 @pytest.mark.long
 @given(mix=st.lists(requests(), min_size=4, max_size=12))
 @settings(max_examples=200, deadline=None)
