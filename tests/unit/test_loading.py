@@ -6,6 +6,7 @@ import dataclasses
 import json
 import shutil
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,33 @@ def test_a_folder_that_is_no_model_is_refused(
 ) -> None:
     spoil(copied)
     with pytest.raises(ModelLoadError, match=says):
+        load(settings(copied), quiet)
+
+
+@pytest.mark.parametrize(
+    ("exits", "says"),
+    [
+        ("print('First: pip install ai2-olmo'); sys.exit(1)", "First: pip install ai2-olmo"),
+        ("sys.exit('hf_olmo is missing')", "hf_olmo is missing"),
+        ("sys.exit(3)", "its code ended the program: Hello"),
+    ],
+)
+def test_M08_an_import_that_ends_the_program_is_an_error_with_its_words(
+    copied: Path, exits: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps(config | {"model_file": "code.py"}))
+    (copied / "code.py").write_text(f"import sys\nprint('Hello.')\n{exits}\n")
+    with pytest.raises(ModelLoadError, match=says):
+        load(settings(copied, trust_remote_code=True), quiet)
+    assert capsys.readouterr().out.startswith("Hello.")
+
+
+@pytest.mark.skipif(find_spec("hf_olmo") is not None, reason="the package is installed")
+def test_M08_olmo_names_the_package_that_it_needs(copied: Path) -> None:
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps(config | {"model_type": "olmo"}))
+    with pytest.raises(ModelLoadError, match="pip install ai2-olmo"):
         load(settings(copied), quiet)
 
 

@@ -118,7 +118,7 @@ class EngineThread:
         except ModelLoadError as error:
             self._post(LoadFailed(error, "model_load", "model"))
             return
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             verdict = classify_exception(error)
             self._post(LoadFailed(error, verdict.kind, verdict.scope))
             return
@@ -142,7 +142,7 @@ class EngineThread:
         thread is to end."""
         try:
             engine.run()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             verdict = classify_exception(error)
             suspects, marked = (
                 engine.suspects_of(error) if verdict.blame == "suspects" else ((), ())
@@ -156,7 +156,7 @@ class EngineThread:
         the loaded model seemed to survive; otherwise posts an EngineFault."""
         try:
             canary.check(self._counters)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._post(EngineFault(error, classify_exception(error)))
             return False
         return True

@@ -137,7 +137,7 @@ class Engine:
         self._emit_events()
         self._update_counters()
 
-    def suspects_of(self, error: Exception) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def suspects_of(self, error: BaseException) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Returns the ids of the requests that may have caused an error of :meth:`run`, and the ids
         of the other requests in the forward pass that raised it.
 

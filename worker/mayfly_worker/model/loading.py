@@ -13,10 +13,13 @@ on the engine thread.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -109,7 +112,7 @@ def assemble(settings: WorkerSettings) -> tuple[Any, Any, dict[str, Any]]:
     folder = Path(settings.model_path)
     _check(folder, settings)
     trust = settings.trust_remote_code
-    try:
+    with _load_errors(folder.name):
         translated = TranslatedConfig(folder, load_config(folder))
         with only_weight_files(folder) as view:
             model, config = load_model(
@@ -125,9 +128,31 @@ def assemble(settings: WorkerSettings) -> tuple[Any, Any, dict[str, Any]]:
             {"trust_remote_code": trust},
             eos_token_ids=config.get("eos_token_id"),
         )
-    except (ValueError, KeyError, TypeError, FileNotFoundError, ImportError) as error:
-        raise ModelLoadError(f"{folder.name} cannot be loaded: {error}") from error
     return model, tokenizer, config
+
+
+@contextmanager
+def _load_errors(name: str) -> Iterator[None]:
+    """Context in which every error that means that a folder cannot be loaded becomes a
+    ModelLoadError.
+
+    Some of mlx-lm's modules, and code that comes with a model, print that a package is missing and
+    end the program: their words become the error's.
+    """
+    printed = io.StringIO()
+    try:
+        with redirect_stdout(printed):
+            yield
+    except (ValueError, KeyError, TypeError, FileNotFoundError, ImportError) as error:
+        raise ModelLoadError(f"{name} cannot be loaded: {error}") from error
+    except SystemExit as error:
+        words = error.code if isinstance(error.code, str) else printed.getvalue().strip()
+        raise ModelLoadError(
+            f"{name} cannot be loaded: its code ended the program"
+            + (f": {words}" if words else f" with status {error.code}")
+        ) from error
+    finally:
+        sys.stdout.write(printed.getvalue())
 
 
 def _check_limit(folder: Path, limit: int) -> None:
