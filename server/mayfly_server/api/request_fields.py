@@ -25,6 +25,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from mayfly_protocol.requests import Sampling
+from mayfly_server.http.body import parse_json
 from mayfly_server.http.ignored_fields import HINTS, asks_nothing, field_names
 
 MAX_CHOICES = 128
@@ -75,6 +76,20 @@ def refused(reason: str, *, but: tuple[Any, ...] = (), empty: bool = False) -> C
 def left_out(medium: str) -> str:
     """The text that stands in a prompt for an image or the like that the model cannot read."""
     return f"[{medium} left out: this model reads text only]"
+
+
+UNREADABLE = "unreadable_arguments"
+
+
+def call_arguments(text: str) -> dict[str, Any]:
+    """The arguments of an earlier tool call as an object, as chat templates take them. A text that
+    holds no object, such as that of a call that was cut off, is kept whole as the only argument:
+    the client sends it again with every request."""
+    try:
+        value = parse_json(text) if text.strip() else {}
+    except ValueError:
+        value = None
+    return value if isinstance(value, dict) else {UNREADABLE: text}
 
 
 def _token_ids(value: dict[str, float]) -> dict[str, float]:

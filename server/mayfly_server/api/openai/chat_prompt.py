@@ -30,9 +30,8 @@ from mayfly_server.api.openai.chat_request import (
     ToolMessage,
     UserMessage,
 )
-from mayfly_server.api.request_fields import left_out, without_idle_fields
+from mayfly_server.api.request_fields import call_arguments, left_out, without_idle_fields
 from mayfly_server.errors import InvalidRequest
-from mayfly_server.http.body import parse_json
 from mayfly_server.http.errors import FIELD_NAME, field_path
 from mayfly_server.http.ignored_fields import asks_nothing
 
@@ -264,12 +263,9 @@ def _tool_call(call: Any, at: Place) -> dict[str, Any]:
 
 def _arguments(value: Any, at: Place) -> dict[str, Any]:
     if isinstance(value, str):
-        try:
-            value = parse_json(value) if value.strip() else {}
-        except ValueError as error:
-            raise _invalid(at, f"Not valid JSON: {error}") from error
-    elif value is None:
-        value = {}
+        return call_arguments(value)
+    if value is None:
+        return {}
     if not isinstance(value, dict):
         raise _invalid(at, "Input should be a JSON object, as text")
     return value

@@ -17,7 +17,7 @@ from typing import Any
 
 from mayfly_protocol.requests import ChatPrompt
 from mayfly_protocol.requests import ToolChoice as Mode
-from mayfly_server.api.request_fields import left_out
+from mayfly_server.api.request_fields import call_arguments, left_out
 from mayfly_server.api.responses.responses_items import (
     AdditionalToolsItem,
     CustomToolCallItem,
@@ -43,7 +43,6 @@ from mayfly_server.api.responses.responses_tools import (
     cannot_run,
 )
 from mayfly_server.errors import InvalidRequest
-from mayfly_server.http.body import parse_json
 from mayfly_server.http.ignored_fields import asks_nothing
 
 _THOUGHT, _TEXT, _CALL = range(3)
@@ -74,8 +73,7 @@ class ReadPrompt:
 
 def read_prompt(request: PromptFields) -> ReadPrompt:
     """Makes the prompt of a ``/v1/responses`` request. Raises InvalidRequest for an empty input,
-    for parts and arguments that cannot be read, and for tools and a tool choice that contradict
-    each other."""
+    for parts that cannot be read, and for tools and a tool choice that contradict each other."""
     found = [
         tool
         for item in request.input
@@ -117,7 +115,7 @@ def _messages(request: PromptFields, tools: ToolNames) -> list[dict[str, Any]]:
                     message["reasoning_content"] = message.get("reasoning_content", "") + thought
             case FunctionCallItem():
                 name = tools.known_as(item.namespace, item.name)
-                assistant.call(item.call_id, name, _arguments(item.arguments, f"{at}.arguments"))
+                assistant.call(item.call_id, name, call_arguments(item.arguments))
             case CustomToolCallItem():
                 name = tools.known_as(item.namespace, item.name)
                 assistant.call(item.call_id, name, {INPUT: item.input})
@@ -190,16 +188,6 @@ def _check_readable(parts: Sequence[Part], at: str) -> None:
                 f"{param}: This model reads text only, and no part of type {part.type}.",
                 param=param,
             )
-
-
-def _arguments(text: str, param: str) -> dict[str, Any]:
-    try:
-        arguments = parse_json(text) if text.strip() else {}
-    except ValueError as error:
-        raise InvalidRequest(f"{param}: Not valid JSON: {error}.", param=param) from error
-    if not isinstance(arguments, dict):
-        raise InvalidRequest(f"{param}: Input should be a JSON object, as text.", param=param)
-    return arguments
 
 
 def _add_hosted(item: HostedItem, assistant: _AssistantMessages) -> None:
