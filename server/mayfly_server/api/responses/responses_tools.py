@@ -319,10 +319,10 @@ def joined(namespace: str | None, name: str) -> str:
 
 _BEGINNING = re.compile(rf'\s*\{{\s*"{INPUT}"\s*:\s*"')
 _CHARACTERS = re.compile(
-    r"(?:[^\"\\]"
+    r"(?:[^\"\\]++"
     r"|\\[\"\\/bfnrt]"
     r"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-    r"|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4})*"
+    r"|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4})*+"
 )
 """Characters of a JSON string, each complete; a character beyond U+FFFF is two escapes."""
 
