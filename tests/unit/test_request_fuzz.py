@@ -134,7 +134,45 @@ PARSERS: dict[str, Parser] = {
                 "tools": [{"name": "f", "input_schema": {}}],
                 "tool_choice": {"type": "tool", "name": "f"},
                 "thinking": {"type": "enabled", "budget_tokens": 1024},
-            }
+            },
+            {
+                "max_tokens": 5,
+                "system": "x-anthropic-billing-header: a",
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [
+                            {
+                                "type": "tool_result",
+                                "tool_use_id": "c",
+                                "content": [
+                                    {"type": "image", "source": {}},
+                                    {"type": "document", "source": {"type": "text", "data": "a"}},
+                                    {"type": "tool_reference", "tool_name": "g"},
+                                ],
+                            }
+                        ],
+                    },
+                    {
+                        "role": "system",
+                        "clear_at": "never",
+                        "content": [
+                            {
+                                "type": "tool_addition",
+                                "tool": {"type": "tool_reference", "name": "g"},
+                            }
+                        ],
+                    },
+                ],
+                "tools": [
+                    {"name": "f", "input_schema": {}, "allowed_callers": ["direct"]},
+                    {"name": "g", "input_schema": {}, "defer_loading": True},
+                    {"type": "web_search_20250305", "name": "web"},
+                ],
+                "context_management": {"edits": [{"type": "clear_thinking_20251015"}]},
+                "container": {"id": None},
+                "thread": None,
+            },
         ],
     ),
     "count_tokens": (
