@@ -67,6 +67,7 @@ class ModelCard:
     ``digest`` is equal for two workers exactly if their weights, tokenizer, chat template, adapter
     and KV precision are equal: a request that one worker has begun is continued only by a worker
     with the same digest. ``rows`` is the most sequences that the worker decodes together.
+    ``sampling`` holds the sampling parameters that a request gets if it does not name them.
     """
 
     digest: str
@@ -79,6 +80,7 @@ class ModelCard:
     tools: bool = False
     reasoning: bool = False
     rows: int = 0
+    sampling: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

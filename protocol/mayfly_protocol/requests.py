@@ -64,7 +64,8 @@ class Sampling:
     worker that continues the request samples the same tokens. ``temperature`` 0 is greedy sampling.
     ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 turn these filters off. Penalties depend on the output
     only, never on the prompt. ``logit_bias`` pairs a token id with a number that is added to its
-    logit.
+    logit. ``unnamed`` are the names of the parameters that the client left to the server: the
+    worker gives these the values that the model's authors recommend.
     """
 
     seed: int
@@ -76,6 +77,7 @@ class Sampling:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+    unnamed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

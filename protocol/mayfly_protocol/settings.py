@@ -17,6 +17,7 @@ PEER_TIMEOUT_S = 10.0
 """Seconds of silence after which a worker and a front end count each other as gone."""
 
 LogFormat = Literal["text", "json"]
+GenerationConfig = Literal["auto", "none"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -68,6 +69,13 @@ class WorkerSettings:
         ),
     ] = None
     trust_remote_code: Annotated[bool, Option("Run Python code that comes with the model.")] = False
+    generation_config: Annotated[
+        GenerationConfig,
+        Option(
+            "Sampling of requests that name none: as the model's generation_config.json "
+            "recommends (auto), or temperature 1 (none)."
+        ),
+    ] = "auto"
     kv_bits: Annotated[
         int | None,
         Option("Quantize the KV cache to this number of bits.", one_of=(2, 3, 4, 5, 6, 8)),

@@ -295,23 +295,35 @@ def test_R124_code_that_comes_with_a_model_is_not_run_unasked(
     assert not marker.exists()
 
 
+def test_N13_the_card_has_the_sampling_that_the_authors_recommend(copied: Path) -> None:
+    authors = {"temperature": 0.6, "top_k": 1}
+    (copied / "generation_config.json").write_text(json.dumps(authors | {"do_sample": True}))
+    used, unused = (
+        load(settings(copied, generation_config=choice), quiet).card for choice in ("auto", "none")
+    )
+    assert used.sampling == authors
+    assert unused.sampling == {}
+    assert used.digest != unused.digest, "the answers differ, so no worker continues the other's"
+
+
 def test_the_digest_knows_what_decides_the_answers(copied: Path) -> None:
     plain = settings(copied)
-    seen = {digest(copied, plain)}
-    assert digest(copied, dataclasses.replace(plain, slot="other", incarnation=9)) in seen
-    seen.add(digest(copied, dataclasses.replace(plain, kv_bits=8)))
-    seen.add(digest(copied, dataclasses.replace(plain, max_kv_size=128)))
-    assert len(seen) == 3
+    seen = {digest(copied, plain, {})}
+    assert digest(copied, dataclasses.replace(plain, slot="other", incarnation=9), {}) in seen
+    seen.add(digest(copied, dataclasses.replace(plain, kv_bits=8), {}))
+    seen.add(digest(copied, dataclasses.replace(plain, max_kv_size=128), {}))
+    seen.add(digest(copied, plain, {"temperature": 0.6}))
+    assert len(seen) == 4
 
     template = copied / "chat_template.jinja"
     before = template.read_text() if template.exists() else ""
     template.write_text(before + " ")
-    seen.add(digest(copied, plain))
+    seen.add(digest(copied, plain, {}))
     content = bytearray((copied / "model.safetensors").read_bytes())
     content[-1] ^= 1
     (copied / "model.safetensors").write_bytes(bytes(content))
-    seen.add(digest(copied, plain))
-    assert len(seen) == 5
+    seen.add(digest(copied, plain, {}))
+    assert len(seen) == 6
 
 
 @pytest.mark.parametrize(

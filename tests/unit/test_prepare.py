@@ -30,7 +30,7 @@ def begun(submit: Submit, *, context: int = 1000) -> tuple[RequestState, list[De
     loaded = SimpleNamespace(
         tokenizer=TOKENIZER,
         probe=SimpleNamespace(width=len(TOKENIZER)),
-        card=SimpleNamespace(context=context),
+        card=SimpleNamespace(context=context, sampling={}),
     )
     preparer = Preparer(loaded, Budget(8, 1 << 30, 1), itertools.count())  # type: ignore[arg-type]
     request = RequestState(b"front end", submit, "key")

@@ -31,6 +31,7 @@ from mayfly_worker.engine.admission import Budget
 from mayfly_worker.engine.sampler import SequenceSampling
 from mayfly_worker.engine.sequence import SequenceState
 from mayfly_worker.grammar.compiler import CompiledGrammar, GrammarCompiler
+from mayfly_worker.model.generation_config import completed
 from mayfly_worker.model.loading import LoadedModel
 from mayfly_worker.request_errors import InvalidInput
 from mayfly_worker.text.choice import ChoiceText, TextPiece
@@ -188,7 +189,7 @@ class Preparer:
             id=next(self._sequence_ids),
             tokens=[*rendered.ids, *before],
             sampling=SequenceSampling(
-                generation.sampling,
+                completed(generation.sampling, self._loaded.card.sampling),
                 index,
                 # A finished grammar allows end tokens alone; to ban them would leave nothing.
                 banned=() if grammar else tuple(sorted(stop_ids)),

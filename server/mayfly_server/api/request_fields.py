@@ -34,6 +34,8 @@ MAX_SEED = 2**63 - 1
 MAX_COUNT = 2**31 - 1
 """Limit of a number of tokens in a request; larger numbers, which no context holds, are read as
 this limit."""
+RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""Sampling parameters that a model's authors may recommend, in its ``generation_config.json``."""
 MAX_MESSAGES = 16_384
 MIN_TEMPERATURE = 1e-3
 """Lowest temperature that samples; lower temperatures are read as 0, greedy decoding. Logits
@@ -145,12 +147,15 @@ class SamplingFields(Strict):
 
 def sampling(fields: SamplingFields) -> Sampling:
     """The sampling parameters that the front end sends to a worker, with defaults filled in and a
-    random seed if the request has none."""
+    random seed if the request has none. The parameters that the request does not name are listed,
+    for the worker to give them the values that the model's authors recommend."""
+    unnamed = tuple(name for name in RECOMMENDED if getattr(fields, name) is None)
     temperature = 1.0 if fields.temperature is None else fields.temperature
     top_p = 1.0 if fields.top_p is None else fields.top_p
     top_k = fields.top_k or 0
     if temperature < MIN_TEMPERATURE or top_p == 0:
         temperature, top_p = 0.0, 1.0
+        unnamed = tuple(name for name in unnamed if name not in ("temperature", "top_p"))
     return Sampling(
         seed=secrets.randbits(63) if fields.seed is None else fields.seed,
         temperature=temperature,
@@ -161,4 +166,5 @@ def sampling(fields: SamplingFields) -> Sampling:
         presence_penalty=fields.presence_penalty or 0.0,
         frequency_penalty=fields.frequency_penalty or 0.0,
         logit_bias=tuple((int(key), bias) for key, bias in (fields.logit_bias or {}).items()),
+        unnamed=unnamed,
     )

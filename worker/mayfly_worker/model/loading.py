@@ -32,6 +32,7 @@ from mlx_lm.utils import load_adapters, load_config, load_model, load_tokenizer
 from mayfly_protocol.lifecycle import LoadPhase, ModelCard
 from mayfly_protocol.settings import WorkerSettings
 from mayfly_worker.engine import caches
+from mayfly_worker.model.generation_config import recommended
 from mayfly_worker.model.model_config import TranslatedConfig
 from mayfly_worker.model.page_cache import WeightReader
 from mayfly_worker.model.probe import Probe, probe
@@ -85,7 +86,8 @@ def load(
     model, tokenizer, config = assemble(settings)
     weight_bytes = materialize(model, report)
     new_cache = cache_factory(model, config, settings)
-    identity = digest(folder, settings)
+    sampling = recommended(folder) if settings.generation_config == "auto" else {}
+    identity = digest(folder, settings, sampling)
     found = _probed(model, new_cache, settings, ReferenceStore.of(settings.canary_dir, identity))
     card = ModelCard(
         digest=identity,
@@ -98,6 +100,7 @@ def load(
         tools=bool(tokenizer.has_tool_calling),
         reasoning=bool(tokenizer.has_thinking),
         rows=settings.max_rows if found.batchable else 1,
+        sampling=sampling,
     )
     return LoadedModel(model, tokenizer, card, found, new_cache)
 
@@ -174,6 +177,7 @@ def _check(folder: Path, settings: WorkerSettings) -> None:
     except ValueError as error:
         raise ModelLoadError(f"{folder.name}: config.json is not valid JSON: {error}") from error
     check_weights(folder)
+    recommended(folder)
     if settings.trust_remote_code:
         return
     tokenizer_config = folder / "tokenizer_config.json"
@@ -261,13 +265,13 @@ def context_length(config: dict[str, Any], tokenizer: Any) -> int:
     return int(limit) if isinstance(limit, int) and 0 < limit < 1 << 30 else 0
 
 
-def digest(folder: Path, settings: WorkerSettings) -> str:
+def digest(folder: Path, settings: WorkerSettings, sampling: dict[str, float]) -> str:
     """Returns a hash, in hexadecimal digits, of everything that decides the model's output.
 
-    Small files are hashed whole; of a weight file, its size, its header (names, shapes, types and
-    places of all tensors) and samples of its content are hashed. To hash hundreds of gigabytes at
-    every start would take longer than to load them, and two different models with the same header
-    differ everywhere.
+    ``sampling`` are the sampling parameters of requests that name none. Small files are hashed
+    whole; of a weight file, its size, its header (names, shapes, types and places of all tensors)
+    and samples of its content are hashed. To hash hundreds of gigabytes at every start would take
+    longer than to load them, and two different models with the same header differ everywhere.
     """
     sha = hashlib.sha256()
     folders = [folder, *([Path(settings.adapter)] if settings.adapter else [])]
@@ -278,6 +282,8 @@ def digest(folder: Path, settings: WorkerSettings) -> str:
             elif path.suffix == ".safetensors":
                 sha.update(path.name.encode() + _sampled(path))
     sha.update(repr((settings.kv_bits, settings.max_kv_size)).encode())
+    if sampling:
+        sha.update(repr(sorted(sampling.items())).encode())
     return sha.hexdigest()[:32]
 
 

@@ -44,6 +44,13 @@ class ModelObject(AnswerObject):
     loaded_context_length: ContextLength
     max_input_tokens: ContextLength
     meta: ModelMeta
+    default_parameters: Annotated[
+        dict[str, float],
+        Field(
+            description="Sampling parameters of requests that do not name them, as the model's "
+            "authors recommend; OpenAI's defaults hold for those that are absent."
+        ),
+    ]
     type: Literal["model"]
     display_name: str
     created_at: Annotated[str, Field(description="As created, for Anthropic's clients.")]
@@ -83,6 +90,7 @@ def _model(front: Front, model: ServedModel) -> ModelObject:
         "loaded_context_length": context,
         "max_input_tokens": context,
         "meta": {"n_ctx": context},
+        "default_parameters": dict(model.card.sampling) if model.card else {},
         "type": "model",
         "display_name": model.name,
         "created_at": datetime.fromtimestamp(front.started, UTC).isoformat(),

@@ -81,7 +81,7 @@ async def responses(
     name = request.prompt_cache_key
     key = chat_key(read.prompt.messages) if name is None else named_key(name)
     job = GenerationJob(front, [generation], prefix="resp_", key=key, tenant=tenant)
-    echoed = _request_echo(request)
+    echoed = _request_echo(request, model.card.sampling if model.card else {})
     if request.stream:
         events = partial(ResponseEvents, echoed=echoed, tools=read.tools, included=included)
         return StreamedAnswer(job, events)
@@ -150,7 +150,12 @@ def _constraint(request: PromptFields, prompt: ChatPrompt) -> Constraint | None:
     return found
 
 
-def _request_echo(request: ResponsesRequest) -> RequestEcho:
+def _request_echo(request: ResponsesRequest, recommended: dict[str, float]) -> RequestEcho:
+    """The fields of the request that the response repeats, with defaults; ``recommended`` are the
+    model's own defaults of sampling parameters."""
+    named = {"temperature": request.temperature, "top_p": request.top_p}
+    drawn = {"temperature": 1.0, "top_p": 1.0} | recommended
+    drawn |= {name: value for name, value in named.items() if value is not None}
     fields: Any = request.model_dump(by_alias=True)
     text: Any = fields["text"] or {}
     format: Any = text.get("format") or {"type": "text"}
@@ -175,7 +180,7 @@ def _request_echo(request: ResponsesRequest) -> RequestEcho:
         "safety_identifier": request.safety_identifier,
         "service_tier": "default",
         "store": False,
-        "temperature": 1.0 if request.temperature is None else request.temperature,
+        "temperature": drawn["temperature"],
         "text": {
             "format": format,
             "verbosity": text.get("verbosity") or "medium",
@@ -183,7 +188,7 @@ def _request_echo(request: ResponsesRequest) -> RequestEcho:
         "tool_choice": fields["tool_choice"] or "auto",
         "tools": fields["tools"] or [],
         "top_logprobs": request.top_logprobs or 0,
-        "top_p": 1.0 if request.top_p is None else request.top_p,
+        "top_p": drawn["top_p"],
         "truncation": request.truncation or "disabled",
         "user": request.user,
     }
