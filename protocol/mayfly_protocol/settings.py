@@ -76,6 +76,14 @@ class WorkerSettings:
             "recommends (auto), or temperature 1 (none)."
         ),
     ] = "auto"
+    context: Annotated[
+        int,
+        Option(
+            "Longest prompt with its answer, in tokens; 0: what the model's configuration names.",
+            at_least=0,
+            aliases=("--max-model-len",),
+        ),
+    ] = 0
     kv_bits: Annotated[
         int | None,
         Option("Quantize the KV cache to this number of bits.", one_of=(2, 3, 4, 5, 6, 8)),

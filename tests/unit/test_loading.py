@@ -25,6 +25,9 @@ from mayfly_worker.model.page_cache import WeightReader
 from mayfly_worker.model.weight_files import INDEX, ModelLoadError, weight_files
 from support.models.scripted import ScriptedReply
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+LINEAR = {"rope_type": "linear", "factor": 8.0}
+
 
 def settings(folder: Path, **options: Any) -> WorkerSettings:
     return WorkerSettings("s", 1, "", "", str(folder), "model", **options)
@@ -306,6 +309,15 @@ def test_N13_the_card_has_the_sampling_that_the_authors_recommend(copied: Path) 
     assert used.digest != unused.digest, "the answers differ, so no worker continues the other's"
 
 
+def test_N16_a_folder_with_a_scaled_context_or_an_option_for_it(copied: Path) -> None:
+    config = json.loads((copied / "config.json").read_text())
+    rope = {"rope_theta": 10000.0, **YARN}
+    config |= {"max_position_embeddings": 512, "rope_parameters": rope}
+    (copied / "config.json").write_text(json.dumps(config))
+    assert load(settings(copied), quiet).card.context == 2048
+    assert load(settings(copied, context=100), quiet).card.context == 100
+
+
 def test_the_digest_knows_what_decides_the_answers(copied: Path) -> None:
     plain = settings(copied)
     seen = {digest(copied, plain, {})}
@@ -331,11 +343,20 @@ def test_the_digest_knows_what_decides_the_answers(copied: Path) -> None:
     [
         ({"max_position_embeddings": 128}, 64, 128),
         ({"text_config": {"max_position_embeddings": 256}}, 64, 256),
+        ({"max_position_embeddings": 512, "rope_scaling": YARN}, 512, 2048),
+        ({"max_position_embeddings": 2048, "rope_scaling": YARN}, 512, 2048),
+        (
+            {"max_position_embeddings": 512, "rope_scaling": {"type": "yarn", "factor": 2.5}},
+            0,
+            1280,
+        ),
+        ({"max_position_embeddings": 512, "rope_scaling": LINEAR}, 512, 512),
+        ({"text_config": {"max_position_embeddings": 512, "rope_scaling": YARN}}, 0, 2048),
         ({}, 512, 512),
         ({}, int(1e30), 0),
     ],
 )
-def test_the_context_is_what_the_model_was_made_for(
+def test_N16_the_context_is_what_the_model_was_made_for(
     config: dict[str, Any], limit: int, context: int
 ) -> None:
     class Tokenizer:

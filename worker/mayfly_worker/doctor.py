@@ -89,7 +89,7 @@ def diagnose(settings: WorkerSettings) -> Diagnosis:
         bytes_per_token=cost.per_token,
         bytes_per_row=cost.per_row,
     )
-    context = context_length(config, tokenizer)
+    context = settings.context or context_length(config, tokenizer)
     rows = fits(budget, context)
     return Diagnosis(
         model=settings.model_name,

@@ -33,7 +33,7 @@ from mayfly_protocol.lifecycle import LoadPhase, ModelCard
 from mayfly_protocol.settings import WorkerSettings
 from mayfly_worker.engine import caches
 from mayfly_worker.model.generation_config import recommended
-from mayfly_worker.model.model_config import TranslatedConfig
+from mayfly_worker.model.model_config import TranslatedConfig, scaled_context
 from mayfly_worker.model.page_cache import WeightReader
 from mayfly_worker.model.probe import Probe, probe
 from mayfly_worker.model.reference_store import ReferenceStore
@@ -92,7 +92,7 @@ def load(
     card = ModelCard(
         digest=identity,
         architecture=str(config.get("model_type", "")),
-        context=context_length(config, tokenizer),
+        context=settings.context or context_length(config, tokenizer),
         vocabulary=found.width,
         kv_bytes_per_token=found.cost.per_token,
         weight_bytes=weight_bytes,
@@ -255,12 +255,14 @@ def _layers(parameters: list[tuple[str, mx.array]]) -> Iterator[list[mx.array]]:
 
 
 def context_length(config: dict[str, Any], tokenizer: Any) -> int:
-    """Returns a model's context length in tokens: from its configuration, else the tokenizer's
-    limit if there is one, else 0 (unlimited)."""
-    for holder in (config, config.get("text_config") or {}):
+    """Returns a model's context length in tokens: from its configuration, with what the scaling of
+    its rotary position embeddings (RoPE) adds, else the tokenizer's limit if there is one, else 0
+    (unlimited)."""
+    text = config.get("text_config") or {}
+    for holder in (config, text):
         for name in ("max_position_embeddings", "n_positions", "max_seq_len", "model_max_length"):
             if isinstance(value := holder.get(name), int) and value > 0:
-                return value
+                return scaled_context(value, text, config)
     limit = getattr(tokenizer, "model_max_length", 0)
     return int(limit) if isinstance(limit, int) and 0 < limit < 1 << 30 else 0
 

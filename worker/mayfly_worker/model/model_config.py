@@ -28,6 +28,10 @@ _PLAIN = ("default", "mrope")
 of a position are equal in a text.)"""
 _STRETCHED = ("yarn", "llama3", "longrope")
 """Types of RoPE that are stretched from an original context, by default the model's context."""
+_EXTENDING = ("yarn", "deepseek_yarn", "telechat3-yarn", "linear", "dynamic", "llama3")
+"""Types of RoPE that extend the original context by a factor."""
+_ORIGINAL = "original_max_position_embeddings"
+_NUMBER = (int, float)
 _LOCAL = ("rope_local_base_freq", "rope_local_theta", "swa_rope_theta")
 """Names by which mlx-lm's models call the ``rope_theta`` of layers with a sliding window."""
 _ONE_THETA = ("olmo3",)
@@ -127,13 +131,12 @@ class TranslatedConfig:
             changes |= dict.fromkeys(_LOCAL, local)
         scaling = config.get("rope_scaling") or rope
         if isinstance(scaling, dict) and (kind := _type_of(scaling)) not in _PLAIN:
-            original = "original_max_position_embeddings"
-            context = config.get(original) or scaling.get(original)
+            context = config.get(_ORIGINAL) or scaling.get(_ORIGINAL)
             context = context or config.get("max_position_embeddings")
             record = ReadRecord({**scaling, "type": kind, "rope_type": kind})
             if kind in _STRETCHED and context:
-                dict.__setitem__(record, original, context)
-                changes[original] = context
+                dict.__setitem__(record, _ORIGINAL, context)
+                changes[_ORIGINAL] = context
             changes["rope_scaling"] = record
             if layers:
                 whole = {name: record if each is rope else each for name, each in layers.items()}
@@ -171,6 +174,25 @@ class TranslatedConfig:
             if text:
                 inner = self.changes.get("text_config", text)
                 self.changes["text_config"] = inner | {"tie_word_embeddings": False}
+
+
+def scaled_context(context: int, *configs: Config) -> int:
+    """Returns the number of tokens that a model can read whose configuration names ``context``: the
+    context that the scaling of RoPE makes of the original one, if that is more.
+
+    Some authors name the scaled context as ``max_position_embeddings``, others the original one;
+    ``original_max_position_embeddings`` tells them apart. Where it is absent, ``context`` is the
+    original one for ``yarn`` and ``llama3``, as in transformers; for ``linear`` and ``dynamic``,
+    nothing tells (Gemma 3 names the scaled one), and ``context`` is not extended. ``configs`` are
+    the parts of the configuration that may have the scaling; the first that has one counts.
+    """
+    for config in configs:
+        scaling = config.get("rope_scaling") or {}
+        if _type_of(scaling) in _EXTENDING and isinstance(factor := scaling.get("factor"), _NUMBER):
+            named = config.get(_ORIGINAL) or scaling.get(_ORIGINAL)
+            original = named or (context if _type_of(scaling) in _STRETCHED else 0)
+            return max(context, int(original * factor))
+    return context
 
 
 def _type_of(scaling: Config) -> str:
