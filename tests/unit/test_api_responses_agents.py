@@ -196,6 +196,9 @@ def test_N01_calls_of_earlier_answers_are_read_back(front: RunningFront, node: F
             {"type": "web_search_call", "id": "w", "action": {"type": "search", "query": "q"}},
             {"type": "mcp_call", "id": "m", "name": "n", "arguments": "{}", "output": "five"},
             {"type": "image_generation_call", "id": "g", "result": "aaaa", "status": "completed"},
+            {"type": "mcp_list_tools", "id": "l", "server_label": "s", "tools": [{"name": "n"}]},
+            {"type": "mcp_approval_request", "id": "r", "name": "n", "arguments": "{}"},
+            {"type": "mcp_approval_response", "approval_request_id": "r", "approve": True},
         ],
     )
     called = [
@@ -257,6 +260,8 @@ def test_N01_tool_choices(
         ({"type": "web_search"}, TOOLS, "web_search"),
         ({"type": "mcp", "server_label": "s"}, TOOLS, "mcp"),
         ({"type": "custom", "name": "f"}, TOOLS, "no tool has this name"),
+        ({"type": "dance"}, TOOLS, "allowed_tools"),
+        ({}, TOOLS, "allowed_tools"),
         ("required", [SEARCH], "web_search"),
         (ALLOWED | {"mode": "auto", "tools": [SEARCH]}, TOOLS, "web_search"),
         (ALLOWED | {"tools": [{"type": "image_generation"}]}, TOOLS, "image_generation"),
@@ -374,6 +379,7 @@ def test_N02_a_tool_of_an_unknown_type_is_named(front: RunningFront, node: FakeN
 
 HINTS: dict[str, Any] = {
     "client_metadata": {"session_id": "s"},
+    "metadata": {"attempt": 1},
     "text": {"verbosity": "low"},
     "reasoning": {"effort": "medium", "summary": "detailed", "context": "all_turns"},
     "truncation": "auto",

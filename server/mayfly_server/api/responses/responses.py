@@ -165,7 +165,10 @@ def _request_echo(request: ResponsesRequest, recommended: dict[str, float]) -> R
         "instructions": request.instructions,
         "max_output_tokens": request.max_output_tokens,
         "max_tool_calls": request.max_tool_calls,
-        "metadata": request.metadata or {},
+        "metadata": {
+            name: value if isinstance(value, str) else json.dumps(value)
+            for name, value in (request.metadata or {}).items()
+        },
         "parallel_tool_calls": request.parallel_tool_calls is not False,
         "previous_response_id": None,
         "prompt_cache_key": request.prompt_cache_key,

@@ -52,6 +52,7 @@ _CLIENT_CALLS = {
     "apply_patch_call",
     "computer_call",
     "local_shell_call",
+    "program",
     "shell_call",
 }
 """Calls whose results are items of their own."""

@@ -169,7 +169,7 @@ class ResponsesRequest(PromptFields):
 
     # Hints without effect on the answer.
     client_metadata: Hint = None
-    metadata: dict[str, Annotated[str, Field(max_length=512)]] | None = None
+    metadata: dict[str, Any] | None = None
     priority: Hint = None
     prompt_cache_key: Annotated[
         str | None, Field(description="Requests with the same key go to the same worker.")

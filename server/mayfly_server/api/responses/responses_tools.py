@@ -185,8 +185,24 @@ def _not_hosted(value: Any) -> Any:
     return value
 
 
+def _choice_tag(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "mode"
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return {"function": "tool", "custom": "tool", "allowed_tools": "allowed"}.get(str(kind))
+
+
 ToolChoice = Annotated[
-    Literal["none", "auto", "required"] | NamedTool | AllowedTools, BeforeValidator(_not_hosted)
+    Annotated[Literal["none", "auto", "required"], Tag("mode")]
+    | Annotated[NamedTool, Tag("tool")]
+    | Annotated[AllowedTools, Tag("allowed")],
+    Discriminator(
+        _choice_tag,
+        custom_error_type="tool_choice",
+        custom_error_message='Input should be "none", "auto", "required", or an object of type '
+        '"function", "custom" or "allowed_tools"',
+    ),
+    BeforeValidator(_not_hosted),
 ]
 
 
