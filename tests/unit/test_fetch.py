@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from mayfly_cli.config.models import aliases_by_path
 from mayfly_worker.fetch import model_folder
 from mayfly_worker.fetch.reporting import INTERVAL_S, EventWriter, FetchError
 from mayfly_worker.fetch.resolve import resolve
@@ -71,6 +72,31 @@ def test_a_folder_is_taken_as_it_is(
     monkeypatch.chdir(model)
     assert resolve(".", tmp_path / "cache", float32=False, report=ignore) == fetched
     assert not (tmp_path / "cache").exists()
+
+
+def test_N17_a_snapshot_has_the_name_of_its_repository_and_a_link_its_own(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def name(path: str | Path) -> str:
+        found = resolve(str(path), tmp_path / "cache", float32=False, report=ignore)
+        assert found.path.is_dir()
+        assert not found.path.is_symlink()
+        return found.name
+
+    commit = "0123456789" * 4
+    names = {"models--acme--tiny": "acme/tiny", "models--gpt2": "gpt2", "tiny": "tiny"}
+    for folder, right in names.items():
+        snapshot = tmp_path / folder / "snapshots" / commit
+        snapshot.parent.mkdir(parents=True)
+        snapshot.symlink_to(model)
+        assert name(snapshot) == name(f"{snapshot}/") == right
+        assert aliases_by_path([{"name": "", "path": str(snapshot), "aliases": ["a"]}]) == {
+            "a": right
+        }
+    link = tmp_path / "nice-name"
+    link.symlink_to(tmp_path / "tiny" / "snapshots" / commit)
+    monkeypatch.chdir(tmp_path)
+    assert name(link) == name("nice-name") == "nice-name"
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "/no/where", "~/no-such-model", "a/b/c"])

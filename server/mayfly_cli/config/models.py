@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mayfly_cli.config.keys import Values, build, field_values
 from mayfly_cli.config.loading import ConfigurationError
+from mayfly_protocol.common.model_names import folder_model_name
 from mayfly_protocol.settings import WorkerSettings
 from mayfly_reaper.settings import Pool
 
@@ -55,10 +56,10 @@ def aliases_of(models: Iterable[ConfiguredModel]) -> dict[str, str]:
 
 def aliases_by_path(tables: Iterable[Values]) -> dict[str, str]:
     """Returns a mapping from each alias to the name of its model, from ``[[models]]`` tables, for a
-    front end, which does not fetch models. A model's name is the table's ``name``, or else the last
-    part of its ``path``: nodes name the model by the same rule."""
+    front end, which does not fetch models. A model's name is the table's ``name``, or else that of
+    its folder, or the last part of its repository's name, which routes to the model too."""
     return {
-        alias: table["name"] or table["path"].rstrip("/").rpartition("/")[2]
+        alias: table["name"] or (table["path"] and folder_model_name(Path(table["path"])))
         for table in tables
         for alias in table["aliases"]
     }

@@ -10,6 +10,7 @@ import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
+from mayfly_protocol.common.model_names import folder_model_name
 from mayfly_worker.fetch import demo, model_folder
 from mayfly_worker.fetch.reporting import FetchError, Report
 
@@ -78,7 +79,7 @@ def _in_folder(model: str) -> LocalModel | None:
     path = Path(model).expanduser()
     if path.is_dir():
         model_folder.check(path)
-        return LocalModel(path.resolve(), path.resolve().name)
+        return LocalModel(path.resolve(), folder_model_name(path))
     if path.exists():
         raise FetchError(f"{model} is a file. A model is a folder with config.json and weights.")
     if "huggingface.co/" in model:
