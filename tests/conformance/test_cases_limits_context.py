@@ -45,7 +45,9 @@ def test_R119_R120_prompts_beyond_the_context(fussy: Server, path: str, streamed
         response = post(fussy, path, **prompt_of(fussy, path, length), stream=streamed)
         error = refused(response, "messages" if path == CHAT else "prompt")
         assert error["code"] == "context_length_exceeded"
-        assert str(FUSSY_CONTEXT) in error["message"]
+        said = f"This model's maximum context length is {FUSSY_CONTEXT} tokens. However, you"
+        assert error["message"].startswith(said)
+        assert f"{length} " in error["message"]
     fits()
     wait_for(lambda: fussy.slot()["generated_tokens"] == computed + 2, "two tokens, and no more")
 
