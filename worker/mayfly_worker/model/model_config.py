@@ -201,8 +201,11 @@ def _type_of(scaling: Config) -> str:
 
 def _known_keys(model: Any) -> Iterator[str]:
     """Yields the keys of a configuration that the code of ``model`` declares: the fields of the
-    dataclasses in all modules of mlx-lm that its layers are from."""
-    for module in {type(layer).__module__ for layer in model.modules()}:
-        for each in vars(sys.modules[module]).values():
+    dataclasses in all modules that its layers are from."""
+    for module, layer in {type(layer).__module__: type(layer) for layer in model.modules()}.items():
+        # mlx-lm leaves code that comes with a model out of sys.modules.
+        known = sys.modules.get(module)
+        names = vars(known) if known else getattr(layer.__call__, "__globals__", {})
+        for each in list(names.values()):
             if isinstance(each, type) and is_dataclass(each) and each.__module__ == module:
                 yield from (field.name for field in fields(each))
