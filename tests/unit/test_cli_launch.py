@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import pytest
 
 from mayfly_cli.agent_settings import AGENTS, NO_KEY, AgentName, ServedModel, Settings
-from mayfly_cli.commands.launch import environment, shell_lines
+from mayfly_cli.commands.launch import environment, past_proxy, shell_lines
 from support.command_line import mayfly
 
 KEY = "mk-launch-secret"
@@ -135,6 +135,14 @@ def test_without_a_key_no_variable_is_the_key(agent: AgentName) -> None:
     for name, value in settings.variables.items():
         if name.endswith(("KEY", "TOKEN")):
             assert value == NO_KEY
+
+
+def test_N19_an_agent_goes_past_the_proxy_to_a_server_of_this_machine() -> None:
+    assert past_proxy("127.0.0.1", {"PATH": "/bin", "http_proxy": ""}) == {}
+    current = {"HTTPS_PROXY": "http://proxy:3128", "NO_PROXY": "corp.example"}
+    names = "corp.example,127.0.0.1"
+    assert past_proxy("127.0.0.1", current) == {"no_proxy": names, "NO_PROXY": names}
+    assert past_proxy("127.0.0.1", current | {"no_proxy": names})["NO_PROXY"] == names
 
 
 def test_an_agent_gets_no_key_but_its_own() -> None:

@@ -3,8 +3,10 @@ top``."""
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -26,7 +28,8 @@ Url = Annotated[str, typer.Option("--url", help="The server's address.")]
 def connect(url: str, *variables: str) -> httpx.Client:
     """Makes an HTTP client for the server at ``url``, which may lack ``http://``. The client sends
     the API key from the environment, if there is one; ``variables`` may name other ones than
-    ``KEY_VARIABLES`` to look in. Connecting is limited to 5 s, reading is not."""
+    ``KEY_VARIABLES`` to look in. Connecting is limited to 5 s, reading is not. A proxy that the
+    environment names is not used for a server that :func:`goes_direct` is true of."""
     import httpx
 
     names = variables or KEY_VARIABLES
@@ -34,13 +37,48 @@ def connect(url: str, *variables: str) -> httpx.Client:
     headers = {"authorization": f"Bearer {key}"} if key else {}
     full = url if "://" in url else f"http://{url}"
     try:
+        base = httpx.URL(full)
+        # Not trust_env=False, which would ignore SSL_CERT_FILE as well.
+        direct = dict.fromkeys(("http://", "https://", "all://")) if goes_direct(base) else None
         return httpx.Client(
-            base_url=full, headers=headers, timeout=httpx.Timeout(None, connect=5.0)
+            base_url=base,
+            headers=headers,
+            timeout=httpx.Timeout(None, connect=5.0),
+            mounts=direct,
         )
     except (httpx.InvalidURL, ValueError) as error:
         raise typer.BadParameter(
             f"{url!r} is not an address: {error}", param_hint="--url"
         ) from error
+
+
+def goes_direct(url: httpx.URL) -> bool:
+    """True if requests to ``url`` must not go to a proxy, which would see the API key: the host is
+    this machine, or ``no_proxy`` names it (by name, domain, address, network or with its port)."""
+    import urllib.request  # takes longer than all that a command without a server needs
+
+    host = url.host.lower().rstrip(".")
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    port = url.port or {"http": 80, "https": 443}.get(url.scheme, 0)
+    if urllib.request.proxy_bypass(f"{host}:{port}"):
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None) or address
+    if mapped.is_loopback or mapped.is_unspecified:
+        return True
+    return any(address in network for network in _no_proxy_networks())
+
+
+def _no_proxy_networks() -> Iterator[ipaddress.IPv4Network | ipaddress.IPv6Network]:
+    import urllib.request
+
+    for name in urllib.request.getproxies().get("no", "").split(","):
+        with suppress(ValueError):
+            yield ipaddress.ip_network(name.strip().strip("[]"), strict=False)
 
 
 def get_json(client: httpx.Client, path: str, *variables: str) -> Any:

@@ -7,12 +7,13 @@ import shlex
 import signal
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from mayfly_cli.agent_settings import AGENTS, Agent, AgentName, ServedModel, Settings
-from mayfly_cli.commands.client import DEFAULT_URL, Url, connect, get_json
+from mayfly_cli.commands.client import DEFAULT_URL, Url, connect, get_json, goes_direct
 from mayfly_cli.failure import fail
 from mayfly_protocol.common.secrets import (
     ADMIN_KEY_VARIABLE,
@@ -55,7 +56,11 @@ def launch(
     chosen = AGENTS[agent]
     with connect(url, API_KEY_VARIABLE) as client:
         served = _choose_model(client, model)
+        direct = goes_direct(client.base_url)
     settings = chosen.settings(served, platformdirs.user_cache_path("mayfly") / "launch")
+    if direct:
+        past = past_proxy(client.base_url.host, os.environ)
+        settings = replace(settings, variables={**settings.variables, **past})
     command = [chosen.executable, *settings.arguments, *(arguments or ())]
     _warn_of_context(chosen, served)
     if dry_run:
@@ -157,6 +162,16 @@ def environment(settings: Settings, current: Mapping[str, str]) -> dict[str, str
     kept = {name: value for name, value in current.items() if name not in dropped}
     keys = dict.fromkeys(settings.key_variables, current.get(API_KEY_VARIABLE, ""))
     return {**kept, **settings.variables, **keys}
+
+
+def past_proxy(host: str, current: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables by which an agent sends nothing for ``host`` to the proxy that the
+    environment ``current`` names; none if it names no proxy."""
+    if not any(name.lower().endswith("_proxy") and current[name] for name in current):
+        return {}
+    names = current.get("no_proxy") or current.get("NO_PROXY") or ""
+    joined = names if host in names.split(",") else ",".join(filter(None, (names, host)))
+    return {"no_proxy": joined, "NO_PROXY": joined}
 
 
 def _find_program(agent: Agent) -> str:
