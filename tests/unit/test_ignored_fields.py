@@ -85,6 +85,95 @@ def test_strict_fields_refuses_unknown_ones(strict: RunningFront, path: str) -> 
     assert HEADER not in response.headers
 
 
+OF_OTHER_APIS: dict[str, dict[str, Any]] = {
+    CHAT: {
+        **dict.fromkeys(("previous_response_id", "conversation", "suffix"), "x"),
+        "documents": [{"text": "x"}],
+        "best_of": 2,
+    },
+    TEXT: {
+        **dict.fromkeys(("system", "instructions", "input"), "x"),
+        **dict.fromkeys(("max_completion_tokens", "max_output_tokens", "max_new_tokens"), 3),
+        "messages": [USER],
+        "tools": [TOOL],
+        "tool_choice": "required",
+        "response_format": {"type": "json_object"},
+        "stop_sequences": ["x"],
+        "top_logprobs": 1,
+    },
+    RESPONSES: {
+        **dict.fromkeys(("max_tokens", "max_completion_tokens", "n_predict"), 3),
+        "messages": [USER],
+        "system": "x",
+        "response_format": {"type": "json_object"},
+        "guided_json": {"type": "object"},
+        "stop": "x",
+        "stop_sequences": ["x"],
+        "enable_thinking": False,
+        "chat_template_kwargs": {"enable_thinking": False},
+        "logprobs": True,
+        "min_tokens": 5,
+        "n": 2,
+    },
+    MESSAGES: {
+        **dict.fromkeys(("max_completion_tokens", "max_output_tokens", "n_predict"), 3),
+        **dict.fromkeys(("input", "prompt", "instructions", "previous_response_id"), "x"),
+        "response_format": {"type": "json_object"},
+        "guided_choice": ["a"],
+        "stop": ["x"],
+        "parallel_tool_calls": False,
+        "enable_thinking": False,
+        "logprobs": True,
+        "n": 2,
+    },
+}
+DEFAULTS: dict[str, Any] = {
+    "n": 1,
+    "best_of": 1,
+    "logprobs": None,
+    "tool_choice": None,
+    "response_format": {"type": "text"},
+    "function_call": "none",
+    "min_tokens": 0,
+    "stop": [],
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "field"), [(path, field) for path, asked in OF_OTHER_APIS.items() for field in asked]
+)
+def test_N02_a_field_of_another_api_that_would_change_the_answer_is_refused(
+    front: RunningFront, path: str, field: str
+) -> None:
+    for value in (OF_OTHER_APIS[path][field], None):
+        response = post(front, path, **{field: value})
+        if value is None:
+            assert response.status_code == 200, response.text
+        else:
+            assert (response.status_code, code(response)) == (400, "unsupported_parameter")
+            assert response.json()["error"]["message"].startswith(f"{field}: ")
+        assert HEADER not in response.headers
+
+
+@every_api
+def test_N07_defaults_of_fields_of_other_apis_are_taken(front: RunningFront, path: str) -> None:
+    defaults = DEFAULTS | ({"function_call": None} if path == CHAT else {})
+    response = post(front, path, **defaults)
+    assert response.status_code == 200, response.text
+
+
+@pytest.mark.parametrize("path", [RESPONSES, MESSAGES])
+def test_N02_every_api_takes_the_same_sampling_fields(
+    front: RunningFront, node: FakeNode, path: str
+) -> None:
+    asked = {"seed": 5, "min_p": 0.25, "top_k": 3, "presence_penalty": 1, "logit_bias": {"7": 2}}
+    response = post(front, path, **asked)
+    assert (response.status_code, HEADER in response.headers) == (200, False)
+    found = node.workers[0].submits[-1].generation.sampling
+    assert (found.seed, found.min_p, found.top_k, found.presence_penalty) == (5, 0.25, 3, 1)
+    assert found.logit_bias == ((7, 2),)
+
+
 @pytest.mark.parametrize("path", [path for path in BODIES if "tools" in BODIES[path]])
 def test_N08_hints_are_taken_within_objects_and_nothing_else(
     front: RunningFront, path: str

@@ -118,6 +118,22 @@ Hint = Annotated[
     ),
 ]
 Unsupported = Annotated[None, BeforeValidator(refused("This is not supported by this server"))]
+ChatsAlone = Annotated[
+    None, BeforeValidator(refused("Use /v1/chat/completions, which has this", but=(False, 0)))
+]
+OneAnswer = Annotated[
+    None, BeforeValidator(refused("An answer is one; use /v1/chat/completions for more", but=(1,)))
+]
+OtherTools = Annotated[None, BeforeValidator(refused("Use tools instead"))]
+OtherToolChoice = Annotated[
+    None, BeforeValidator(refused("Use tool_choice instead", but=("none", "auto")))
+]
+NotStored = Annotated[
+    None,
+    BeforeValidator(
+        refused("Nothing is stored here between requests; send the whole conversation")
+    ),
+]
 Number = Annotated[float, BeforeValidator(_not_a_boolean)]
 Count = Annotated[int, Field(ge=1), AfterValidator(lambda count: min(count, MAX_COUNT))]
 TokenId = Annotated[int, Field(ge=0, le=MAX_COUNT)]

@@ -26,7 +26,7 @@ from mayfly_server.api.anthropic.messages_request import (
 )
 from mayfly_server.api.dependencies import FrontDep, TenantDep
 from mayfly_server.api.openapi import AnswerObject, streamed
-from mayfly_server.api.request_fields import SamplingFields, sampling
+from mayfly_server.api.request_fields import sampling
 from mayfly_server.dispatch.tokenize import ask_worker
 from mayfly_server.errors import InvalidRequest
 from mayfly_server.http.body import StrictRoute
@@ -58,11 +58,7 @@ async def messages(
     generation = Generation(
         model=model.name,
         prompt=prompt,
-        sampling=sampling(
-            SamplingFields(
-                temperature=request.temperature, top_p=request.top_p, top_k=request.top_k
-            )
-        ),
+        sampling=sampling(request),
         ending=Ending(max_tokens=request.max_tokens, stop=tuple(request.stop_sequences or ())),
         output=output,
     )

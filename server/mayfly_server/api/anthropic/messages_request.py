@@ -15,9 +15,15 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from mayfly_server.api.anthropic.messages_content import Message, TextBlocks, Tool
 from mayfly_server.api.request_fields import (
     MAX_MESSAGES,
+    ChatsAlone,
     Count,
     Hint,
+    NotStored,
     Number,
+    OneAnswer,
+    OtherToolChoice,
+    OtherTools,
+    SamplingFields,
     Strict,
     ToolName,
     Unsupported,
@@ -113,7 +119,15 @@ class PromptFields(Strict):
     billing_policy: Hint = None
 
 
-class MessagesRequest(PromptFields):
+OtherMessages = Annotated[None, BeforeValidator(refused("Use messages instead"))]
+OtherLength = Annotated[None, BeforeValidator(refused("Use max_tokens instead", but=(-1,)))]
+OtherFormat = Annotated[
+    None, BeforeValidator(refused("Use output_config.format instead", but=({"type": "text"},)))
+]
+OtherThinking = Annotated[None, BeforeValidator(refused("Use thinking instead"))]
+
+
+class MessagesRequest(SamplingFields, PromptFields):
     """The body of ``POST /v1/messages``."""
 
     model_config = ConfigDict(
@@ -138,7 +152,6 @@ class MessagesRequest(PromptFields):
         | None
     ) = None
     temperature: Annotated[Number, Field(ge=0, le=1)] | None = None
-    top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0)] | None = None
 
     metadata: Hint = None
@@ -150,6 +163,41 @@ class MessagesRequest(PromptFields):
     container: Annotated[None, BeforeValidator(_no_container)] = None
     inference_geo: Unsupported = None
     compaction: Annotated[None, BeforeValidator(refused(NO_COMPACTION))] = None
+
+    # Fields of other APIs that would change the answer.
+    input: OtherMessages = None
+    prompt: OtherMessages = None
+    instructions: Annotated[None, BeforeValidator(refused("Use system instead"))] = None
+    previous_response_id: NotStored = None
+    conversation: NotStored = None
+    functions: OtherTools = None
+    function_call: OtherToolChoice = None
+    parallel_tool_calls: Annotated[
+        None,
+        BeforeValidator(refused("Use tool_choice.disable_parallel_tool_use instead", but=(True,))),
+    ] = None
+    max_completion_tokens: OtherLength = None
+    max_output_tokens: OtherLength = None
+    max_new_tokens: OtherLength = None
+    n_predict: OtherLength = None
+    response_format: OtherFormat = None
+    guided_json: OtherFormat = None
+    guided_regex: OtherFormat = None
+    guided_choice: OtherFormat = None
+    guided_grammar: OtherFormat = None
+    structured_outputs: OtherFormat = None
+    grammar: OtherFormat = None
+    json_schema: OtherFormat = None
+    chat_template_kwargs: OtherThinking = None
+    enable_thinking: OtherThinking = None
+    stop: Annotated[None, BeforeValidator(refused("Use stop_sequences instead"))] = None
+    stop_token_ids: ChatsAlone = None
+    min_tokens: ChatsAlone = None
+    ignore_eos: ChatsAlone = None
+    logprobs: ChatsAlone = None
+    top_logprobs: ChatsAlone = None
+    n: OneAnswer = None
+    best_of: OneAnswer = None
 
 
 class CountTokensRequest(PromptFields):

@@ -20,6 +20,9 @@ from mayfly_server.api.request_fields import (
     MAX_MESSAGES,
     Count,
     Hint,
+    NotStored,
+    OtherToolChoice,
+    OtherTools,
     Strict,
     ToolName,
     Unsupported,
@@ -334,10 +337,8 @@ class ChatRequest(CommonFields):
     web_search_options: Annotated[
         None, BeforeValidator(refused("No web can be searched from here", empty=True))
     ] = None
-    functions: Annotated[None, BeforeValidator(refused("Use tools instead"))] = None
-    function_call: Annotated[
-        None, BeforeValidator(refused("Use tool_choice instead", but=("none", "auto")))
-    ] = None
+    functions: OtherTools = None
+    function_call: OtherToolChoice = None
     chat_template: Annotated[
         None, BeforeValidator(refused("The model's own template is the only one"))
     ] = None
@@ -347,6 +348,13 @@ class ChatRequest(CommonFields):
     instructions: AsMessage = None
     input: AsMessage = None
     prompt: AsMessage = None
+    previous_response_id: NotStored = None
+    conversation: NotStored = None
+    documents: Annotated[
+        None, BeforeValidator(refused("Use chat_template_kwargs.documents instead"))
+    ] = None
+    best_of: Annotated[None, BeforeValidator(refused("Use n instead", but=(1,)))] = None
+    suffix: Unsupported = None
     echo: Annotated[None, BeforeValidator(refused("Use /v1/completions", but=(False,)))] = None
     max_output_tokens: OtherLength = None
     max_new_tokens: OtherLength = None

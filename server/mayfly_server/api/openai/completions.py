@@ -41,7 +41,7 @@ from mayfly_server.api.openai.usage import (
     completion_usage,
 )
 from mayfly_server.api.openapi import AnswerObject, streamed
-from mayfly_server.api.request_fields import MAX_CHOICES, MAX_COUNT, sampling
+from mayfly_server.api.request_fields import MAX_CHOICES, MAX_COUNT, refused, sampling
 from mayfly_server.errors import ErrorAnswer, InvalidRequest
 from mayfly_server.http import sse
 from mayfly_server.http.body import StrictRoute
@@ -75,6 +75,12 @@ def _are_token_ids(items: list[Any]) -> bool:
 def _no_suffix(value: Any) -> None:
     if value not in (None, ""):
         raise PydanticCustomError("unsupported", "This is not supported by this server")
+
+
+_OF_CHATS = "Use /v1/chat/completions, which has this"
+OfChats = Annotated[None, BeforeValidator(refused(_OF_CHATS))]
+InThePrompt = Annotated[None, BeforeValidator(refused("Send it as a part of the prompt"))]
+OtherLength = Annotated[None, BeforeValidator(refused("Use max_tokens instead", but=(-1,)))]
 
 
 class CompletionRequest(CommonFields):
@@ -111,6 +117,28 @@ class CompletionRequest(CommonFields):
     echo: bool | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     suffix: Annotated[None, BeforeValidator(_no_suffix)] = None
+
+    # Fields of other APIs that would change the answer.
+    messages: OfChats = None
+    tools: OfChats = None
+    tool_choice: Annotated[None, BeforeValidator(refused(_OF_CHATS, but=("none", "auto")))] = None
+    functions: OfChats = None
+    function_call: Annotated[None, BeforeValidator(refused(_OF_CHATS, but=("none", "auto")))] = None
+    system: InThePrompt = None
+    instructions: InThePrompt = None
+    input: InThePrompt = None
+    response_format: Annotated[
+        None,
+        BeforeValidator(
+            refused("Use guided_json, or /v1/chat/completions", but=({"type": "text"},))
+        ),
+    ] = None
+    max_completion_tokens: OtherLength = None
+    max_output_tokens: OtherLength = None
+    max_new_tokens: OtherLength = None
+    n_predict: OtherLength = None
+    stop_sequences: Annotated[None, BeforeValidator(refused("Use stop instead"))] = None
+    top_logprobs: Annotated[None, BeforeValidator(refused("Use logprobs instead", but=(0,)))] = None
 
 
 class TextChoice(AnswerObject):

@@ -15,7 +15,7 @@ from mayfly_server.api.affinity_keys import chat_key, named_key
 from mayfly_server.api.answer import GenerationJob, StreamedAnswer, WholeAnswer
 from mayfly_server.api.dependencies import Front, FrontDep, TenantDep
 from mayfly_server.api.openapi import AnswerObject, streamed
-from mayfly_server.api.request_fields import SamplingFields, sampling
+from mayfly_server.api.request_fields import sampling
 from mayfly_server.api.responses.responses_answer import ResponseBody, ResponseEvents
 from mayfly_server.api.responses.responses_objects import (
     RESPONSES_EVENTS,
@@ -74,7 +74,7 @@ async def responses(
     generation = Generation(
         model=model.name,
         prompt=prompt,
-        sampling=sampling(SamplingFields(temperature=request.temperature, top_p=request.top_p)),
+        sampling=sampling(request),
         ending=Ending(max_tokens=request.max_output_tokens),
         output=output,
     )

@@ -13,9 +13,13 @@ from pydantic import BeforeValidator, ConfigDict, Field
 
 from mayfly_server.api.request_fields import (
     MAX_MESSAGES,
+    ChatsAlone,
     Count,
     Hint,
-    Number,
+    OneAnswer,
+    OtherToolChoice,
+    OtherTools,
+    SamplingFields,
     Strict,
     Unsupported,
     refused,
@@ -139,7 +143,14 @@ class InputTokensRequest(PromptFields):
     personality: Hint = None
 
 
-class ResponsesRequest(PromptFields):
+OtherLength = Annotated[None, BeforeValidator(refused("Use max_output_tokens instead", but=(-1,)))]
+OtherFormat = Annotated[
+    None, BeforeValidator(refused("Use text.format instead", but=({"type": "text"},)))
+]
+OtherThinking = Annotated[None, BeforeValidator(refused("Use reasoning.effort instead"))]
+
+
+class ResponsesRequest(SamplingFields, PromptFields):
     """The body of OpenAI's ``POST /v1/responses``."""
 
     model_config = ConfigDict(
@@ -159,8 +170,6 @@ class ResponsesRequest(PromptFields):
     stream: bool | None = None
     stream_options: ResponsesStreamOptions | None = None
     max_output_tokens: Count | None = None
-    temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     include: list[str] | None = None
     max_tool_calls: Annotated[
@@ -203,3 +212,35 @@ class ResponsesRequest(PromptFields):
     ] = None
     access_programs: Unsupported = None
     moderation: Unsupported = None
+
+    # Fields of other APIs that would change the answer.
+    messages: Annotated[None, BeforeValidator(refused("Use input instead"))] = None
+    system: Annotated[None, BeforeValidator(refused("Use instructions instead"))] = None
+    functions: OtherTools = None
+    function_call: OtherToolChoice = None
+    max_tokens: OtherLength = None
+    max_completion_tokens: OtherLength = None
+    max_new_tokens: OtherLength = None
+    n_predict: OtherLength = None
+    response_format: OtherFormat = None
+    output_format: OtherFormat = None
+    guided_json: OtherFormat = None
+    guided_regex: OtherFormat = None
+    guided_choice: OtherFormat = None
+    guided_grammar: OtherFormat = None
+    structured_outputs: OtherFormat = None
+    grammar: OtherFormat = None
+    json_schema: OtherFormat = None
+    chat_template_kwargs: OtherThinking = None
+    enable_thinking: OtherThinking = None
+    thinking: OtherThinking = None
+    stop: ChatsAlone = None
+    stop_sequences: ChatsAlone = None
+    stop_token_ids: ChatsAlone = None
+    min_tokens: ChatsAlone = None
+    ignore_eos: ChatsAlone = None
+    logprobs: Annotated[
+        None, BeforeValidator(refused(f"Use include: [{LOGPROBS!r}] instead", but=(False,)))
+    ] = None
+    n: OneAnswer = None
+    best_of: OneAnswer = None
