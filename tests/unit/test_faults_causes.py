@@ -178,3 +178,12 @@ def test_a_chain_holds_each_once_and_ends_with_what_was_caught(errors: list[Base
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3), GeneratorExit()])
 def test_what_is_no_error_has_a_cause_too(error: BaseException) -> None:
     assert causes(error)[0].type == type(error).__name__
+
+
+def test_a_place_in_a_text_is_no_cause() -> None:
+    """As json.loads raises it, with the place in the context."""
+    with pytest.raises(ValueError) as caught:
+        json.loads("version https")
+    first, later = causes(caught.value)
+    assert "line 1 column 1" in first.text
+    assert later == ()

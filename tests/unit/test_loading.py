@@ -263,6 +263,54 @@ def test_N14_an_index_that_names_what_is_missing_is_refused(
         check(copied)
 
 
+LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 345\n"
+
+
+def _with_entries(name: str, **entries: Any) -> Callable[[Path], None]:
+    def work(folder: Path) -> None:
+        config = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(config | entries))
+
+    return work
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (_with_text("tokenizer.json", LFS), r"tokenizer\.json is a pointer of git-lfs"),
+        (_with_text("tokenizer.json", '{"model"'), r"Failed to parse tokenizer\.json"),
+        (_with_text("tokenizer.json", "{}"), "KeyError: 'added_tokens'"),
+        (_with_text("tokenizer_config.json", '{"a'), r"tokenizer_config\.json is not valid JSON"),
+        (_with_text("tokenizer_config.json", "[]"), r"tokenizer_config\.json does not hold"),
+        (_with_text("special_tokens_map.json", "["), r"special_tokens_map\.json is not valid"),
+        (_with_text("generation_config.json", "[]"), r"generation_config\.json does not hold"),
+        (_with_text("config.json", "[]"), r"config\.json does not hold a JSON object"),
+        (_with_text("config.json", "{}"), "model_type"),
+        (_with_text("config.json", LFS), r"config\.json is a pointer of git-lfs"),
+        (_with_entries("config.json", num_attention_heads=0), "ZeroDivisionError"),
+        (_with_entries("config.json", rope_scaling="x"), "AttributeError"),
+        (_with_entries("config.json", text_config="x"), "text_config in config"),
+    ],
+)
+def test_a_folder_that_can_never_be_loaded_is_not_tried_again(
+    copied: Path, spoil: Callable[[Path], None], says: str
+) -> None:
+    spoil(copied)
+    with pytest.raises(ModelLoadError, match=says):
+        load(settings(copied), quiet)
+
+
+def test_a_tokenizer_that_raises_a_bare_exception_is_not_tried_again(
+    copied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raises(*_: object, **__: object) -> None:
+        raise Exception("data did not match any variant")
+
+    monkeypatch.setattr("mayfly_worker.model.loading.load_tokenizer", raises)
+    with pytest.raises(ModelLoadError, match="tokenizer cannot be loaded: data did not match"):
+        load(settings(copied), quiet)
+
+
 def test_a_memory_limit_has_to_hold_the_weights(tiny_model: Path) -> None:
     size = (tiny_model / "model.safetensors").stat().st_size
     with pytest.raises(

@@ -49,6 +49,7 @@ from mayfly_worker.engine_thread import (
 )
 from mayfly_worker.model.page_cache import WeightReader
 from mayfly_worker.model.reference_store import versions
+from mayfly_worker.model.weight_files import ModelLoadError
 from mayfly_worker.prepare import InquiryDone, PreparationDone, PreparationPool
 from mayfly_worker.request_table import RequestTable
 from mayfly_worker.text.detokenize import TokenTexts
@@ -226,6 +227,10 @@ class WorkerLoop:
 
     def _exit_unloaded(self, report: LoadFailed) -> NoReturn:
         first, later = causes(report.error)
+        if isinstance(report.error, ModelLoadError):
+            # It says what is wrong with the folder; its causes are how the libraries found out.
+            raised = (first, *later)
+            first, later = replace(raised[-1], traceback="\n".join(c.traceback for c in raised)), ()
         _log.error(
             "this worker cannot become ready and exits",
             cause=first.text,

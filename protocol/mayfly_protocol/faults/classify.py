@@ -223,8 +223,8 @@ def chain(error: BaseException) -> list[BaseException]:
     """Lists an exception and all exceptions chained to it (causes, contexts and members of groups),
     the earliest first.
 
-    A suppressed context (``raise ... from None``) counts, too, unless it has no message, such as
-    the StopIteration of an empty iterator.
+    A suppressed context (``raise ... from None``) counts, too, unless it has no message or is a
+    StopIteration, by which a parser tells its caller the place of an error.
     """
     ordered: list[BaseException] = []
     seen: set[int] = set()
@@ -258,8 +258,8 @@ def message(error: BaseException) -> str:
 def _direct_causes(error: BaseException) -> list[BaseException]:
     members = list(error.exceptions) if isinstance(error, BaseExceptionGroup) else []
     context = error.__context__
-    if context is not None and error.__suppress_context__ and not message(context):
-        context = None
+    if context is not None and error.__suppress_context__:
+        context = None if isinstance(context, StopIteration) or not message(context) else context
     direct = [each for each in (error.__cause__, context) if each is not None]
     return direct + members
 

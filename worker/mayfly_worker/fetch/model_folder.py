@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mayfly_worker.fetch.reporting import FetchError
+from mayfly_worker.model.json_files import check_tokenizer_files
 from mayfly_worker.model.weight_files import (
     WEIGHTS,
     ModelLoadError,
@@ -72,6 +73,7 @@ def check(folder: Path) -> None:
         )
     try:
         check_weights(folder)
+        check_tokenizer_files(folder)
     except ModelLoadError as error:
         raise FetchError(f"{error}.") from error
     for path in weight_files(folder):

@@ -6,7 +6,6 @@ temperature 0. Penalties apply to the output only, as everywhere in this server.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mayfly_protocol.requests import Sampling
+from mayfly_worker.model.json_files import json_object
 from mayfly_worker.model.weight_files import ModelLoadError
 
 FILE = "generation_config.json"
@@ -41,12 +41,7 @@ def recommended(folder: Path) -> dict[str, float]:
     path = folder / FILE
     if not path.exists():
         return {}
-    try:
-        config: Any = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise ModelLoadError(f"{folder.name}: {FILE} is not valid JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise ModelLoadError(f"{folder.name}: {FILE} does not hold a JSON object")
+    config = json_object(path)
     found = {name: config[name] for name in RANGES if config.get(name) is not None}
     for name, value in found.items():
         least, greatest = RANGES[name]

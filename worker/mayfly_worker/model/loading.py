@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import os
 import re
 import sys
@@ -33,6 +32,7 @@ from mayfly_protocol.lifecycle import LoadPhase, ModelCard
 from mayfly_protocol.settings import WorkerSettings
 from mayfly_worker.engine import caches
 from mayfly_worker.model.generation_config import recommended
+from mayfly_worker.model.json_files import check_tokenizer_files, json_object
 from mayfly_worker.model.model_config import TranslatedConfig, scaled_context
 from mayfly_worker.model.page_cache import WeightReader
 from mayfly_worker.model.probe import Probe, probe
@@ -48,6 +48,19 @@ ReportProgress = Callable[[LoadPhase, int, int], None]
 """Callback for the progress of loading: phase, bytes done, bytes in all."""
 
 _SAMPLE = 1 << 20
+
+TERSE = (KeyError, IndexError, AttributeError, AssertionError, ZeroDivisionError)
+"""Exceptions whose texts are hard to understand without their types."""
+CANNOT_LOAD = (
+    ValueError,
+    TypeError,
+    FileNotFoundError,
+    IsADirectoryError,
+    ImportError,
+    RecursionError,
+    *TERSE,
+)
+"""Exceptions of mlx-lm and transformers that mean that a folder cannot be loaded, now or later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +138,18 @@ def assemble(settings: WorkerSettings) -> tuple[Any, Any, dict[str, Any]]:
         if settings.adapter:
             model = load_adapters(model, settings.adapter)
             model.eval()
-        # Without this setting the tokenizer would ask on stdin for leave to run remote code.
-        tokenizer = load_tokenizer(
-            folder,
-            {"trust_remote_code": trust},
-            eos_token_ids=config.get("eos_token_id"),
-        )
+        tokenizer = _load_tokenizer(folder, config.get("eos_token_id"), trust=trust)
     return model, tokenizer, config
+
+
+def _load_tokenizer(folder: Path, eos_token_ids: Any, *, trust: bool) -> Any:
+    try:
+        # Without this setting the tokenizer would ask on stdin for leave to run remote code.
+        return load_tokenizer(folder, {"trust_remote_code": trust}, eos_token_ids=eos_token_ids)
+    except (OSError, MemoryError, *CANNOT_LOAD):
+        raise
+    except Exception as error:  # the tokenizers library raises no more special ones
+        raise ModelLoadError(f"{folder.name}: the tokenizer cannot be loaded: {error}") from error
 
 
 @contextmanager
@@ -146,8 +164,12 @@ def _load_errors(name: str) -> Iterator[None]:
     try:
         with redirect_stdout(printed):
             yield
-    except (ValueError, KeyError, TypeError, FileNotFoundError, ImportError) as error:
-        raise ModelLoadError(f"{name} cannot be loaded: {error}") from error
+    except ModelLoadError:
+        raise
+    except CANNOT_LOAD as error:
+        # Without its type, the text of a KeyError would be the key alone.
+        words = f"{type(error).__name__}: {error}" if type(error) in TERSE else error
+        raise ModelLoadError(f"{name} cannot be loaded: {words}") from error
     except SystemExit as error:
         words = error.code if isinstance(error.code, str) else printed.getvalue().strip()
         raise ModelLoadError(
@@ -168,22 +190,14 @@ def _check_limit(folder: Path, limit: int) -> None:
 
 
 def _check(folder: Path, settings: WorkerSettings) -> None:
-    try:
-        config: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
-    except FileNotFoundError:
-        raise ModelLoadError(
-            f"{folder.name} is not a model folder: config.json is missing"
-        ) from None
-    except ValueError as error:
-        raise ModelLoadError(f"{folder.name}: config.json is not valid JSON: {error}") from error
+    config = json_object(folder / "config.json")
     check_weights(folder)
     recommended(folder)
+    check_tokenizer_files(folder)
     if settings.trust_remote_code:
         return
     tokenizer_config = folder / "tokenizer_config.json"
-    tokenizer: dict[str, Any] = (
-        json.loads(tokenizer_config.read_text("utf-8")) if tokenizer_config.exists() else {}
-    )
+    tokenizer = json_object(tokenizer_config) if tokenizer_config.exists() else {}
     if config.get("model_file"):
         code = "a model"
     elif tokenizer.get("auto_map"):

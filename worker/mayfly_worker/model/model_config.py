@@ -71,7 +71,11 @@ class ReadRecord(dict[str, Any]):
 
 class TranslatedConfig:
     """Changes to the configuration of the model in ``folder``, for mlx-lm to apply (``changes``),
-    and a check of the model that was built with them."""
+    and a check of the model that was built with them.
+
+    Raises:
+        ModelLoadError: ``text_config`` is no JSON object.
+    """
 
     def __init__(self, folder: Path, config: Config) -> None:
         self._name = folder.name
@@ -81,6 +85,8 @@ class TranslatedConfig:
         self._theta = self._partial = False
         self.changes = self._translated(config)
         text = config.get("text_config")
+        if not isinstance(text, dict | None):
+            raise ModelLoadError(f"{self._name}: text_config in config.json is not an object")
         if isinstance(text, dict):
             inner = {"max_position_embeddings": config.get("max_position_embeddings"), **text}
             self.changes["text_config"] = text | self._translated(inner)
