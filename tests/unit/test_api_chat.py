@@ -156,6 +156,11 @@ def test_N01_hosted_tools_beside_functions_are_left_out(client: Client) -> None:
     assert isinstance(prompt, ChatPrompt)
     assert prompt.tools == (TOOL,)
     client.refused(CHAT, "tools[0].type", tools=hosted)
+    builtin = {"type": "builtin_function", "function": {"name": "$web_search"}}  # Kimi's
+    client.taken(CHAT, tools=[TOOL, builtin])
+    for kind in ("Function", "functions", "tool"):
+        own = {"type": kind, "function": {"name": "mine"}}
+        client.refused(CHAT, "tools[1].type", tools=[TOOL, own])
     forced = {"type": "function", "function": {"name": "web_search"}}
     client.refused(CHAT, "tool_choice", tools=[hosted[0], TOOL], tool_choice=forced)
     custom = {"type": "custom", "custom": {"name": "patch"}}
@@ -224,6 +229,11 @@ def test_R57_response_formats(client: Client) -> None:
     named = {"name": "f", "strict": True, "schema": schema}
     found = constraint({"type": "json_schema", "json_schema": named})
     assert found == Constraint("json_schema", json.dumps(schema))
+    anything = {"type": "json_schema", "json_schema": {"name": "f", "schema": {}}}
+    assert constraint(anything) == Constraint("json_schema", "{}")
+    for kind in ("text", "json_object"):
+        beside = {"type": kind, "json_schema": named}
+        client.refused(CHAT, "response_format.json_schema", response_format=beside)
     for param, bad in {
         "response_format.type": {"type": "xml"},
         "response_format.json_schema": {"type": "json_schema"},

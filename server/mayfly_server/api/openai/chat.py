@@ -87,7 +87,14 @@ def _max_tokens(request: ChatRequest) -> int | None:
 
 def response_format(request: ChatRequest) -> Constraint | None:
     asked = request.response_format
-    if asked is None or asked.type == "text":
+    if asked is None:
+        return None
+    if asked.json_schema is not None and asked.type != "json_schema":
+        raise InvalidRequest(
+            "response_format.json_schema: A schema goes with type json_schema.",
+            param="response_format.json_schema",
+        )
+    if asked.type == "text":
         return None
     if asked.type == "json_object":
         return Constraint("json_object")
@@ -97,4 +104,5 @@ def response_format(request: ChatRequest) -> Constraint | None:
             param="response_format.json_schema",
             code="missing_required_parameter",
         )
-    return Constraint("json_schema", json.dumps(asked.json_schema.schema_ or {"type": "object"}))
+    schema = asked.json_schema.schema_
+    return Constraint("json_schema", json.dumps({"type": "object"} if schema is None else schema))

@@ -130,7 +130,10 @@ def _is_hosted(tool: Any) -> bool:
     if not isinstance(tool, dict):
         return False
     kind = tool.get("type")
-    return isinstance(kind, str) and kind not in ("function", "custom", "namespace")
+    if not isinstance(kind, str) or kind in ("function", "custom", "namespace"):
+        return False
+    # A function under a type of another name is the client's own, except Kimi's hosted ones.
+    return not tool.get("function") or kind == "builtin_function"
 
 
 class Function(Strict):
@@ -196,7 +199,7 @@ def _tool_choice(value: Any) -> ChatToolChoice:
     raise PydanticCustomError(
         "tool_choice",
         'Input should be "none", "auto", "required", or '
-        '{{"type": "function", "function": {{"name": ...}}}}',
+        '{"type": "function", "function": {"name": ...}}',
     )
 
 
