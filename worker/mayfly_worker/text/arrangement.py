@@ -13,6 +13,7 @@ the system message at the start       the beginning of the first user message
 a system message further on           a user message in the same place, since a prompt
                                       that changed at its front would miss the prefix cache
 user messages in a row                one, with all texts
+texts of the assistant's in a row     one, with all texts
 a user message after a tool's result  the end of that result
 the id of a tool call                 nine letters and digits
 ====================================  ==================================================
@@ -62,6 +63,8 @@ class TemplateAbilities:
     later: bool = True
     """Prints system messages that come after other messages, in their places."""
     users_in_a_row: bool = True
+    texts_in_a_row: bool = True
+    """Prints two messages of the assistant's, one after the other."""
     user_after_tool: bool = True
     any_call_id: bool = True
     """Prints tool calls whose ids are not nine letters and digits."""
@@ -110,6 +113,8 @@ def probe(render: Callable[[list[Message]], str]) -> TemplateAbilities:
         and prints(user, assistant, second, again)
         and (not calls or prints(*called, second)),
         users_in_a_row=prints(user, again),
+        texts_in_a_row=not prints(user, assistant, again)
+        or prints(user, assistant, _message("assistant", _BELOW), again),
         user_after_tool=not calls or prints(*called, again),
         any_call_id=not calls or prints(*calling(_LONG_ID)),
     )
@@ -135,16 +140,25 @@ def arrange(messages: Sequence[Message], can: TemplateAbilities) -> list[Message
             if not message["content"]:
                 continue
             message = {"role": "user", "content": message["content"]}
-        last = arranged[-1].get("role") if arranged else None
-        if message.get("role") == "user" and (
-            (last == "user" and (folded or not can.users_in_a_row))
-            or (last == "tool" and not can.user_after_tool)
-        ):
+        last = arranged[-1] if arranged else {}
+        if message.get("role") == "user":
+            joins = (last.get("role") == "user" and (folded or not can.users_in_a_row)) or (
+                last.get("role") == "tool" and not can.user_after_tool
+            )
+        else:
+            joins = not can.texts_in_a_row and _is_text(message) and _is_text(last)
+        if joins:
             arranged[-1] = _joined([arranged[-1], message])
         else:
             arranged.append(message)
         folded = False
     return arranged if can.any_call_id else [_with_short_ids(message) for message in arranged]
+
+
+def _is_text(message: Mapping[str, Any]) -> bool:
+    """True for an assistant's message without calls. Beside calls, templates of the kind that has
+    roles alternate print no text."""
+    return message.get("role") == "assistant" and not message.get("tool_calls")
 
 
 def _joined(messages: Sequence[Message]) -> Message:
