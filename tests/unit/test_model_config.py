@@ -118,12 +118,15 @@ def test_N15_scaling_has_the_original_context_that_transformers_assumes(
         },
     )
     assert mx.array_equal(as_transformers_5(folder, YARN, **context), named)
+    usual = YARN | {"attention_factor": 1.13863}
+    assert mx.array_equal(as_transformers_5(folder, usual, **context), named)
 
 
 @pytest.mark.parametrize(
     ("architecture", "config", "named"),
     [
         ("llama", {"rope_parameters": DEFAULT | {"partial_rotary_factor": 0.5}}, "partial_rotary"),
+        ("llama", {"rope_parameters": YARN | {"attention_factor": 1.0}}, "attention_factor"),
         ("mamba2", {"rope_parameters": DEFAULT}, "rope_theta"),
         ("mamba2", {"rope_scaling": LINEAR}, "rope_scaling of the type linear"),
     ],

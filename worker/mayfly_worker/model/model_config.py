@@ -13,6 +13,7 @@ key is absent, the weights decide: a model with an output layer of its own (``lm
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
@@ -112,6 +113,8 @@ class TranslatedConfig:
             scaled.read - {"type", "rope_type", "rope_theta"} for scaled in self._scaled
         ):
             unread.append(f"rope_scaling of the type {_type_of(self._scaled[0])}")
+        if any(_unusual_attention_factor(scaled) for scaled in self._scaled):
+            unread.append("attention_factor in its RoPE parameters")
         if unread:
             raise ModelLoadError(
                 f"{self._name}: config.json has {' and '.join(unread)}, which changes what the "
@@ -199,6 +202,16 @@ def scaled_context(context: int, *configs: Config) -> int:
             original = named or (context if _type_of(scaling) in _STRETCHED else 0)
             return max(context, int(original * factor))
     return context
+
+
+def _unusual_attention_factor(scaling: ReadRecord) -> bool:
+    """True if YaRN is to scale attention by another factor than the one that mlx-lm computes from
+    the factor of the context."""
+    given, factor = dict.get(scaling, "attention_factor"), dict.get(scaling, "factor")
+    if "attention_factor" in scaling.read or not isinstance(given, _NUMBER):
+        return False
+    computed = 0.1 * math.log(factor) + 1 if isinstance(factor, _NUMBER) and factor > 1 else 1.0
+    return _type_of(scaling) == "yarn" and abs(given - computed) > 1e-3
 
 
 def _type_of(scaling: Config) -> str:

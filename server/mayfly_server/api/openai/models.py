@@ -90,7 +90,10 @@ def _model(front: Front, model: ServedModel) -> ModelObject:
         "loaded_context_length": context,
         "max_input_tokens": context,
         "meta": {"n_ctx": context},
-        "default_parameters": dict(model.card.sampling) if model.card else {},
+        "default_parameters": {
+            name: int(value) if name == "top_k" else value
+            for name, value in (model.card.sampling if model.card else {}).items()
+        },
         "type": "model",
         "display_name": model.name,
         "created_at": datetime.fromtimestamp(front.started, UTC).isoformat(),
