@@ -76,6 +76,7 @@ class ServedModel:
         return EngineHarness(
             self.model,
             self.found.width,
+            batchable=self.found.batchable,
             padding_safe=self.found.padding_safe,
             max_rows=max_rows if self.found.batchable else 1,
             max_kv_size=self.case.max_kv_size,
@@ -287,6 +288,68 @@ def test_a_model_that_is_not_padding_safe_would_be_wrong_in_a_group(tmp_path: Pa
     apart = EngineHarness(model, 1800, padding_safe=False).run(ragged)
     assert [a.ids() for a in apart] == alone
     assert together[1].ids() != alone[1]
+
+
+ONE_ROW: dict[str, dict[str, Any]] = {
+    # The masks of a batch do not fit scores of grouped heads.
+    "M01 gemma2": {"architecture": "gemma2"},
+    # Positions of a batch are taken for one number.
+    "M01 gpt_bigcode": {
+        "architecture": "gpt_bigcode",
+        "n_embd": 64,
+        "n_head": 4,
+        "n_layer": 2,
+        "n_inner": 128,
+        "n_positions": 2048,
+        "layer_norm_epsilon": 1e-5,
+    },
+    # Layers that reuse keys take the batch's longest row for each row's length.
+    "M02 afm7": {
+        "architecture": "afm7",
+        "hidden_dim": 64,
+        "num_layers": 3,
+        "num_kv_reuse_layers": 1,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+    },
+    # Blocks of a batch are counted from its padding.
+    "M03 minimax": {
+        "architecture": "minimax_m3_vl",
+        "text_config": {
+            "hidden_size": 64,
+            "intermediate_size": 64,
+            "dense_intermediate_size": 64,
+            "shared_intermediate_size": 64,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "num_hidden_layers": 2,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "vocab_size": 1800,
+            "head_dim": 16,
+            "index_block_size": 32,
+            "index_topk_blocks": 3,
+            "index_n_heads": 2,
+            "index_head_dim": 16,
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("name", ONE_ROW)
+def test_M01_M02_M03_a_model_that_a_batch_breaks_is_served_alone(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tiny.build(tmp_path, **ONE_ROW[name])
+    loaded = load(WorkerSettings("test/0", 1, "", "", str(folder), "test"), lambda *_: None)
+    assert loaded.card.rows == 1
+    assert "one sequence at a time" in capsys.readouterr().out
+    served = ServedModel(ModelCase(name), loaded.model, loaded.probe, loaded.new_cache)
+    rng = random.Random(19)
+    asks = [EngineRequest(prompt(rng, n), GREEDY, max_tokens=12) for n in (1, 130, 60)]
+    asks.append(EngineRequest([*asks[1].tokens, *prompt(rng, 20)], GREEDY, max_tokens=12))
+    for ask, answer in zip(asks, served.harness().run(asks), strict=True):
+        assert answer.ids() == served.greedy(ask.tokens, 12)
 
 
 def assert_as_if_alone(served: ServedModel, asks: list[EngineRequest], known: list[int]) -> None:

@@ -105,22 +105,22 @@ def test_what_was_found_out_about_padding_is_kept(
     kept = tmp_path / "kept"
     asked: list[Any] = []
 
-    def ends_as_alone(answer: bool) -> None:
+    def prefills(because: str) -> None:
         monkeypatch.setattr(
-            "mayfly_worker.model.probe._ends_as_alone", lambda *_: asked.append(answer) or answer
+            "mayfly_worker.model.probe._Batches.prefill", lambda _: asked.append(because) or because
         )
 
     def padding_safe() -> bool:
         return load(settings(copied, canary_dir=str(kept)), quiet).probe.padding_safe
 
-    ends_as_alone(False)
+    prefills("no")
     assert not padding_safe()
-    assert not kept.exists(), "the device may not have been well"
-    ends_as_alone(True)
+    assert len(list(kept.iterdir())) == 1, "the device may not have been well"
+    prefills("")
     assert [padding_safe(), padding_safe()] == [True, True]
-    assert asked == [False, True]
+    assert asked == ["no", ""]
     _with_text("tokenizer_config.json", "{}")(copied)
-    ends_as_alone(False)
+    prefills("no")
     assert not padding_safe(), "it is another model"
 
 

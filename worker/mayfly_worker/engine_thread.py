@@ -171,6 +171,7 @@ class EngineThread:
             prefixes=PrefixCache(settings.prefix_cache or budget.kv_bytes // 4),
             emit=self._post,
             new_cache=loaded.new_cache,
+            batchable=loaded.probe.batchable,
             padding_safe=loaded.probe.padding_safe,
             bucketed=loaded.bucketed,
             pass_cost_tokens=pass_cost_tokens(

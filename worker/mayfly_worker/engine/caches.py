@@ -20,6 +20,8 @@ from mlx_lm.models.cache import (
     make_prompt_cache,
 )
 
+from mayfly_worker.prefix_cache.layers import leaves
+
 Cache = list[Any]
 """KV cache of one sequence or one batch: one mlx-lm cache object for each layer."""
 
@@ -166,7 +168,10 @@ def _take(layer: Any, row: int, length: int) -> Any:
             own.values = mx.contiguous(layer.values[row : row + 1, :, begin:end])
             own.offset = length
         return own
-    return layer.extract(row) if hasattr(layer, "extract") else copy.deepcopy(layer)
+    # A plain cache is that of the only row; a CacheList has the method whatever its parts are.
+    if all(hasattr(part, "extract") for part in leaves([layer])):
+        return layer.extract(row)
+    return copy.deepcopy(layer)
 
 
 def trimmable(cache: Cache) -> bool:

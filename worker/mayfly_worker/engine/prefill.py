@@ -78,7 +78,7 @@ class PrefillGroup:
     after the chunk, all with padding. ``bucketed`` pads chunk and cache to a few lengths
     (:func:`~.chunks.bucket`), because CUDA plans attention anew for each new shape: planning was
     measured at 100 ms where the forward pass itself takes 10 ms. Other devices gain nothing from
-    it.
+    it. With ``batchable`` false, a single prompt's cache stays the plain one in decoding, too.
     """
 
     def __init__(
@@ -88,8 +88,10 @@ class PrefillGroup:
         row_caches: Sequence[Cache],
         *,
         bucketed: bool = False,
+        batchable: bool = True,
     ) -> None:
         self._model = model
+        self._batchable = batchable
         self.prompts = prompts
         self.shape = (len(prompts), 0, 0)
         self._bucketed = bucketed
@@ -146,7 +148,7 @@ class PrefillGroup:
     def split(self, indices: Sequence[int]) -> Cache:
         """Removes prompts from the group, and returns their KV caches as one batch."""
         if self._solo:
-            out = caches.merge([self._cache])
+            out = caches.merge([self._cache]) if self._batchable else self._cache
         elif len(indices) == len(self.prompts):
             out = self._cache
             caches.tighten(out, max(p.fed for p in self.prompts))

@@ -70,8 +70,9 @@ class Engine:
     Args:
         width: length of a row of logits.
         padding_safe: prompts of different lengths may be prefilled together (some state-space
-            models ignore the padding mask). A model whose sequences cannot decode together at all
-            needs a budget of one sequence.
+            models ignore the padding mask).
+        batchable: sequences may decode together. A model for which this is false is run with its
+            plain caches, and needs a budget of one sequence.
         bucketed: chunks are padded to a few lengths, since new shapes are expensive on CUDA.
         pass_cost_tokens: cost of a forward pass, as the number of tokens of one row's KV cache that
             can be read in the same time.
@@ -88,6 +89,7 @@ class Engine:
         prefixes: PrefixCache,
         emit: Callable[[list[Event]], None],
         new_cache: caches.Factory,
+        batchable: bool = True,
         padding_safe: bool = True,
         bucketed: bool = False,
         pass_cost_tokens: float = float("inf"),
@@ -103,8 +105,9 @@ class Engine:
         self._prefixes = prefixes
         self._emit = emit
         self._new_cache = new_cache
-        self._padding_safe = padding_safe
-        self._bucketed = bucketed and padding_safe
+        self._batchable = batchable
+        self._padding_safe = padding_safe and batchable
+        self._bucketed = bucketed and self._padding_safe
         self._trimmable = caches.trimmable(new_cache())
         self.commands: SimpleQueue[Command] = SimpleQueue()
         self.counters = counters or EngineCounters()
@@ -281,6 +284,7 @@ class Engine:
                 [prompt for _, prompt, _ in candidates],
                 [cache for _, _, cache in candidates],
                 bucketed=self._bucketed,
+                batchable=self._batchable,
             )
         )
 

@@ -82,6 +82,7 @@ class Canary:
             prefixes=PrefixCache(1 << 30),
             emit=events.extend,
             new_cache=loaded.new_cache,
+            batchable=loaded.probe.batchable,
             padding_safe=loaded.probe.padding_safe,
             bucketed=loaded.bucketed,
             counters=counters,

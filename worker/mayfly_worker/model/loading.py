@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import structlog
 from mlx.utils import tree_flatten
 from mlx_lm.utils import load_adapters, load_config, load_model, load_tokenizer
 
@@ -48,6 +49,7 @@ ReportProgress = Callable[[LoadPhase, int, int], None]
 """Callback for the progress of loading: phase, bytes done, bytes in all."""
 
 _SAMPLE = 1 << 20
+_log = structlog.get_logger()
 
 TERSE = (KeyError, IndexError, AttributeError, AssertionError, ZeroDivisionError)
 """Exceptions whose texts are hard to understand without their types."""
@@ -102,6 +104,13 @@ def load(
     sampling = recommended(folder) if settings.generation_config == "auto" else {}
     identity = digest(folder, settings, sampling)
     found = _probed(model, new_cache, settings, ReferenceStore.of(settings.canary_dir, identity))
+    if not found.batchable:
+        _log.warning("the model runs one sequence at a time", reason=found.unbatchable_because)
+    elif not found.padding_safe:
+        _log.info(
+            "prompts are prefilled one at a time",
+            reason="this model's recurrent layers read padding",
+        )
     card = ModelCard(
         digest=identity,
         architecture=str(config.get("model_type", "")),

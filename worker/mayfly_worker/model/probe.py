@@ -6,11 +6,14 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 
 from mayfly_worker.engine import caches
 from mayfly_worker.engine.prefill import PrefillGroup, Prompt
@@ -19,13 +22,32 @@ from mayfly_worker.engine.sequence import SequenceState
 from mayfly_worker.model.reference_store import ReferenceStore
 from mayfly_worker.prefix_cache.layers import leaves
 
-_LONG = [7, 3, 11, 5, 2, 13, 4]
+_CHUNK = 512
+"""Tokens of a test prompt that are prefilled at once."""
+_LEAST = 7
+_USUAL = 64
+_LONGEST = 4608
+"""Lengths of the longest test prompt: the least that is of use, the least where it costs little,
+and the largest. It exceeds the windows and the numbers of chosen tokens (2,048 in DeepSeek's sparse
+attention) of the models that mlx-lm knows, but for some of 8,192."""
+_CPU_BYTES = 4e9
+"""Bytes that a CPU is asked to read for the longest test prompt, each token of which reads all
+weights: a second's work. Larger models get a shorter prompt there."""
+_ATTEMPTS = 3
+"""Number of different sets of prompts with which decoding in a batch has to fail. In 16 bits a
+right model of experts may choose another expert by rounding alone, in one of them."""
+_UNABLE = (ValueError, TypeError, AttributeError, IndexError, KeyError, NotImplementedError)
+"""Exceptions by which a model or its cache shows that it cannot run a batch. (MLX reports shapes
+that do not fit as ValueError, and faults of the device as RuntimeError.)"""
 _SHORT = [9, 6, 8]
+_NEXT = 7
+_PADDING = 5
+"""Difference in length of the two longest test prompts: not a multiple of any size of blocks."""
 _TOLERANCE = 0.2
-"""Largest difference, in standard deviations of the logits, that padding a prompt may make to the
-prompt's logits in a model that honours the padding mask. Right padding was seen to move logits by
-1e-5 in float32 where a model honours the mask, and by several standard deviations where a model
-ignores it."""
+"""Largest difference, in standard deviations of the logits, that the padding of a prompt or other
+sequences in a batch may make to a sequence's logits in a model that honours the padding mask. In
+float32 they were seen to move logits by 1e-5 where a model honours the mask, and by 0.25 to several
+standard deviations where a model ignores it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,33 +65,42 @@ class Probe:
     """Properties of a model that were found by running a few tokens through it.
 
     ``width`` is the length of a row of logits, which may exceed the tokenizer's vocabulary.
-    ``batchable``: sequences may decode together. ``padding_safe``: prompts of different lengths may
-    be prefilled together (some state-space models ignore the padding mask).
+    ``batchable``: sequences may decode together; otherwise ``unbatchable_because`` says why not.
+    ``padding_safe``: prompts of different lengths may be prefilled together (some state-space
+    models ignore the padding mask).
     """
 
     width: int
     cost: KVCost
     batchable: bool
     padding_safe: bool
+    unbatchable_because: str = ""
 
 
 def probe(model: Any, new_cache: caches.Factory, references: ReferenceStore) -> Probe:
-    """Finds a model's properties by running a few tokens through it. The test of padding is left
-    out if its result is in ``references``, the stored results of earlier workers."""
+    """Finds a model's properties by running a few tokens through it. The tests of batching and
+    padding are left out if ``references`` (stored results of earlier workers) have their
+    results."""
     cache = new_cache()
     logits = model(mx.array([_SHORT]), cache=cache)
-    batchable = can_batch(cache)
+    width = logits.shape[-1]
+    batches = [
+        _Batches(model, new_cache, _prompts(model, cache, width, attempt))
+        for attempt in range(_ATTEMPTS)
+    ]
+    because = _unbatchable_because(batches, cache, references)
     return Probe(
-        width=logits.shape[-1],
+        width=width,
         cost=_cost(cache),
-        batchable=batchable,
-        padding_safe=batchable and _padding_safe(model, new_cache, references),
+        batchable=not because,
+        padding_safe=not because and _padding_safe(batches[0], references),
+        unbatchable_because=because,
     )
 
 
 def can_batch(cache: caches.Cache) -> bool:
     """True if sequences with KV caches of this type may decode together."""
-    return all(hasattr(layer, "merge") for layer in cache)
+    return all(hasattr(layer, "merge") for layer in leaves(cache))
 
 
 def kv_cost(model: Any, new_cache: caches.Factory) -> KVCost:
@@ -106,43 +137,134 @@ def _flat(state: Any) -> Iterator[mx.array]:
             yield from _flat(item)
 
 
-def _padding_safe(model: Any, new_cache: caches.Factory, references: ReferenceStore) -> bool:
-    """True if prompts of different lengths may be prefilled together.
+def _unbatchable_because(
+    batches: list[_Batches], cache: caches.Cache, references: ReferenceStore
+) -> str:
+    """Returns why sequences of this model cannot decode together; empty if they can.
 
     Only a positive result is stored for later workers: a negative result may come from a faulty
     device.
     """
-    question = ("padding", _LONG, _SHORT, _TOLERANCE)
+    for layer in leaves(cache):
+        if not can_batch([layer]):
+            return f"mlx-lm cannot batch caches of the class {type(layer).__name__}"
+    question = ("batching", batches[0].prompts, _TOLERANCE)
+    if references.known(question):
+        return ""
+    because = ""
+    for attempt in batches:
+        because = attempt.decode()
+        if not because:
+            references.store(question, True)
+            return ""
+    return because
+
+
+def _padding_safe(batches: _Batches, references: ReferenceStore) -> bool:
+    """True if prompts of different lengths may be prefilled together. Only a positive result is
+    stored, as in :func:`_unbatchable_because`."""
+    question = ("padding", batches.prompts, _TOLERANCE)
     if references.known(question):
         return True
-    safe = _ends_as_alone(model, new_cache)
-    if safe:
-        references.store(question, safe)
-    return safe
+    because = batches.prefill()
+    if not because:
+        references.store(question, True)
+    return not because
 
 
-def _ends_as_alone(model: Any, new_cache: caches.Factory) -> bool:
-    """True if two prompts of different lengths have the same logits prefilled together as each has
-    alone, up to a tolerance."""
-    together = _next_logits(model, new_cache, [_LONG, _SHORT])
-    alone = mx.concatenate([_next_logits(model, new_cache, [p]) for p in (_LONG, _SHORT)])
-    worst = mx.max(mx.abs(together - alone))
-    return bool((worst <= _TOLERANCE * mx.std(alone)).item())
+class _Batches:
+    """Test prompts of a model, which run together and alone. The tests return why the logits are
+    not those that each prompt has alone; empty if they are, up to a tolerance."""
+
+    def __init__(self, model: Any, new_cache: caches.Factory, prompts: list[list[int]]) -> None:
+        self._model = model
+        self._new_cache = new_cache
+        self.prompts = prompts
+
+    def decode(self) -> str:
+        """Tests prompts that are prefilled one at a time and decode together."""
+        chosen = [0, 1, 2]
+
+        def batch() -> caches.Cache:
+            joined: caches.Cache = []
+            for i in chosen:
+                joined = caches.extend(joined, self._prefilled([i]).split([0]))
+            return joined
+
+        return self._differs(chosen, batch)
+
+    def prefill(self) -> str:
+        """Tests prompts that are prefilled together, too. (A prompt of one token never is.)"""
+        chosen = [i for i, prompt in enumerate(self.prompts) if len(prompt) > 1]
+        return self._differs(
+            chosen, lambda: self._prefilled(chosen).split(list(range(len(chosen))))
+        )
+
+    def _differs(self, chosen: list[int], batch: Callable[[], caches.Cache]) -> str:
+        alone = mx.concatenate([self._alone[i] for i in chosen])
+        try:
+            together = self._decoded(chosen, batch())
+            mx.eval(together)
+        except _UNABLE as error:
+            return f"a batch raised {type(error).__name__}: {error}"
+        worst = mx.max(mx.abs(together - alone))
+        if (worst <= _TOLERANCE * mx.std(alone)).item():
+            return ""
+        return "sequences decode to other tokens in a batch than alone"
+
+    @cached_property
+    def _alone(self) -> list[mx.array]:
+        rows = []
+        for i in range(len(self.prompts)):
+            rows.append(self._decoded([i], self._prefilled([i]).take(0)))
+            mx.eval(rows)
+        return rows
+
+    def _prefilled(self, chosen: list[int]) -> PrefillGroup:
+        """Returns prompts as a group that is prefilled, but for the last token of each."""
+        rows = [SequenceState(i, self.prompts[i], SequenceSampling.greedy(), 1) for i in chosen]
+        group = PrefillGroup(
+            self._model,
+            [Prompt("", row, 0, [], []) for row in rows],
+            [self._new_cache() for _ in rows],
+        )
+        while group.left:
+            group.feed(_CHUNK)
+        return group
+
+    def _decoded(self, chosen: list[int], cache: caches.Cache) -> mx.array:
+        """Returns the logits after the last token of each prompt and after one token more, shape
+        [prompts, 2 x width] (a lazy array)."""
+        steps = [
+            self._model(mx.array(tokens), cache=cache)[:, -1, :]
+            for tokens in ([self.prompts[i][-1:] for i in chosen], [[_NEXT]] * len(chosen))
+        ]
+        return mx.concatenate(steps, axis=-1).astype(mx.float32)
 
 
-def _next_logits(model: Any, new_cache: caches.Factory, prompts: list[list[int]]) -> mx.array:
-    """Prefills the prompts together and returns the logits after each prompt, shape [prompts,
-    width]."""
-    rows = [
-        SequenceState(i, tokens, SequenceSampling.greedy(), 1) for i, tokens in enumerate(prompts)
-    ]
-    group = PrefillGroup(
-        model, [Prompt("", row, 0, [], []) for row in rows], [new_cache() for _ in rows]
-    )
-    while group.left:
-        group.feed(group.left)
-    last = mx.array([[tokens[-1]] for tokens in prompts])
-    output: mx.array = model(last, cache=group.split(range(len(prompts))))
-    logits = output[:, -1, :].astype(mx.float32)
-    mx.eval(logits)
-    return logits
+def _prompts(model: Any, cache: caches.Cache, width: int, attempt: int) -> list[list[int]]:
+    """Returns test prompts: two long ones of different lengths, whose windows and blocks begin at
+    different places of a batch; one of a single token, which joins with an empty cache; and one
+    that is shorter than a convolution, if none of the others is."""
+    some = min(width, 997)
+    long = [(7 * i + 3 + attempt) % some for i in range(_reach(model, cache))]
+    shorter = [(5 * i + 4 + attempt) % some for i in range(len(long) - _PADDING)]
+    return [long, shorter, _SHORT[:1], *([_SHORT] if len(shorter) > len(_SHORT) else [])]
+
+
+def _reach(model: Any, cache: caches.Cache) -> int:
+    """Returns the length of a prompt, in tokens, that exceeds the model's windows and the tokens or
+    blocks that its sparse attention chooses, as far as a test can afford such a length."""
+    lengths = [_USUAL]
+    for layer in leaves(cache):
+        lengths += [getattr(layer, name, None) or 0 for name in ("max_size", "chunk_size")]
+    for module in model.modules() if hasattr(model, "modules") else []:
+        numbers = {name: n for name, n in vars(module).items() if type(n) is int}
+        block = max((n for name, n in numbers.items() if "block_size" in name), default=1)
+        lengths += [n * block for name, n in numbers.items() if re.search("top_?k", name)]
+        lengths += [n for name, n in numbers.items() if "window" in name]
+    most = _LONGEST
+    if not (mx.metal.is_available() or mx.cuda.is_available()):
+        weights: list[Any] = tree_flatten(model.parameters())  # type: ignore[assignment]
+        most = min(most, int(_CPU_BYTES / max(1, sum(array.nbytes for _, array in weights))))
+    return max(_LEAST, min(max(lengths) + _LEAST + _PADDING, most))
