@@ -27,6 +27,8 @@ pytestmark = [pytest.mark.agents, pytest.mark.timeout(600)]
 SUMMARY = (
     "<analysis>Numbers.</analysis>\n<summary>Numbers were printed. The summary ends.</summary>"
 )
+PROGRAM = "@anthropic-ai/claude-code-*/claude"
+PRINTING = ("--print", "--output-format", "stream-json", "--verbose")
 SMALL = 33_000
 """Tokens of the context in which a session overflows. The first prompt has 21,500."""
 
@@ -68,6 +70,7 @@ def replies(work: Path) -> list[ScriptedReply]:
             + call("Bash", command="echo searched: $((40 + 4))", description="Say so"),
         ),
         ScriptedReply("searched: 44", call("CronList")),
+        ScriptedReply("[goodbye]", "Goodbye."),
         ScriptedReply("No scheduled jobs", "There are no jobs."),
         *printing(call("Bash", command=PRINT, description="Print numbers")),
         ScriptedReply("Your task is to create a detailed summary", SUMMARY),
@@ -78,8 +81,8 @@ class ClaudeCode(Sessions):
     def turn(self, model: str, prompt: str, *options: str, status: int = 0) -> Output:
         client = self.clients[model]
         return client.run(
-            client.program("@anthropic-ai/claude-code-*/claude"),
-            *("--print", "--output-format", "stream-json", "--verbose"),
+            client.program(PROGRAM),
+            *PRINTING,
             *("--include-partial-messages", "--permission-mode", "acceptEdits"),
             *("--allowedTools", "Bash,Read,Edit,Write", "--model", model, *options),
             *("--", prompt),
@@ -151,3 +154,18 @@ def test_compaction(sessions: ClaudeCode) -> None:
     assert result(whole) == "Those were all numbers."
     kinds = [event.get("subtype") for event in whole.of_type("system")]
     assert "compact_boundary" in kinds, kinds
+
+
+def test_sessions_share_their_prompt(sessions: ClaudeCode) -> None:
+    """The prefix cache has what precedes the user's words in a second session's first prompt; a
+    fifth follows them."""
+    usages = [
+        sessions.turn("strict", f"[goodbye] {n}").of_type("result")[0]["usage"] for n in range(2)
+    ]
+    cached = usages[1]["cache_read_input_tokens"]
+    assert cached >= 0.75 * (cached + usages[1]["input_tokens"]), usages
+
+
+def test_launch(sessions: ClaudeCode) -> None:
+    output = sessions.launch("strict", "claude", PROGRAM, *PRINTING, "--", "[goodbye]")
+    assert result(output) == "Goodbye."

@@ -35,6 +35,7 @@ SCRIPT = f"await tools.apply_patch({json.dumps(PATCH)}); text(`patched: ${{40 + 
 KNOWN = ("gpt-5.5", "gpt-6.2-sol")
 """Names of models with other tools: `apply_patch` with a grammar, and `exec` with scripts that call
 all others."""
+PROGRAM = "@openai/codex/bin/codex.js"
 SMALL = 32_000
 SUMMARY = "Numbers were printed. The summary ends."
 
@@ -87,7 +88,7 @@ wire_api = "responses"
 """
         )
         return client.run(
-            client.program("@openai/codex/bin/codex.js"),
+            client.program(PROGRAM),
             *("exec", *options, "--json", "--skip-git-repo-check", prompt),
             status=status,
         )
@@ -148,3 +149,8 @@ def test_compaction(sessions: Codex) -> None:
     [log] = (sessions.clients["small"].home / ".codex" / "sessions").rglob("*.jsonl")
     kinds = [json.loads(line)["type"] for line in log.read_text().splitlines()]
     assert kinds.count("compacted") == 1
+
+
+def test_launch(sessions: Codex) -> None:
+    options = ("exec", "--json", "--skip-git-repo-check")
+    assert said(sessions.launch("lenient", "codex", PROGRAM, *options, "[goodbye]")) == "Goodbye."

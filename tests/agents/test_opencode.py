@@ -25,6 +25,7 @@ from support.models.scripted import ScriptedReply
 
 pytestmark = [pytest.mark.agents, pytest.mark.timeout(600)]
 
+PROGRAM = "opencode-*/bin/opencode"
 SMALL = 20_000
 SUMMARY = "Numbers were printed. Print on."
 
@@ -86,7 +87,7 @@ class Opencode(Sessions):
         }
         (client.work / "opencode.json").write_text(json.dumps(settings))
         return client.run(
-            client.program("opencode-*/bin/opencode"),
+            client.program(PROGRAM),
             *("run", "--format", "json", *options, prompt),
             environment={"OPENCODE_DISABLE_MODELS_FETCH": "1"},
             status=status,
@@ -138,3 +139,9 @@ def test_compaction(sessions: Opencode) -> None:
     whole = sessions.turn("small", "[numbers] Print them.", status=1)
     assert said(whole) == "Those were all numbers."
     assert {event["error"]["name"] for event in whole.of_type("error")} == {"ContextOverflowError"}
+
+
+def test_launch(sessions: Opencode) -> None:
+    options = ("run", "--format", "json")
+    output = sessions.launch("lenient", "opencode", PROGRAM, *options, "[goodbye]")
+    assert said(output) == "Goodbye."

@@ -142,7 +142,8 @@ def serving_models(folder: Path, models: Mapping[str, Model]) -> Iterator[Server
     paths = json.dumps([{"path": str(folder / name), "name": name} for name in models])
     # A worker that was killed is replaced after a pause that doubles with each loss.
     options = ("--models", paths, "--trust-remote-code", "--retry-max", "1")
-    with serving(None, folder, *options) as server:
+    with serving(None, folder, *options, wait=False) as server:
+        server.wait_ready(60)
         yield server
 
 
@@ -247,6 +248,23 @@ class Sessions(ABC):
             models[name] = Model(replies(client.work), context, names[name])
         with serving_models(folder, models) as server:
             yield cls(server, clients)
+
+    def launch(self, model: str, agent: str, program: str, *arguments: str) -> Output:
+        """Runs an agent by ``mayfly launch``, with settings that are made by it alone; the agent is
+        the installed ``program``."""
+        client = self.clients[model]
+        folder = client.home / "bin"
+        folder.mkdir()
+        (folder / agent).symlink_to(client.program(program))
+        node = Path(client.program("node-*/bin/node")).parent
+        return client.run(
+            *(sys.executable, "-m", "mayfly_cli", "launch", agent),
+            *("--url", self.server.url, "--model", model, "--", *arguments),
+            environment={
+                "PATH": f"{folder}:{node}:{os.environ['PATH']}",
+                "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+            },
+        )
 
     @abstractmethod
     def turn(self, model: str, prompt: str, *options: str, status: int = 0) -> Output:
