@@ -10,6 +10,7 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
+from mayfly_protocol.requests import ChatPrompt
 from mayfly_server.http.ignored_fields import LOG_INTERVAL_S, MAX_LOGGED, IgnoredFieldsLog
 from support.doubles.fake_node import FakeNode
 from support.fake_clock import FakeClock
@@ -153,6 +154,23 @@ def test_N02_a_field_of_another_api_that_would_change_the_answer_is_refused(
             assert (response.status_code, code(response)) == (400, "unsupported_parameter")
             assert response.json()["error"]["message"].startswith(f"{field}: ")
         assert HEADER not in response.headers
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        (CHAT, {"reasoning_effort": "", "verbosity": "", "reasoning": {"effort": ""}}),
+        (RESPONSES, {"reasoning": {"effort": "", "summary": ""}, "truncation": ""}),
+        (RESPONSES, {"text": {"verbosity": ""}}),
+    ],
+)
+def test_N07_an_empty_text_is_no_choice(
+    front: RunningFront, node: FakeNode, path: str, asked: dict[str, Any]
+) -> None:
+    response = post(front, path, **asked)
+    assert response.status_code == 200, response.text
+    prompt = node.workers[0].submits[-1].generation.prompt
+    assert isinstance(prompt, ChatPrompt) and prompt.template_kwargs == {}
 
 
 @every_api

@@ -117,6 +117,8 @@ Hint = Annotated[
         }
     ),
 ]
+EmptyAsNull = BeforeValidator(lambda value: None if value == "" else value)
+"""Reads an empty text, which is no choice, as null."""
 Unsupported = Annotated[None, BeforeValidator(refused("This is not supported by this server"))]
 ChatsAlone = Annotated[
     None, BeforeValidator(refused("Use /v1/chat/completions, which has this", but=(False, 0)))

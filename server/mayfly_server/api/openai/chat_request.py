@@ -19,6 +19,7 @@ from mayfly_server.api.openapi import DocumentedAs
 from mayfly_server.api.request_fields import (
     MAX_MESSAGES,
     Count,
+    EmptyAsNull,
     Hint,
     NotStored,
     OtherToolChoice,
@@ -168,7 +169,7 @@ class ChatThinking(Strict):
 class ChatReasoning(Strict):
     """Thinking as OpenRouter's API asks for it."""
 
-    effort: Effort | None = None
+    effort: Annotated[Effort | None, EmptyAsNull] = None
     enabled: bool | None = None
     max_tokens: Count | None = None
     exclude: Annotated[
@@ -311,7 +312,7 @@ class ChatRequest(CommonFields):
         ResponseFormat | None, BeforeValidator(lambda value: None if value == {} else value)
     ] = None
 
-    reasoning_effort: Effort | None = None
+    reasoning_effort: Annotated[Effort | None, EmptyAsNull] = None
     reasoning: ChatReasoning | None = None
     thinking: ChatThinking | None = None
     enable_thinking: Annotated[bool | None, Field(description="As in chat_template_kwargs.")] = None
@@ -329,7 +330,7 @@ class ChatRequest(CommonFields):
     safety_identifier: str | None = None
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
-    verbosity: Literal["low", "medium", "high"] | None = None
+    verbosity: Annotated[Literal["low", "medium", "high"] | None, EmptyAsNull] = None
     modalities: list[Literal["text"]] | None = None
     store: Annotated[
         Literal[False] | None, Field(description="Only false: no answer is stored.")

@@ -15,6 +15,7 @@ from mayfly_server.api.request_fields import (
     MAX_MESSAGES,
     ChatsAlone,
     Count,
+    EmptyAsNull,
     Hint,
     OneAnswer,
     OtherToolChoice,
@@ -72,20 +73,24 @@ Format = Annotated[
 class TextConfig(Strict):
     format: Format | None = None
     verbosity: Annotated[
-        Literal["low", "medium", "high"] | None, Field(description="Accepted, without effect.")
+        Literal["low", "medium", "high"] | None,
+        EmptyAsNull,
+        Field(description="Accepted, without effect."),
     ] = None
 
 
-Summary = Literal["auto", "concise", "detailed"]
+Summary = Annotated[Literal["auto", "concise", "detailed"] | None, EmptyAsNull]
 
 
 class Reasoning(Strict):
     """Options for the model's reasoning. The server returns the reasoning text itself, as the
     content of reasoning items, never a summary."""
 
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    summary: Summary | None = None
-    generate_summary: Summary | None = None
+    effort: Annotated[
+        Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None, EmptyAsNull
+    ] = None
+    summary: Summary = None
+    generate_summary: Summary = None
     context: Hint = None
     mode: Annotated[Literal["standard"] | None, Field(description="Only the usual one.")] = None
 
@@ -128,7 +133,7 @@ class PromptFields(Strict):
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
-    truncation: Literal["auto", "disabled"] | None = None
+    truncation: Annotated[Literal["auto", "disabled"] | None, EmptyAsNull] = None
     previous_response_id: Stored = None
     conversation: Stored = None
 
