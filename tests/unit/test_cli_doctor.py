@@ -26,6 +26,7 @@ DIAGNOSIS: dict[str, Any] = {
     "kv_bytes_per_row": 77_000_000,
     "max_rows": 32,
     "fits": True,
+    "batchable": True,
     "rows": [{"context": 2048, "rows": 32}, {"context": 262144, "rows": 2}],
 }
 
@@ -81,6 +82,12 @@ def test_sizes_and_rows_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     ] in lines
     assert ["2,048", "32", "(--max-rows)"] in lines
     assert ["262,144", "2"] in lines
+
+
+def test_M09_a_model_that_runs_one_sequence_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    code, lines = shown(monkeypatch, batchable=False, max_rows=1)
+    assert code == 0
+    assert ["batching", "none:", "mlx-lm", "cannot", "batch"] in [line[:5] for line in lines]
 
 
 def test_what_does_not_fit_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,6 +45,18 @@ def test_it_knows_what_loading_will_measure(architecture: str, tmp_path: Path) -
     assert told.architecture == loaded.card.architecture
 
 
+def test_M09_a_model_that_cannot_be_batched_is_said_to_run_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tiny.build(tmp_path, head_dim=64)
+    told = diagnose(settings(folder, kv_bits=8))
+    assert (told.batchable, told.max_rows) == (False, 1)
+    assert diagnose(settings(folder)).batchable
+    load(settings(folder, kv_bits=8), lambda *_: None)
+    assert "one sequence at a time" in (said := capsys.readouterr().out)
+    assert "mlx-lm cannot batch caches of the class QuantizedKVCache" in said
+
+
 def test_a_transformers_tokens_cost_keys_and_values(tmp_path: Path) -> None:
     told = diagnose(settings(tiny.build(tmp_path, layers=3, hidden=128)))
     layers, key_value_heads, head_size, float32 = 3, 4, tiny.HEAD_DIM, 4

@@ -54,7 +54,8 @@ class Diagnosis:
     use, and ``kv_budget`` the part of ``memory_bytes`` for the KV caches of running sequences. A
     sequence takes ``kv_bytes_per_row`` whatever its length, and ``kv_bytes_per_token`` more for
     each token. ``context`` is in tokens, 0 if the model has no limit. ``rows`` lists how many
-    sequences fit at several lengths."""
+    sequences fit at several lengths. Unless ``batchable``, sequences run one at a time, because
+    mlx-lm cannot batch the model's caches."""
 
     model: str
     path: str
@@ -70,6 +71,7 @@ class Diagnosis:
     max_rows: int
     fits: bool
     rows: list[Fit]
+    batchable: bool
 
 
 def diagnose(settings: WorkerSettings) -> Diagnosis:
@@ -81,10 +83,11 @@ def diagnose(settings: WorkerSettings) -> Diagnosis:
     model, tokenizer, config = assemble(settings)
     new_cache = cache_factory(model, config, settings)
     cost = kv_cost(model, new_cache)
+    batchable = can_batch(new_cache())
     weight_bytes = _weight_bytes(model)
     limit = memory.limit_bytes(settings)
     budget = Budget(
-        max_rows=settings.max_rows if can_batch(new_cache()) else 1,
+        max_rows=settings.max_rows if batchable else 1,
         kv_bytes=memory.kv_bytes(settings, limit, weight_bytes),
         bytes_per_token=cost.per_token,
         bytes_per_row=cost.per_row,
@@ -106,6 +109,7 @@ def diagnose(settings: WorkerSettings) -> Diagnosis:
         max_rows=budget.max_rows,
         fits=rows[0].rows > 0,
         rows=rows,
+        batchable=batchable,
     )
 
 

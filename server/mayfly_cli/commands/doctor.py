@@ -123,6 +123,8 @@ def as_text(diagnosis: dict[str, Any]) -> RenderableType:
         f"{size(diagnosis['memory_bytes'])}, of which {size(diagnosis['kv_budget'])} "
         "for the KV caches of what runs",
     )
+    if not diagnosis["batchable"]:
+        needs.add_row("batching", "none: mlx-lm cannot batch this model's caches")
     rows = Table(box=None, pad_edge=False, header_style="bold")
     rows.add_column("CONTEXT", justify="right")
     rows.add_column("SEQUENCES AT ONCE")
