@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
 from mlx_lm.utils import load_model
 
@@ -350,6 +351,36 @@ def test_M01_M02_M03_a_model_that_a_batch_breaks_is_served_alone(
     asks.append(EngineRequest([*asks[1].tokens, *prompt(rng, 20)], GREEDY, max_tokens=12))
     for ask, answer in zip(asks, served.harness().run(asks), strict=True):
         assert answer.ids() == served.greedy(ask.tokens, 12)
+
+
+class Rounding(nn.Module):
+    """A model whose logits differ at random from call to call; with ``alone_too`` also those of a
+    sequence that runs alone."""
+
+    def __init__(self, model: nn.Module, alone_too: bool) -> None:
+        super().__init__()
+        self.model = model
+        self._alone_too = alone_too
+        self._calls = 0
+
+    def __call__(self, tokens: mx.array, **kwargs: Any) -> mx.array:
+        self._calls += 1
+        logits: mx.array = self.model(tokens, **kwargs)
+        if tokens.shape[0] == 1 and not self._alone_too:
+            return logits
+        noise = mx.random.normal(logits.shape, key=mx.random.key(self._calls))
+        return logits + 0.2 * mx.std(logits) * noise
+
+
+@pytest.mark.parametrize("alone_too", [True, False])
+def test_what_rounding_makes_of_any_computation_is_no_fault_of_batches(
+    tmp_path: Path, alone_too: bool
+) -> None:
+    """In 16 bits, the logits of some models move by a standard deviation with the order of
+    computation, whether sequences run together or alone."""
+    model = load_model(tiny.build(tmp_path, seed=1))[0]
+    found = probe(Rounding(model, alone_too), caches.factory(model), ReferenceStore(None, "", {}))
+    assert found.batchable == found.padding_safe == alone_too
 
 
 def assert_as_if_alone(served: ServedModel, asks: list[EngineRequest], known: list[int]) -> None:
