@@ -161,7 +161,7 @@ def test_R18_developers_are_not_left_out(tiny: Server) -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-@pytest.mark.parametrize("roles", [["assistant"], ["user", "assistant", "assistant"]])
+@pytest.mark.parametrize("roles", [["assistant"], ["assistant", "user"]])
 def test_R20_a_templates_own_words_reach_the_client(
     fussy: Server, roles: list[str], streamed: bool
 ) -> None:

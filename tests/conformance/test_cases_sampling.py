@@ -126,7 +126,9 @@ def test_R67_other_routes_refuse_what_these_do(tiny: Server, path: str, asked: J
     fields = fields_of(tiny, path)
     asked = {"model": tiny.model, **asked}
     assert tiny.post(path, asked).status_code == 200
-    shared = [(field, value) for field, value, _ in BAD_VALUES if field in fields]
+    # Fields that a route refuses whatever their value are described as null; empty, they are taken.
+    taken = {name for name, field in fields.items() if field.get("type") != "null"}
+    shared = [(field, value) for field, value, _ in BAD_VALUES if field in taken]
     assert shared
     for field, value in shared:
         response = tiny.post(path, {**asked, field: value})

@@ -155,7 +155,7 @@ def test_R57_what_shows_late_that_it_cannot_be_followed(tiny: Server, path: str)
     ("format", "param"),
     [
         ({"type": "yaml"}, "response_format.type"),
-        ({}, "response_format.type"),
+        ({"type": None}, "response_format.type"),
         ("json_object", "response_format"),
         ({"type": "json_schema"}, "response_format.json_schema"),
         ({"type": "json_schema", "json_schema": {}}, "response_format.json_schema.name"),

@@ -35,7 +35,7 @@ def function(name: str, /, **properties: Any) -> Json:
 def body(server: Server, path: str, **fields: Any) -> Json:
     """Returns the body of a greedy request for 8 tokens to the route ``path``; ``fields`` are added
     and override the defaults."""
-    asked: Json = {"messages": [user("hi")]} if path == CHAT else {"prompt": "hi"}
+    asked: Json = {"prompt": "hi"} if path == TEXT else {"messages": [user("hi")]}
     return {"model": server.model, **asked, "temperature": 0, "max_tokens": 8, **fields}
 
 
