@@ -138,8 +138,8 @@ class Metrics:
         )
         self.continuations = self._counter(
             "continuations",
-            "Prompts that another worker had to continue after their worker was lost or gave them "
-            "back, by phase at that time and reason.",
+            "Prompts that another worker had to continue because theirs was lost, or stopped and "
+            "gave them back unfinished, by phase then (queued, prefill, decode) and reason.",
             *("model", "phase", "reason"),
         )
         self.interruption = self._histogram(
@@ -347,7 +347,8 @@ class PromptMetrics:
             metrics.success[delta.finish].inc()
 
     def retried(self, cause: str) -> None:
-        """Counts a submission of the prompt that ended before a worker had accepted it."""
+        """Counts, by ``cause``, that a worker did not accept the prompt, which is then submitted to
+        another worker."""
         self._metrics.retried(cause)
 
     def continued(self, cause: str) -> None:

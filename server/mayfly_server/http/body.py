@@ -88,8 +88,9 @@ def _separators(raw: bytes) -> int:
 
 
 class _Parsed(Request):
-    """A request whose body was parsed already. FastAPI calls :meth:`body`, which returns any JSON
-    text, and then :meth:`json`, which returns the parsed body."""
+    """A request whose body was parsed already. FastAPI calls :meth:`body`, whose content it does
+    not use (an empty JSON object stands for it), and then :meth:`json`, which returns the parsed
+    body."""
 
     def __init__(self, request: Request, parsed: dict[str, Any]) -> None:
         super().__init__(request.scope, request.receive)

@@ -351,8 +351,9 @@ class SlotRules:
     def _with_retry(
         self, slot: Slot, worker: Incarnation, verdict: Verdict | None, now: float
     ) -> Slot:
-        """Returns the slot in back-off, with the time at which its next worker is due and the
-        number of losses in a row."""
+        """Returns the slot after the loss of ``worker``, whose fault ``verdict`` names (None: it
+        ended without a fault): in back-off, with the time at which its next worker is due and
+        the number of losses in a row."""
         budgets = self._budgets
         steady = worker.served_s >= budgets.steady_s
         losses = 0 if steady else slot.losses_in_a_row

@@ -213,7 +213,8 @@ def write_tokenizer(metadata: Metadata, folder: Path) -> None:
 
 
 def build_tokenizer(metadata: Metadata) -> Any:
-    """Builds the ``tokenizers.Tokenizer`` of a GGUF file; a token's id is its place in the file.
+    """Builds the ``tokenizers.Tokenizer`` that a GGUF file's metadata describes. A token's id is
+    its index in the file's list of tokens. Only SmolLM's kind of tokenizer is supported.
 
     Raises:
         FetchError: the file's tokenizer is not SmolLM's.

@@ -34,7 +34,7 @@ TOOL = "tool"
 @dataclass(frozen=True)
 class Transitions:
     """Transitions out of one state of a model's output (normal text, reasoning, tool call): the
-    ``automaton`` finds marker strings in the text, and its string ``i`` leads to state
+    ``automaton`` finds marker strings in the text, and its ``i``-th string leads to state
     ``targets[i]``."""
 
     automaton: Automaton
