@@ -76,6 +76,27 @@ def test_a_wrong_schema_is_refused_and_its_place_named(value: Any, place: str, w
     assert error.value.param == "response_format"
 
 
+CLOSED = {"type": "object", "properties": {"a": COLOUR}, "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("value", "place"),
+    [
+        ({**CLOSED, "not": {"required": ["b"]}}, "#"),
+        (record(a={**CLOSED, "not": {"required": ["b"]}}), "#/properties/a"),
+        ({"type": "array", "items": False, "uniqueItems": True}, "#"),
+        ({"anyOf": [True, False, {"not": True}]}, "#/anyOf/2"),
+        ({"$defs": {"x": False, "y": True}, "not": {"$ref": "#/$defs/x"}}, "#"),
+        (record(["a"], a=False), "#/properties/a"),
+        ({"type": "array", "items": 5}, "#"),
+        ({"type": "array", "prefixItems": [None]}, "#"),
+    ],
+)
+def test_N11_a_fault_is_found_beside_parts_that_are_no_objects(value: Any, place: str) -> None:
+    with pytest.raises(InvalidInput, match=f" {re.escape(place)}(/|: )"):
+        schema(value)
+
+
 def test_an_optional_member_that_cannot_be_is_only_never_there() -> None:
     impossible = {"type": "integer", "minimum": 5, "maximum": 3}
     assert sample(schema(record([], a=impossible)), 0) == "{}"

@@ -136,11 +136,10 @@ def _same(found: str, reason: str) -> bool:
 
 
 def _rooted(node: Any, schema: dict[str, Any]) -> Any:
-    """Returns a part of a JSON schema as a schema of its own, with the definitions of the whole
-    schema, to which the part may refer."""
-    if not isinstance(node, dict):
-        return node
-    return {**{key: schema[key] for key in _MAPS[2:] if key in schema}, **node}
+    """Returns a part of a JSON schema as a schema of its own, an object with the definitions of the
+    whole schema, to which the part may refer. The part may be true, false, or no schema at all."""
+    part = node if isinstance(node, dict) else {"allOf": [node]}
+    return {**{key: schema[key] for key in _MAPS[2:] if key in schema}, **part}
 
 
 def _map(node: dict[str, Any], key: str) -> list[tuple[str, Any]]:
