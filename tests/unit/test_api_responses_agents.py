@@ -388,7 +388,8 @@ HINTS: dict[str, Any] = {
     "prompt_cache_retention": "24h",
     "prompt_cache_options": {"mode": "explicit", "ttl": "30m"},
     "include": ["web_search_call.action.sources", "file_search_call.results"],
-    "max_tool_calls": 3,
+    "max_tool_calls": 0,
+    "stream_options": {},
     "store": False,
     "background_options": {"completion_window": "soonest"},
     "image": {"context_compression": "auto"},
@@ -404,7 +405,7 @@ def test_N02_what_asks_for_nothing_is_taken(front: RunningFront, stream: bool) -
     wire.Response.model_validate(answer)
     assert answer["text"]["verbosity"] == "low"
     assert answer["reasoning"] == {"effort": "medium", "summary": "detailed"}
-    assert (answer["truncation"], answer["max_tool_calls"]) == ("auto", 3)
+    assert (answer["truncation"], answer["max_tool_calls"]) == ("auto", 0)
     assert (answer["store"], answer["service_tier"]) == (False, "default")
 
 

@@ -62,7 +62,8 @@ async def responses(
     _note_unknown(request, read.tools, front, http)
     included = frozenset(request.include or ())
     output = _output(request, read.prompt, logprobs=LOGPROBS in included)
-    if request.stream_options is not None and not request.stream:
+    options = request.stream_options
+    if options is not None and options.include_obfuscation is not None and not request.stream:
         raise InvalidRequest(
             "stream_options can only be given with stream.", param="stream_options"
         )

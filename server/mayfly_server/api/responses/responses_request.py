@@ -178,7 +178,8 @@ class ResponsesRequest(SamplingFields, PromptFields):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     include: list[str] | None = None
     max_tool_calls: Annotated[
-        Count | None, Field(description="Limits calls of hosted tools, of which there are none.")
+        Annotated[int, Field(ge=0)] | None,
+        Field(description="Limits calls of hosted tools, of which there are none."),
     ] = None
 
     # Hints without effect on the answer.
