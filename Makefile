@@ -67,7 +67,7 @@ test-gpu: $(DEV) ## Run the tests that need an NVIDIA GPU, and print what they m
 	$(BIN)/python -m pytest -m gpu -n0 -s $(ARGS) tests/gpu
 
 test-agents: $(DEV) ## Run released agents and SDKs against a scripted model (fetched once by npm, 1.4 GB)
-	$(BIN)/python -m pytest tests/agents -m agents -n 2 --dist loadfile --durations 20 $(ARGS)
+	$(BIN)/python -m pytest tests/agents tests/conformance/test_sdk_sessions.py -m agents -n 2 --dist loadfile --durations 20 $(ARGS)
 
 lint: $(DEV) ## Check style, types and import rules
 	$(BIN)/ruff check

@@ -1,8 +1,10 @@
 """Sessions by way of the SDKs for Python, with a chat template that takes only a first system
-message: parallel calls, a worker killed in the middle of a call's arguments, an object, words."""
+message, and (in `make test-agents`) with one that takes any: parallel calls, a worker killed in the
+middle of a call's arguments, an object, a picture, words, and a prompt that is too long."""
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +16,7 @@ import pytest
 from anthropic.lib.tools import BetaFunctionTool
 from pydantic import BaseModel
 
-from support.agents import STRICT, call, killed
+from support.agents import TEMPLATES, call, killed, png
 from support.models import scripted
 from support.models.scripted import ScriptedReply
 from support.server import Server, serving
@@ -22,6 +24,8 @@ from support.server import Server, serving
 VERDICT = "".join(f"Reason {n}: Oslo is colder than Rome.\n" for n in range(1, 9))
 MODEL = "sdks"
 KEY = "none"
+PICTURE = base64.b64encode(png(255, 0, 0)).decode()
+TOO_LONG = "word " * 5000
 
 
 class Colours(BaseModel):
@@ -42,13 +46,25 @@ class Tools:
         self.saved = text
         return "It is saved."
 
-    def run(self, name: str, arguments: str) -> str:
-        return str(getattr(self, name)(**json.loads(arguments)))
+    def look(self, at: str) -> Any:
+        """Answers as each API takes a picture from a tool; chats take none."""
+        seen = f"{at} has a picture, says {self.kind}"
+        match self.kind:
+            case "responses":
+                image = {"type": "input_image", "image_url": f"data:image/png;base64,{PICTURE}"}
+                return [image, {"type": "input_text", "text": seen}]
+            case "messages":
+                source = {"type": "base64", "media_type": "image/png", "data": PICTURE}
+                return [{"type": "image", "source": source}, {"type": "text", "text": seen}]
+        return seen
+
+    def run(self, name: str, arguments: str) -> Any:
+        return getattr(self, name)(**json.loads(arguments))
 
 
 SCHEMAS: dict[str, dict[str, Any]] = {
     name: {"type": "object", "properties": {key: {"type": "string"}}, "required": [key]}
-    for name, key in (("get_weather", "city"), ("save", "text"))
+    for name, key in (("get_weather", "city"), ("save", "text"), ("look", "at"))
 }
 
 
@@ -145,8 +161,10 @@ def messages(url: str, tools: Tools) -> Iterator[Any]:
 KINDS = {"chat": chat, "responses": responses, "messages": messages}
 
 
-@pytest.fixture(scope="module")
-def sdks(folder: Callable[[], Path]) -> Iterator[Server]:
+@pytest.fixture(
+    scope="module", params=["strict", pytest.param("lenient", marks=pytest.mark.agents)]
+)
+def sdks(folder: Callable[[], Path], request: pytest.FixtureRequest) -> Iterator[Server]:
     cities = "\n".join(call("get_weather", city=city) for city in ("Oslo", "Rome"))
     replies = [
         ScriptedReply("[weather]", f"I ask.\n{cities}"),
@@ -158,9 +176,13 @@ def sdks(folder: Callable[[], Path]) -> Iterator[Server]:
         ),
         ScriptedReply("It is saved.", "Oslo is colder."),
         ScriptedReply("[colours]", '{"colours":["red","blue"]}'),
+        ScriptedReply("[look]", call("look", at="the wall")),
+        ScriptedReply("the wall has a picture", "Too red."),
         ScriptedReply("[goodbye]", "Goodbye."),
     ]
-    model = scripted.build(folder() / MODEL, replies, tokenizer="thinking", template=STRICT)
+    model = scripted.build(
+        folder() / MODEL, replies, tokenizer="thinking", template=TEMPLATES[request.param]
+    )
     # Of two workers one goes on at once with what the other one has lost.
     with serving(model, folder(), "--trust-remote-code", "--workers", "2") as server:
         yield server
@@ -182,4 +204,9 @@ def test_session(sdks: Server, kind: str) -> None:
     assert tools.saved == VERDICT
     assert len(sdks.autopsies()) == losses + 1
     assert turn("[colours] Name some.") == Colours(colours=["red", "blue"])
+    assert turn("[look] What do you see?") == "Too red."
     assert turn("[goodbye]") == "Goodbye."
+    with pytest.raises((openai.BadRequestError, anthropic.BadRequestError)) as error:
+        turn(TOO_LONG)
+    words = "prompt is too long: " if kind == "messages" else "maximum context length is 4096"
+    assert words in str(error.value)
