@@ -68,8 +68,15 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 }
 
 
-def chat(url: str, tools: Tools) -> Iterator[Any]:
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0)
+def openai_client(url: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0)
+
+
+def anthropic_client(url: str) -> anthropic.Anthropic:
+    return anthropic.Anthropic(base_url=url, api_key=KEY, max_retries=0)
+
+
+def chat(client: openai.OpenAI, tools: Tools) -> Iterator[Any]:
     declared = [
         {"type": "function", "function": {"name": name, "parameters": schema}}
         for name, schema in SCHEMAS.items()
@@ -98,8 +105,7 @@ def chat(url: str, tools: Tools) -> Iterator[Any]:
         yield message.content
 
 
-def responses(url: str, tools: Tools) -> Iterator[Any]:
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0)
+def responses(client: openai.OpenAI, tools: Tools) -> Iterator[Any]:
     declared = [
         {"type": "function", "name": name, "parameters": schema} for name, schema in SCHEMAS.items()
     ]
@@ -128,8 +134,7 @@ def responses(url: str, tools: Tools) -> Iterator[Any]:
         yield response.output_text
 
 
-def messages(url: str, tools: Tools) -> Iterator[Any]:
-    client = anthropic.Anthropic(base_url=url, api_key=KEY, max_retries=0)
+def messages(client: anthropic.Anthropic, tools: Tools) -> Iterator[Any]:
     runnable = [
         BetaFunctionTool(getattr(tools, name), name=name, description=name, input_schema=schema)
         for name, schema in SCHEMAS.items()
@@ -158,7 +163,11 @@ def messages(url: str, tools: Tools) -> Iterator[Any]:
         yield message.content[0].text
 
 
-KINDS = {"chat": chat, "responses": responses, "messages": messages}
+KINDS: dict[str, tuple[Callable[[str], Any], Callable[[Any, Tools], Iterator[Any]]]] = {
+    "chat": (openai_client, chat),
+    "responses": (openai_client, responses),
+    "messages": (anthropic_client, messages),
+}
 
 
 @pytest.fixture(
@@ -192,21 +201,23 @@ def sdks(folder: Callable[[], Path], request: pytest.FixtureRequest) -> Iterator
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
 @pytest.mark.parametrize("kind", KINDS)
 def test_session(sdks: Server, kind: str) -> None:
+    client_of, session_of = KINDS[kind]
     losses = len(sdks.autopsies())
     tools = Tools(kind)
-    session = KINDS[kind](sdks.url, tools)
+    with client_of(sdks.url) as client:
+        session = session_of(client, tools)
 
-    def turn(prompt: str) -> Any:
-        next(session)
-        return session.send(prompt)
+        def turn(prompt: str) -> Any:
+            next(session)
+            return session.send(prompt)
 
-    assert turn("[weather] Compare the two, and save it.") == "Oslo is colder."
-    assert tools.saved == VERDICT
-    assert len(sdks.autopsies()) == losses + 1
-    assert turn("[colours] Name some.") == Colours(colours=["red", "blue"])
-    assert turn("[look] What do you see?") == "Too red."
-    assert turn("[goodbye]") == "Goodbye."
-    with pytest.raises((openai.BadRequestError, anthropic.BadRequestError)) as error:
-        turn(TOO_LONG)
-    words = "prompt is too long: " if kind == "messages" else "maximum context length is 4096"
-    assert words in str(error.value)
+        assert turn("[weather] Compare the two, and save it.") == "Oslo is colder."
+        assert tools.saved == VERDICT
+        assert len(sdks.autopsies()) == losses + 1
+        assert turn("[colours] Name some.") == Colours(colours=["red", "blue"])
+        assert turn("[look] What do you see?") == "Too red."
+        assert turn("[goodbye]") == "Goodbye."
+        with pytest.raises((openai.BadRequestError, anthropic.BadRequestError)) as error:
+            turn(TOO_LONG)
+        words = "prompt is too long: " if kind == "messages" else "maximum context length is 4096"
+        assert words in str(error.value)

@@ -138,14 +138,16 @@ def test_R07_a_call_that_cannot_be_read_is_an_error(path: str) -> None:
 
 
 def test_SDKs_raise_for_a_call_that_cannot_be_read() -> None:
-    with following(ending("stop")) as front:
-        chat = openai.OpenAI(base_url=f"{front.url}/v1", api_key="-", max_retries=0)
+    with (
+        following(ending("stop")) as front,
+        openai.OpenAI(base_url=f"{front.url}/v1", api_key="-", max_retries=0) as chat,
+        anthropic.Anthropic(base_url=front.url, api_key="-", max_retries=0) as messages,
+    ):
         with pytest.raises(openai.APIError, match="cannot be read"):
             for _ in chat.chat.completions.create(
                 model="tiny", messages=HELLO["messages"], stream=True
             ):
                 pass
-        messages = anthropic.Anthropic(base_url=front.url, api_key="-", max_retries=0)
         with (
             messages.messages.stream(**ASKED[MESSAGES], model="tiny") as stream,
             pytest.raises(anthropic.APIError, match="cannot be read"),
@@ -169,8 +171,10 @@ def test_a_tool_runner_makes_whole_calls_alone(
         calls.append(path)
         return "done"
 
-    with following(script) as front:
-        client = anthropic.Anthropic(base_url=front.url, api_key="-", max_retries=0)
+    with (
+        following(script) as front,
+        anthropic.Anthropic(base_url=front.url, api_key="-", max_retries=0) as client,
+    ):
         runner = client.beta.messages.tool_runner(
             thread=False,
             stream=True,
