@@ -45,7 +45,7 @@ class ServedModel:
     context: int | None
     """Tokens that the model's context holds; None if the server does not know it yet."""
     needs_key: bool
-    """Whether requests are sent with the user's API key."""
+    """True if requests have to be sent with the user's API key."""
 
     @property
     def openai_url(self) -> str:

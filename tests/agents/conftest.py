@@ -1,4 +1,4 @@
-"""What the tests of released clients share."""
+"""Fixtures that the tests of released clients share."""
 
 from __future__ import annotations
 

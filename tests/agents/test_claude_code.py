@@ -34,7 +34,7 @@ SMALL = 33_000
 
 
 def replies(work: Path) -> list[ScriptedReply]:
-    """What the model says in a session whose files lie in ``work``."""
+    """Returns the model's replies in a session whose files lie in ``work``."""
     listing = call("Bash", command="ls; echo listed: $((40 + 2))", description="List the files")
     return [
         ScriptedReply(

@@ -41,7 +41,7 @@ SUMMARY = "Numbers were printed. The summary ends."
 
 
 def replies(work: Path) -> list[ScriptedReply]:
-    """What the model says in a session whose files lie in ``work``."""
+    """Returns the model's replies in a session whose files lie in ``work``."""
     listing = call("exec_command", cmd="ls; echo listed: $((40 + 2))")
     return [
         ScriptedReply(

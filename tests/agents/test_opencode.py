@@ -31,7 +31,7 @@ SUMMARY = "Numbers were printed. Print on."
 
 
 def replies(work: Path) -> list[ScriptedReply]:
-    """What the model says in a session whose files lie in ``work``."""
+    """Returns the model's replies in a session whose files lie in ``work``."""
     listing = call("bash", command="ls; echo listed: $((40 + 2))", description="List the files")
     return [
         ScriptedReply(

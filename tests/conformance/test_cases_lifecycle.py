@@ -26,7 +26,8 @@ from support.scripted_answers import CHARACTERS, NEVER_ENDING
 from support.server import Server, serving, wait_for
 
 SOON_S = 10.0
-"""How long the worker may go on with what was given up, and status pages may lag behind."""
+"""Seconds for which a worker may go on with a request that was given up, and for which status
+pages may lag behind."""
 ENDLESS: Json = {"messages": [user("[on and on]")], "max_tokens": 3000}
 
 

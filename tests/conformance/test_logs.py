@@ -167,7 +167,7 @@ def broken(prompt, *others):
 
 prepare.render = broken
 """
-"""What is added to a model's own code."""
+"""Code that is added to a model's own."""
 
 
 @pytest.mark.parametrize("wanted", [False, True])

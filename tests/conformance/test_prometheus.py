@@ -28,7 +28,7 @@ PATIENCE_S = 60.0
 WINDOW = "20s"
 """In which rates are taken; Prometheus looks every second here."""
 THINK_S = 0.2
-"""How long a client waits before it asks again."""
+"""Seconds for which a client waits before it asks again."""
 
 
 class Prometheus:

@@ -306,7 +306,7 @@ EXPECTED = {
 
 
 BETWEEN_MACHINES = ("mayfly node [MODEL]", "mayfly front --node ADDRESS", "mayfly keys init")
-"""What :func:`test_several_machines` runs."""
+"""The part of the manual that :func:`test_several_machines` runs."""
 
 
 def test_the_table_of_commands_is_looked_after() -> None:

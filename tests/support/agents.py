@@ -149,7 +149,7 @@ def serving_models(folder: Path, models: Mapping[str, Model]) -> Iterator[Server
 
 @dataclass(frozen=True)
 class Output:
-    """What a client printed: lines of JSON on its stdout, and anything on its stderr."""
+    """The output of a client: lines of JSON on its stdout, and anything on its stderr."""
 
     events: list[dict[str, Any]]
     errors: str

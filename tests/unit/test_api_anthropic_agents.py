@@ -1,5 +1,5 @@
-"""What agents send to Anthropic's messages API beside text: pictures, tools of other servers, marks
-and metadata. docs/reported-faults.md lists the ids in test names."""
+"""Parts of agents' requests to Anthropic's messages API beside text: pictures, tools of other
+servers, marks and metadata. docs/reported-faults.md lists the ids in test names."""
 
 from __future__ import annotations
 

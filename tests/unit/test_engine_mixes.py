@@ -32,9 +32,9 @@ pytestmark = pytest.mark.heavy
 END = 2
 """The tokenizer's end token."""
 TOKEN_BYTES = 512
-"""What one token costs the prefix cache: two layers' keys and values of two heads."""
+"""Bytes of one token in the prefix cache: two layers' keys and values of two heads."""
 KV_BYTES = 256
-"""What the harness's budget takes a token of one row for."""
+"""Bytes that the harness's budget counts for a token of one row."""
 
 CONSTRAINTS = [
     *(

@@ -17,7 +17,7 @@ POLL_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class PoolWorker:
-    """What the server's status says, at one moment, about one of the worker processes that serve a
+    """The server's status, at one moment, of one of the worker processes that serve a
     model."""
 
     slot: str

@@ -90,7 +90,8 @@ def _declared(request: PromptFields) -> Iterator[tuple[str, AnthropicTool | Type
 def tool_choice(
     request: PromptFields, tools: tuple[dict[str, Any], ...]
 ) -> tuple[Mode, str | None]:
-    """How the model has to use ``tools``, and the name of the one that it has to call, if any."""
+    """Returns the mode in which the model has to use ``tools``, and the name of the tool that it
+    has to call (None if it may choose)."""
     choice = request.tool_choice
     names = [tool["function"]["name"] for tool in tools]
     if choice is None:
