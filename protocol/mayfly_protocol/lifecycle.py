@@ -68,6 +68,9 @@ class ModelCard:
     and KV precision are equal: a request that one worker has begun is continued only by a worker
     with the same digest. ``rows`` is the most sequences that the worker decodes together.
     ``sampling`` holds the sampling parameters that a request gets if it does not name them.
+    ``tool_parser`` names the form in which tool calls are read from the model's text, and is empty
+    if they are not; ``template_tools`` says that the chat template takes tools: without a
+    ``tool_parser``, only calls that a request demands are read then, which a grammar enforces.
     """
 
     digest: str
@@ -81,6 +84,8 @@ class ModelCard:
     reasoning: bool = False
     rows: int = 0
     sampling: dict[str, float] = field(default_factory=dict)
+    tool_parser: str = ""
+    template_tools: bool = False
 
 
 @dataclass(frozen=True, slots=True)

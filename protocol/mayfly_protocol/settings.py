@@ -76,6 +76,14 @@ class WorkerSettings:
             "recommends (auto), or temperature 1 (none)."
         ),
     ] = "auto"
+    tool_parser: Annotated[
+        str,
+        Option(
+            "Form in which the model writes tool calls: as its chat template suggests (auto), a "
+            "name such as hermes or llama3_json, or none to leave calls in the text. A name that "
+            "does not exist is answered with the list."
+        ),
+    ] = "auto"
     context: Annotated[
         int,
         Option(

@@ -12,6 +12,7 @@ import pytest
 from mayfly_protocol.requests import ChatPrompt, Constraint
 from mayfly_worker.grammar.compiler import GrammarCompiler
 from mayfly_worker.request_errors import InvalidInput
+from mayfly_worker.text.dialects.registry import FORCED
 from mayfly_worker.text.markers import guided_markers
 from mayfly_worker.text.output_parser import OutputParser
 from mayfly_worker.text.tool_calls import ToolCallParser
@@ -73,7 +74,7 @@ def calls(prompt: ChatPrompt, seed: int, **options: Any) -> list[tuple[str, Any]
     text = sample(GRAMMARS.tools(prompt, **options), seed)
     assert text is not None
     parts = OutputParser(
-        guided_markers(PLAIN), tools=ToolCallParser(prompt.tools, None), forced=True
+        guided_markers(PLAIN), tools=ToolCallParser(prompt.tools, FORCED), forced=True
     )
     parts.feed(text)
     parts.end(complete=True)

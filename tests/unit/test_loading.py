@@ -357,6 +357,34 @@ def test_N13_the_card_has_the_sampling_that_the_authors_recommend(copied: Path) 
     assert used.digest != unused.digest, "the answers differ, so no worker continues the other's"
 
 
+def test_F02_the_tool_parser_is_the_templates_or_the_options(tools_model: Path) -> None:
+    cards = [
+        load(settings(tools_model, tool_parser=name), quiet).card
+        for name in ("auto", "mistral", "none")
+    ]
+    assert [(card.tools, card.tool_parser) for card in cards] == [
+        (True, "json_tools"),
+        (True, "mistral"),
+        (False, ""),
+    ]
+    assert {card.template_tools for card in cards} == {True}
+    assert len({card.digest for card in cards}) == 3, "no worker continues another's answer"
+    with pytest.raises(ModelLoadError, match=r"there is no 'hermess'; there are auto, none, "):
+        load(settings(tools_model, tool_parser="hermess"), quiet)
+
+
+def test_F02_a_template_with_tools_and_no_parser_is_said(
+    copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = json.loads((copied / "tokenizer_config.json").read_text())
+    config["chat_template"] = "{{ tools }}{{ messages[0].content }}"
+    (copied / "tokenizer_config.json").write_text(json.dumps(config))
+    (copied / "chat_template.jinja").unlink(missing_ok=True)
+    card = load(settings(copied), quiet).card
+    assert (card.tools, card.tool_parser, card.template_tools) == (False, "", True)
+    assert "tool calls are left in its text" in capsys.readouterr().out
+
+
 def test_N16_a_folder_with_a_scaled_context_or_an_option_for_it(copied: Path) -> None:
     config = json.loads((copied / "config.json").read_text())
     rope = {"rope_theta": 10000.0, **YARN}

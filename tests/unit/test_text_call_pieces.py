@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from mayfly_protocol.requests import ChatPrompt, Ending, Generation, Output, Sampling
 from mayfly_protocol.serving import ToolCallDelta
 from mayfly_worker.text.choice import ChoiceText, TextPiece
+from mayfly_worker.text.dialects.registry import FORCED as FORCED_CALLS
+from mayfly_worker.text.dialects.registry import output_format
 from mayfly_worker.text.markers import guided_markers, markers_of
 from mayfly_worker.text.output_parser import OutputParser
 from mayfly_worker.text.prompts import RenderedPrompt
@@ -61,11 +63,13 @@ def written(name: str, calls: list[Call]) -> str:
 
 def output_parser(name: str, *, early: bool, parallel: bool = True) -> OutputParser:
     if name == FORCED:
-        tools = ToolCallParser(TOOLS, None)
+        tools = ToolCallParser(TOOLS, FORCED_CALLS)
         found = guided_markers(vocabularies.byte_level("thinking"))
         return OutputParser(found, tools=tools, forced=True, early=early, parallel=parallel)
     tokenizer = vocabularies.with_parser(name)
-    tools = ToolCallParser(TOOLS, tokenizer.tool_parser)
+    dialect = output_format(tokenizer).calls
+    assert dialect is not None
+    tools = ToolCallParser(TOOLS, dialect)
     return OutputParser(markers_of(tokenizer, True), tools=tools, early=early, parallel=parallel)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import pkgutil
 from typing import Any
@@ -12,7 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mayfly_worker.text.markers import REASONING, guided_markers, markers_of
+from mayfly_worker.text.automaton import Automaton
+from mayfly_worker.text.dialects.dialect import REASONING, Dialect
+from mayfly_worker.text.dialects.registry import DIALECTS, FORCED
+from mayfly_worker.text.markers import Markers, Transitions, guided_markers, markers_of
 from mayfly_worker.text.output_parser import OutputParser
 from mayfly_worker.text.tool_calls import CallPiece, ParsedCall, ToolCallParser, call_id
 from support import vocabularies
@@ -30,7 +32,7 @@ TOOLS = (function("sum", x={"type": "integer"}), function("glob", pattern={"type
 
 
 def parts(*, tools: bool = True, **options: Any) -> OutputParser:
-    parser = ToolCallParser(TOOLS, THINKING.tool_parser) if tools else None
+    parser = ToolCallParser(TOOLS, DIALECTS["json_tools"]) if tools else None
     return OutputParser(markers_of(THINKING, tools), tools=parser, **options)
 
 
@@ -68,7 +70,7 @@ def read_whole(text: str, state: str) -> tuple[str, str, list[ParsedCall]]:
     }
 
     def close(ending: str) -> str:
-        found = ToolCallParser(TOOLS, THINKING.tool_parser).parse(collected)
+        found = ToolCallParser(TOOLS, DIALECTS["json_tools"]).parse(collected)
         calls.extend(found)
         return "" if found else f"<tool_call>{collected}{ending}"
 
@@ -152,7 +154,10 @@ def test_without_parallel_calls_the_first_one_ends_it() -> None:
 
 def test_without_parallel_calls_one_of_a_list_counts() -> None:
     tools = ToolCallParser(
-        TOOLS, lambda text, tools: [{"name": "sum", "arguments": {"x": n}} for n in "ab"]
+        TOOLS,
+        Dialect(
+            name="two", parse=lambda *_: [{"name": "sum", "arguments": {"x": n}} for n in "ab"]
+        ),
     )
     split = OutputParser(markers_of(THINKING, True), tools=tools, parallel=False)
     split.feed("<tool_call>both</tool_call>")
@@ -197,7 +202,7 @@ def test_a_call_without_its_end_marker_counts_where_the_model_ended_it() -> None
 
 def test_a_format_without_end_marker_has_its_calls_at_the_end() -> None:
     tokenizer = vocabularies.with_parser("mistral")
-    tools = ToolCallParser(TOOLS, tokenizer.tool_parser)
+    tools = ToolCallParser(TOOLS, DIALECTS["mistral"])
     split = OutputParser(markers_of(tokenizer, True), tools=tools)
     text = '[TOOL_CALLS]sum[ARGS]{"x": 1}[TOOL_CALLS]glob[ARGS]{"pattern": "*"}'
     _, _, calls = run(split, [text], complete=False)
@@ -221,9 +226,8 @@ def test_half_a_surrogate_pair_stays_an_escape() -> None:
 
 def test_values_that_json_has_not_are_no_arguments() -> None:
     for value in ({1, 2}, b"x", float("inf"), 1j, object()):
-        tools = ToolCallParser(
-            TOOLS, lambda *_, value=value: {"name": "sum", "arguments": {"x": value}}
-        )
+        call = {"name": "sum", "arguments": {"x": value}}
+        tools = ToolCallParser(TOOLS, Dialect(name="odd", parse=lambda *_, call=call: call))
         assert tools.parse("") == []
 
 
@@ -232,7 +236,7 @@ def test_values_that_json_has_not_are_no_arguments() -> None:
 
 def test_forced_calls_are_one_json_text_after_the_thought() -> None:
     split = OutputParser(
-        guided_markers(THINKING), state=REASONING, tools=ToolCallParser(TOOLS, None), forced=True
+        guided_markers(THINKING), state=REASONING, tools=ToolCallParser(TOOLS, FORCED), forced=True
     )
     text = '[{"name":"sum","arguments":{"x":1}},{"name":"glob","arguments":{"pattern":"<think>"}}]'
     content, reasoning, calls = run(split, ["hm</think>", text[:20], text[20:]])
@@ -241,8 +245,38 @@ def test_forced_calls_are_one_json_text_after_the_thought() -> None:
 
 
 def test_forced_calls_that_were_cut_off_are_content() -> None:
-    split = OutputParser(guided_markers(THINKING), tools=ToolCallParser(TOOLS, None), forced=True)
+    split = OutputParser(guided_markers(THINKING), tools=ToolCallParser(TOOLS, FORCED), forced=True)
     assert run(split, ['[{"name":"sum"'], complete=False) == ('[{"name":"sum"', "", [])
+
+
+# Headers of messages
+
+
+def test_a_header_names_the_state_that_follows() -> None:
+    """Its text is dropped, or begins the text of the call that it belongs to."""
+
+    def route(header: str) -> str:
+        return "tool" if "to=" in header else "reasoning" if header == "thought" else "normal"
+
+    edges = {"normal": ["<h>"], "reasoning": ["<h>"], "tool": ["<h>"]}
+    states = {
+        state: Transitions(Automaton(out), ("header",) * len(out)) for state, out in edges.items()
+    }
+    states["header"] = Transitions(Automaton(["<m>"]), ("routed",))
+    found = Markers(states, initial="normal", endless_calls=True, route=route)
+
+    def parse(text: str, tools: Any) -> Any:
+        header, _, arguments = text.partition("<m>")
+        return {"name": header.removeprefix("to="), "arguments": json.loads(arguments)}
+
+    def parser() -> OutputParser:
+        tools = ToolCallParser(TOOLS, Dialect(name="headers", parse=parse))
+        return OutputParser(found, tools=tools)
+
+    text = '<h>thought<m>hm<h>final<m>Yes.<h>to=sum<m>{"x": 1}'
+    assert run(parser(), list(text)) == ("Yes.", "hm", [ParsedCall("sum", '{"x": 1}')])
+    unknown = "<h>to=other<m>{}"
+    assert run(parser(), list(unknown + "<h>final<m>Yes.")) == (unknown + "Yes.", "", [])
 
 
 # mlx-lm's formats
@@ -271,9 +305,7 @@ EXAMPLES = {
 @pytest.mark.parametrize("name", PARSERS)
 def test_every_format_of_mlx_lm_is_read(name: str) -> None:
     tokenizer = vocabularies.with_parser(name)
-    split = OutputParser(
-        markers_of(tokenizer, True), tools=ToolCallParser(TOOLS, tokenizer.tool_parser)
-    )
+    split = OutputParser(markers_of(tokenizer, True), tools=ToolCallParser(TOOLS, DIALECTS[name]))
     text = f"{tokenizer.tool_call_start}{EXAMPLES[name]}{tokenizer.tool_call_end}"
     assert run(split, list(text)) == ("", "", [ParsedCall("glob", '{"pattern": "*"}')])
 
@@ -292,8 +324,7 @@ words = (
 @settings(deadline=None)
 @given(st.sampled_from(PARSERS), st.lists(words, max_size=12).map("".join))
 def test_no_parser_gives_anything_but_calls_of_these_tools(name: str, text: str) -> None:
-    parser = importlib.import_module(f"mlx_lm.tool_parsers.{name}").parse_tool_call
-    for found in ToolCallParser(TOOLS, parser).parse(text):
+    for found in ToolCallParser(TOOLS, DIALECTS[name]).parse(text):
         assert found.name in {"sum", "glob"}
         assert isinstance(json.loads(found.arguments), dict)
 

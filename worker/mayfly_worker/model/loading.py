@@ -44,6 +44,14 @@ from mayfly_worker.model.weight_files import (
     only_weight_files,
     weight_files,
 )
+from mayfly_worker.text.dialects.registry import (
+    AUTO,
+    NONE,
+    choose_format,
+    dialect_named,
+    output_format,
+    template_takes_tools,
+)
 
 ReportProgress = Callable[[LoadPhase, int, int], None]
 """Callback for the progress of loading: phase, bytes done, bytes in all."""
@@ -99,6 +107,13 @@ def load(
     reader.follow(partial(report, "warming"))
     report("loading", 0, 0)
     model, tokenizer, config = assemble(settings)
+    form = output_format(tokenizer)
+    if form.calls is None and settings.tool_parser != NONE and template_takes_tools(tokenizer):
+        _log.warning(
+            "the model's tool calls are left in its text",
+            reason="its chat template takes tools, and no tool parser is known for its words; "
+            "--tool-parser names one, and tool_choice 'required' works without",
+        )
     weight_bytes = materialize(model, report)
     new_cache = cache_factory(model, config, settings)
     sampling = recommended(folder) if settings.generation_config == "auto" else {}
@@ -119,10 +134,12 @@ def load(
         kv_bytes_per_token=found.cost.per_token,
         weight_bytes=weight_bytes,
         chat=bool(tokenizer.has_chat_template),
-        tools=bool(tokenizer.has_tool_calling),
+        tools=form.calls is not None,
         reasoning=bool(tokenizer.has_thinking),
         rows=settings.max_rows if found.batchable else 1,
         sampling=sampling,
+        tool_parser=form.calls.name if form.calls else "",
+        template_tools=template_takes_tools(tokenizer),
     )
     return LoadedModel(model, tokenizer, card, found, new_cache)
 
@@ -148,6 +165,7 @@ def assemble(settings: WorkerSettings) -> tuple[Any, Any, dict[str, Any]]:
             model = load_adapters(model, settings.adapter)
             model.eval()
         tokenizer = _load_tokenizer(folder, config.get("eos_token_id"), trust=trust)
+        choose_format(tokenizer, settings.tool_parser)
     return model, tokenizer, config
 
 
@@ -199,6 +217,11 @@ def _check_limit(folder: Path, limit: int) -> None:
 
 
 def _check(folder: Path, settings: WorkerSettings) -> None:
+    if settings.tool_parser != AUTO:
+        try:
+            dialect_named(settings.tool_parser)
+        except ValueError as error:
+            raise ModelLoadError(str(error)) from error
     config = json_object(folder / "config.json")
     check_weights(folder)
     recommended(folder)
@@ -307,6 +330,8 @@ def digest(folder: Path, settings: WorkerSettings, sampling: dict[str, float]) -
             elif path.suffix == ".safetensors":
                 sha.update(path.name.encode() + _sampled(path))
     sha.update(repr((settings.kv_bits, settings.max_kv_size)).encode())
+    if settings.tool_parser != AUTO:
+        sha.update(settings.tool_parser.encode())
     if sampling:
         sha.update(repr(sorted(sampling.items())).encode())
     return sha.hexdigest()[:32]

@@ -17,7 +17,9 @@ from mayfly_protocol.requests import ChatPrompt, FinishReason, Generation
 from mayfly_protocol.serving import ToolCallDelta
 from mayfly_worker.text.automaton import NONE, ROOT, Automaton
 from mayfly_worker.text.detokenize import Detokenizer
-from mayfly_worker.text.markers import REASONING, guided_markers, markers_of
+from mayfly_worker.text.dialects.dialect import REASONING
+from mayfly_worker.text.dialects.registry import FORCED, output_format
+from mayfly_worker.text.markers import guided_markers, markers_of
 from mayfly_worker.text.output_parser import OutputParser
 from mayfly_worker.text.prompts import RenderedPrompt
 from mayfly_worker.text.tool_calls import ToolCallParser, call_id
@@ -243,18 +245,18 @@ def _output_parser(
         return OutputParser(
             guided_markers(tokenizer),
             state=state,
-            tools=ToolCallParser(offered, None),
+            tools=ToolCallParser(offered, FORCED),
             forced=True,
             parallel=chat.parallel_tool_calls,
             early=generation.output.early_calls,
         )
     if generation.output.constraint is not None:
         return OutputParser(guided_markers(tokenizer), state=state)
-    parse_calls = bool(offered) and tokenizer.has_tool_calling
+    dialect = output_format(tokenizer).calls if offered else None
     return OutputParser(
-        markers_of(tokenizer, parse_calls),
+        markers_of(tokenizer, dialect is not None),
         state=state,
-        tools=ToolCallParser(offered, tokenizer.tool_parser) if parse_calls else None,
+        tools=ToolCallParser(offered, dialect) if dialect else None,
         parallel=chat.parallel_tool_calls,
         early=generation.output.early_calls,
     )

@@ -1,34 +1,34 @@
 """Markers of reasoning and tool calls in the text that a model writes.
 
-The markers are those that mlx-lm's ``TokenizerWrapper`` infers from vocabulary and template. Each
-marker moves a text from one state to another::
+The markers are those of the model's output format (:mod:`mayfly_worker.text.dialects`). Each marker
+moves a text from one state to another::
 
-              think_start                tool_call_start
-    normal --------------> reasoning ---------------------+
-      |  ^                     | think_end                v
-      |  +---------------------+----------------------- tool
-      |           tool_call_end (none: the call goes on to the end)
-      +-----------------------------------------------> tool
-                  tool_call_start
+                 start of                       start of
+                 thought                        calls
+    normal --------------------> reasoning ---------------------+
+      |  ^                            | end of thought          v
+      |  +----------------------------+---------------------- tool
+      |             end of calls (none: the call goes on to the end)
+      +------------------------------------------------------> tool
+                   start of calls
 
 Some formats have further states, such as the header of a message, whose text is protocol and is
-dropped. The states are those of ``mlx_lm.generate.make_text_state_machine``. This module builds
-them anew because tool calls can be turned off, because the marker that was matched is needed to
-give back a call that does not parse, and because mlx-lm's machine holds back more text than could
-still become a marker.
+dropped, or says what follows. mlx-lm has such a machine, too
+(``mlx_lm.generate.make_text_state_machine``). This one differs because tool calls can be turned
+off, because the marker that was matched is needed to give back a call that does not parse, and
+because mlx-lm's machine holds back more text than could still become a marker.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from mayfly_worker.text.automaton import Automaton
-
-NORMAL = "normal"
-REASONING = "reasoning"
-TOOL = "tool"
+from mayfly_worker.text.dialects.dialect import NORMAL, REASONING, ROUTED, TOOL
+from mayfly_worker.text.dialects.registry import output_format
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,13 @@ class Transitions:
 class Markers:
     """A model's output format: the states of its text (normal, reasoning, tool call) and the
     markers that lead from one state to another. ``initial`` is the first state of an answer, unless
-    the prompt ends inside reasoning; ``endless_calls`` says that a tool call has no end marker."""
+    the prompt ends inside reasoning; ``endless_calls`` says that a tool call has no end marker.
+    ``route`` returns the state to which the text of a header leads."""
 
     states: dict[str, Transitions]
     initial: str
     endless_calls: bool
+    route: Callable[[str], str] | None = None
 
     def transitions(self, state: str) -> Transitions:
         return self.states.get(state, _NO_TRANSITIONS)
@@ -63,12 +65,14 @@ _Edges = dict[str, list[tuple[str, str]]]
 
 @lru_cache(maxsize=8)
 def markers_of(tokenizer: Any, tools: bool) -> Markers:
-    """Returns the markers of a model's output, as its mlx-lm ``TokenizerWrapper`` knows them;
-    markers of tool calls are included only with ``tools``."""
+    """Returns the markers of a model's output; ``tokenizer`` is mlx-lm's ``TokenizerWrapper``.
+    Markers of tool calls are included only with ``tools``."""
+    form = output_format(tokenizer)
     return Markers(
-        _transitions(_edges(tokenizer, tools and tokenizer.has_tool_calling)),
-        initial=tokenizer.response_initial_state or NORMAL,
-        endless_calls=not tokenizer.tool_call_end,
+        _transitions(_edges(tokenizer, tools)),
+        initial=form.framing.initial,
+        endless_calls=form.calls is None or not form.calls.ends,
+        route=form.framing.route,
     )
 
 
@@ -76,7 +80,8 @@ def markers_of(tokenizer: Any, tools: bool) -> Markers:
 def guided_markers(tokenizer: Any) -> Markers:
     """Returns the markers of output that a grammar guides: only the end of reasoning that the
     prompt has begun. All text after this marker is the answer, whatever it contains."""
-    edges = {REASONING: [(tokenizer.think_end, NORMAL)]} if tokenizer.has_thinking else {}
+    thought = output_format(tokenizer).thought
+    edges = {REASONING: [(thought.end, NORMAL)]} if thought else {}
     return Markers(_transitions(edges), initial=NORMAL, endless_calls=False)
 
 
@@ -88,23 +93,24 @@ def _transitions(edges: _Edges) -> dict[str, Transitions]:
 
 
 def _edges(tokenizer: Any, tools: bool) -> _Edges:
+    form = output_format(tokenizer)
+    calls = form.calls if tools else None
+    own = form.framing.transitions
     edges: _Edges = {NORMAL: []}
-    own = tokenizer.response_transitions
-    if tokenizer.has_thinking:
-        edges[NORMAL].append((tokenizer.think_start, REASONING))
-        edges[REASONING] = [(tokenizer.think_end, NORMAL)]
-    if tools:
-        opening = (tokenizer.tool_call_start, TOOL)
-        # If the format's own transitions say where tool calls begin, they begin nowhere else.
-        if all(target != TOOL for out in own.values() for _, target in out):
-            edges[NORMAL].append(opening)
-        if tokenizer.has_thinking:
-            edges[REASONING].append(opening)
-        closing = tokenizer.tool_call_end
-        edges[TOOL] = [(closing, NORMAL)] if closing else []
-    edges[NORMAL] += [(marker, NORMAL) for marker in tokenizer.structural_markers]
+    if form.thought:
+        edges[NORMAL].append((form.thought.start, REASONING))
+        edges[REASONING] = [(form.thought.end, NORMAL)]
+    if calls:
+        opening = [(marker, TOOL) for marker in calls.starts]
+        # If the format's own states say where tool calls begin, they begin nowhere else.
+        if all(target not in (TOOL, ROUTED) for out in own.values() for _, target in out):
+            edges[NORMAL] += opening
+        if form.thought:
+            edges[REASONING] += opening
+        edges[TOOL] = [(marker, NORMAL) for marker in calls.ends]
+    edges[NORMAL] += [(marker, NORMAL) for marker in form.dropped]
     for state, out in own.items():
-        allowed = [edge for edge in out if tools or edge[1] != TOOL]
+        allowed = [edge for edge in out if calls or edge[1] != TOOL]
         edges.setdefault(state, []).extend(allowed)
     return edges
 
@@ -112,5 +118,5 @@ def _edges(tokenizer: Any, tools: bool) -> _Edges:
 @lru_cache(maxsize=8)
 def marker_strings(tokenizer: Any) -> tuple[str, ...]:
     """Returns every string that marks reasoning, tool calls or other parts of a model's output."""
-    edges = _edges(tokenizer, tokenizer.has_tool_calling)
+    edges = _edges(tokenizer, True)
     return tuple({marker: None for out in edges.values() for marker, _ in out if marker})

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from mayfly_worker.text.automaton import NONE, ROOT
-from mayfly_worker.text.markers import NORMAL, REASONING, TOOL, Markers
+from mayfly_worker.text.dialects.dialect import NORMAL, REASONING, ROUTED, TOOL
+from mayfly_worker.text.markers import Markers
 from mayfly_worker.text.tool_calls import CallPiece, CallText, ToolCallParser
 
 
@@ -41,9 +42,10 @@ class OutputParser:
         self.reasoning = ""
         self.calls: list[CallPiece] = []
         self.full = self.cut = self.broken = False
-        self._opening = ""
+        self._opening = self._entered = ""
         self._call: CallText | None = None
         self._held = ""
+        self._header = ""
         self._enter(state or markers.initial)
 
     def _enter(self, state: str) -> None:
@@ -104,6 +106,8 @@ class OutputParser:
             self._put_into_call(text)
         elif self.state == NORMAL:
             self.content += text
+        else:
+            self._header += text
 
     def _put_into_call(self, text: str) -> None:
         if self._call is None:
@@ -120,9 +124,18 @@ class OutputParser:
     def _follow(self, marker: str, target: str) -> None:
         """Moves the answer to the state ``target``, to which a ``marker`` in its text leads."""
         if self.in_call:
-            self._close(marker, whole=True)
+            self._close(marker if target == NORMAL else "", whole=True)
+        header, self._header = self._header, ""
+        if target == ROUTED and self._markers.route is not None:
+            target = self._markers.route(header)
+            if target == TOOL and self._tools is None:
+                target = NORMAL
+            if target == TOOL:
+                self._opening = self._entered
+                self._put_into_call(header + marker)
         elif target == TOOL:
             self._opening = marker
+        self._entered = marker
         self._enter(target)
 
     def _close(self, ending: str, *, whole: bool) -> bool:

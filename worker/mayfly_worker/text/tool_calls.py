@@ -4,64 +4,50 @@ is generated."""
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Collection
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-from mayfly_worker.text.call_readers import (
-    Reader,
-    read_function_gemma,
-    read_gemma4,
-    read_json_calls,
-    read_kimi_k2,
-    read_mistral,
-    read_pythonic,
-)
+from mayfly_worker.text.dialects.call_readers import Reader
+from mayfly_worker.text.dialects.dialect import Dialect
 from mayfly_worker.text.json_pieces import GiveUp, Reading, Source, json_text
-from mayfly_worker.text.markup_readers import MARKUPS, read_longcat, read_markup
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedCall:
-    """A tool call that a model wrote. ``arguments`` is a JSON object as text."""
+    """A tool call that a model wrote. ``arguments`` is a JSON object as text; ``id`` is the id that
+    the model gave the call, if its dialect has ids."""
 
     name: str
     arguments: str
+    id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CallPiece:
-    """A part of a tool call. The call's first piece has its ``name``; the ``arguments`` of all its
-    pieces together are a JSON object as text. ``unfinished`` says that the call ends with this
-    piece, without being whole."""
+    """A part of a tool call. The call's first piece has its ``name`` and, if the model wrote one,
+    its ``id``; the ``arguments`` of all its pieces together are a JSON object as text.
+    ``unfinished`` says that the call ends with this piece, without being whole."""
 
     arguments: str
     name: str | None = None
     unfinished: bool = False
+    id: str | None = None
 
 
 class ToolCallParser:
-    """Parses calls of one request's tools, in the model's format.
+    """Parses calls of one request's ``tools``, which a model writes in a ``dialect``."""
 
-    ``parser`` is one of mlx-lm's functions ``parse_tool_call(text, tools)``, or None if calls come
-    as a JSON list of objects with ``name`` and ``arguments``.
-    """
-
-    def __init__(self, tools: Collection[dict[str, Any]], parser: Any | None) -> None:
+    def __init__(self, tools: Collection[dict[str, Any]], dialect: Dialect) -> None:
         self._tools = list(tools)
         self.names = frozenset(tool["function"]["name"] for tool in tools)
-        self._parser = parser or parse_json_calls
+        self._dialect = dialect
 
     @property
     def reader(self) -> Reader | None:
-        """Function that follows tool calls in the model's format piece by piece; None if they can
+        """Function that follows tool calls in the model's dialect piece by piece; None if they can
         only be parsed as a whole."""
-        package, _, name = str(getattr(self._parser, "__module__", "")).rpartition(".")
-        if self._parser is parse_json_calls:
-            return read_json_calls
-        return _READERS.get(name) if package == "mlx_lm.tool_parsers" else None
+        return self._dialect.read
 
     def parse(self, text: str) -> list[ParsedCall]:
         """Returns the calls in a text; an empty list unless every call has the name of one of the
@@ -71,12 +57,12 @@ class ToolCallParser:
         return [] if None in calls else [call for call in calls if call is not None]
 
     def values(self, text: str) -> Any:
-        """Returns the calls that the parser of the model's format finds in a text, unchecked: a
+        """Returns the calls that the parser of the model's dialect finds in a text, unchecked: a
         dictionary or a list of them; None if the parser cannot read the text."""
         try:
-            return self._parser(text, self._tools)
+            return self._dialect.parse(text, self._tools)
         except Exception:
-            # mlx-lm's parsers raise anything on malformed text: ValueError, AttributeError,
+            # The parsers raise anything on malformed text: ValueError, AttributeError,
             # TypeError, RecursionError, MemoryError from ast. All of it means: not a call.
             return None
 
@@ -87,34 +73,17 @@ class ToolCallParser:
         if not isinstance(name, str) or name not in self.names or not isinstance(arguments, dict):
             return None
         text = json_text(arguments)
-        return None if text is None else ParsedCall(name, text)
-
-
-def parse_json_calls(text: str, tools: Any = None) -> Any:
-    """Parses ``[{"name": …, "arguments": {…}}, …]``, the form that the grammar prescribes if a
-    request forces tool calls."""
-    return json.loads(text)
-
-
-_READERS: dict[str, Reader] = {
-    "function_gemma": read_function_gemma,
-    "gemma4": read_gemma4,
-    "json_tools": read_json_calls,
-    "kimi_k2": read_kimi_k2,
-    "longcat": read_longcat,
-    "mistral": read_mistral,
-    "pythonic": read_pythonic,
-    **{name: partial(read_markup, markup) for name, markup in MARKUPS.items() if name != "longcat"},
-}
-"""Readers that follow tool calls piece by piece, by the module of mlx-lm's parser for the same
-format. Calls in a format without a reader are passed on only when they are whole."""
+        if text is None:
+            return None
+        id = parsed.get("id")
+        return ParsedCall(name, text, id if isinstance(id, str) and id else None)
 
 
 class CallText:
     """The text of one or several tool calls, which comes in pieces, and the calls found in it.
 
-    With ``early``, pieces of a call are given out as the reader of the model's format finds them.
-    The parser of the format has the last word: each call is parsed as a whole once its text has
+    With ``early``, pieces of a call are given out as the reader of the dialect finds them.
+    The parser of the dialect has the last word: each call is parsed as a whole once its text has
     ended, and what the pieces lack is given out then. If the parser cannot read a call, or reads it
     otherwise than its pieces, the text is ``broken``, and nothing may follow.
 
@@ -130,6 +99,7 @@ class CallText:
         self._begins_at = 0
         self._opening = ""
         self._name: str | None = None
+        self._id: str | None = None
         self._announced = False
         self._sent: list[str] = []
         self._new: list[str] = []
@@ -192,7 +162,7 @@ class CallText:
             if self.full:
                 return
             self.counted = True
-            self.pieces.append(CallPiece(call.arguments, call.name))
+            self.pieces.append(CallPiece(call.arguments, call.name, id=call.id))
             self.full = not self._parallel
 
     def _flush(self) -> None:
@@ -200,17 +170,17 @@ class CallText:
         call's first piece has its name and never an empty text, which clients take for an empty
         object."""
         if self._new:
-            name = None if self._announced else self._name
-            self.pieces.append(CallPiece("".join(self._new), name))
+            name, id = (None, None) if self._announced else (self._name, self._id)
+            self.pieces.append(CallPiece("".join(self._new), name, id=id))
             self._announced = True
             self._new.clear()
 
     # As the target of a reader
 
-    def begin(self, name: str) -> None:
+    def begin(self, name: str, id: str | None = None) -> None:
         if self._parser is None or name not in self._parser.names or self._name is not None:
             raise GiveUp
-        self._name = name
+        self._name, self._id = name, id
         self._announced = False
         self.counted = True
 

@@ -8,9 +8,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from mayfly_worker.text.call_readers import Target, read_arguments, read_json_calls
-from mayfly_worker.text.json_pieces import GiveUp, Reading, Source, json_text, nowhere
-from mayfly_worker.text.markup_values import (
+from mayfly_worker.text.dialects.call_readers import Target, read_arguments, read_json_calls
+from mayfly_worker.text.dialects.markup_values import (
     MarkupValue,
     OpenTexts,
     Trim,
@@ -18,6 +17,7 @@ from mayfly_worker.text.markup_values import (
     TrimLines,
     TrimNothing,
 )
+from mayfly_worker.text.json_pieces import GiveUp, Reading, Source, json_text, nowhere
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,12 @@
-"""Reads tool calls while they come, in the formats of ``mlx_lm.tool_parsers`` that write arguments
-as JSON, as Python or as Gemma does; :mod:`mayfly_worker.text.markup_readers` reads the others.
+"""Reads tool calls while they come, in the dialects that write arguments as JSON, as Python or as
+Gemma does; :mod:`mayfly_worker.text.dialects.markup_readers` reads the others.
 
 A reader follows the text of one or several calls, as far as that is certain, and tells a
 :class:`Target` what it finds: a call's name, the text of its arguments in the form of
 ``json.dumps``, the place where the next call begins. The closing brace of the arguments is left
 out. Text of an argument's string is passed on as it comes; any other value once it is whole, and as
-mlx-lm's parser reads it from a small call that holds nothing else. Where the text goes on in a way
-that cannot be followed, the reader raises GiveUp; mlx-lm's parser may still read the whole.
+the dialect's parser reads it from a small call that holds nothing else. Where the text goes on in a
+way that cannot be followed, the reader raises GiveUp; the parser may still read the whole.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ class Target(Protocol):
     """Receiver of what a reader finds in the text of tool calls: names, arguments, and the places
     where calls end and begin."""
 
-    def begin(self, name: str) -> None:
-        """Begins a call of the tool ``name``. Raises GiveUp if the request has no such tool."""
+    def begin(self, name: str, id: str | None = None) -> None:
+        """Begins a call of the tool ``name``, to which the model gave an ``id`` or none. Raises
+        GiveUp if the request has no such tool."""
 
     def add(self, arguments: str) -> None:
         """Takes the next piece of the arguments, a JSON object as text, of the call that was begun
@@ -44,8 +45,8 @@ class Target(Protocol):
         ``listed`` says that the calls are elements of a list, with brackets around all of them."""
 
     def parse(self, text: str) -> tuple[str, dict[str, Any]]:
-        """Returns the name and the arguments of the only call in a text, as mlx-lm's parser reads
-        it. Raises GiveUp if the parser finds no call, or several."""
+        """Returns the name and the arguments of the only call in a text, as the dialect's
+        parser reads it. Raises GiveUp if the parser finds no call, or several."""
 
 
 Reader = Callable[[Source, Target], Reading[None]]
@@ -53,12 +54,14 @@ Reader = Callable[[Source, Target], Reading[None]]
 _SPACES = " \t\n\r\f\v"
 
 
-def read_arguments(source: Source, target: Target, name: str) -> Reading[None]:
+def read_arguments(
+    source: Source, target: Target, name: str, id: str | None = None
+) -> Reading[None]:
     """Reads a call's arguments and passes them to ``target``. Raises GiveUp if no JSON object
     comes."""
     if (yield from source.peek()) != "{":
         raise GiveUp
-    target.begin(name)
+    target.begin(name, id)
     yield from read_object(source, target.add)
 
 
@@ -138,11 +141,11 @@ def read_kimi_k2(source: Source, target: Target) -> Reading[None]:
     while True:
         yield from source.until(header.append, "<|tool_call_argument_begin|>")
         text = "".join(header).rpartition("<|tool_call_begin|>")[2]
-        named = re.fullmatch(r"\s*(?:functions\.)?(.+?):\d+\s*", text, re.DOTALL)
+        named = re.fullmatch(r"\s*((?:functions\.)?(.+?):\d+)\s*", text, re.DOTALL)
         if named is None:
             raise GiveUp
         yield from source.skip_space(_SPACES)
-        yield from read_arguments(source, target, named[1])
+        yield from read_arguments(source, target, named[2], named[1])
         yield from source.until(nowhere, "<|tool_call_begin|>")
         start = source.position - len("<|tool_call_begin|>")
         header.clear()
