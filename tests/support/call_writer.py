@@ -1,4 +1,4 @@
-"""Writes tool calls as models do, in each format of ``mlx_lm.tool_parsers``."""
+"""Writes tool calls as models do, in each dialect."""
 
 from __future__ import annotations
 
@@ -76,12 +76,45 @@ def _function_gemma(name: str, arguments: dict[str, Any]) -> str:
 
 
 def _pythonic(calls: Sequence[Call]) -> str:
+    return f"[{', '.join(_keywords(name, arguments) for name, arguments in calls)}]"
+
+
+def _list(name: str = "name", arguments: str = "arguments") -> Callable[[Sequence[Call]], str]:
+    """Writes calls as a JSON list, with these keys."""
+    return lambda calls: _json([{name: call[0], arguments: call[1]} for call in calls])
+
+
+def _headed(begin: str, separator: str, end: str) -> Callable[[Sequence[Call]], str]:
+    """Writes each call's name before its arguments."""
+
     def one(name: str, arguments: dict[str, Any]) -> str:
-        return f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
+        return f"{begin}{name}{separator}{_json(arguments)}{end}"
 
-    return f"[{', '.join(one(name, arguments) for name, arguments in calls)}]"
+    return lambda calls: "".join(one(name, arguments) for name, arguments in calls)
 
 
+def _dsml(name: str, arguments: dict[str, Any]) -> str:
+    inside = "".join(
+        f'<｜DSML｜parameter name="{key}" string="{"true" if isinstance(value, str) else "false"}">'
+        f"{_text(value)}</｜DSML｜parameter>\n"
+        for key, value in arguments.items()
+    )
+    return f'<｜DSML｜invoke name="{name}">\n{inside}</｜DSML｜invoke>'
+
+
+def _keywords(name: str, arguments: dict[str, Any]) -> str:
+    return f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
+
+
+def _command_a(calls: Sequence[Call]) -> str:
+    written = [
+        {"tool_call_id": str(at), "tool_name": name, "parameters": arguments}
+        for at, (name, arguments) in enumerate(calls)
+    ]
+    return f"[\n    {_json(written)[1:-1]}\n]"
+
+
+_FENCE = "\n```json\n"
 _GLM = _marked("{}", "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>\n", "")
 
 WRITERS: dict[str, Callable[[Sequence[Call]], str]] = {
@@ -112,7 +145,48 @@ WRITERS: dict[str, Callable[[Sequence[Call]], str]] = {
     "qwen3_coder": _marked(
         "\n<function={}>\n", "<parameter={}>\n{}\n</parameter>\n", "</function>\n"
     ),
+    "apertus": lambda calls: _json([{name: arguments} for name, arguments in calls]),
+    "command_a": _command_a,
+    "command_r": lambda calls: f"Action: ```json\n{_list('tool_name', 'parameters')(calls)}\n```",
+    "deepseek_v3": _headed("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
+    "deepseek_v3/fenced": _headed(
+        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>", _FENCE, "\n```<｜tool▁call▁end｜>"
+    ),
+    "deepseek_v32": lambda calls: f"\n{_lines(calls, _dsml)}\n",
+    "gigachat3": lambda calls: f"\n{_object(calls[0])}",
+    "granite": _list(),
+    "granite_20b": lambda calls: f" {_object(calls[0])}",
+    "hunyuan": _list(),
+    "hunyuan/headed": _headed("<tool_call>function<tool_sep>", _FENCE, "\n```</tool_call>"),
+    "hunyuan/lines": lambda calls: f"\n{_lines(calls, lambda *call: _object(call))}\n",
+    "internlm2": lambda calls: f"\n{_list(arguments='parameters')(calls[:1])[1:-1]}",
+    "json_tools/one_block": lambda calls: f"\n{_lines(calls, lambda *call: _object(call))}\n",
+    "llama3_json": lambda calls: "; ".join(
+        _list(arguments="parameters")([call])[1:-1] for call in calls
+    ),
+    "llama3_json/tag": lambda calls: ";".join(
+        _json({"type": "function", "name": name, "parameters": arguments})
+        for name, arguments in calls
+    ),
+    "llama4_pythonic": _pythonic,
+    "mistral/ids": lambda calls: "[TOOL_CALLS]".join(
+        f"{name}[CALL_ID]a0{at}[ARGS]{_json(value)}" for at, (name, value) in enumerate(calls)
+    ),
+    "mistral/list": lambda calls: f" {_list()(calls)}",
+    "nemotron_nano_v2": _list(),
+    "olmo3": lambda calls: f"\n{_lines(calls, _keywords)}\n",
+    "phi4_mini": _list(),
+    "phi4_mini/word": lambda calls: f"functools{_list()(calls)}",
+    "pythonic/json": _list(),
+    "seed_oss": _marked("\n<function={}>\n", "<parameter={}>{}</parameter>\n", "</function>\n"),
 }
+"""Each dialect, and after a slash further forms of a dialect."""
 
-ONE_CALL = {"function_gemma", "glm47", "json_tools", "laguna", "longcat", "minicpm5", "qwen3_coder"}
-"""Formats whose markers stand around each single call."""
+ONE_CALL = {
+    *("function_gemma", "gigachat3", "glm47", "granite_20b", "internlm2", "json_tools", "laguna"),
+    *("longcat", "minicpm5", "qwen3_coder", "seed_oss"),
+}
+"""Forms whose markers stand around each single call."""
+
+BARE = {"command_r", "llama3_json", "llama4_pythonic", "phi4_mini/word"}
+"""Forms without markers: an answer begins with them."""

@@ -3,7 +3,6 @@ written in Python, and with the markers of tool calls or reasoning."""
 
 from __future__ import annotations
 
-import importlib
 import tempfile
 from functools import lru_cache
 from pathlib import Path
@@ -14,6 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 from transformers.tokenization_python import PreTrainedTokenizer
 
+from mayfly_worker.text.dialects.registry import DIALECTS, choose_format
 from support.models import tokenizer as kinds
 
 CONTEXT = 2048
@@ -86,20 +86,19 @@ def python_written() -> TokenizerWrapper:
 
 @lru_cache
 def with_parser(name: str, *, special: bool = False) -> TokenizerWrapper:
-    """A byte-level tokenizer with mlx-lm's tool parser of this name; the parser's markers are
-    single tokens of the vocabulary, special tokens with ``special``."""
-    parser = importlib.import_module(f"mlx_lm.tool_parsers.{name}")
+    """A byte-level tokenizer of a model that writes tool calls in the dialect of this name. The
+    dialect's markers are single tokens of the vocabulary, special tokens with ``special``."""
+    dialect = DIALECTS[name]
     rust = kinds.train("plain")
-    markers = [m for m in (parser.tool_call_start, parser.tool_call_end) if m]
+    markers = [*dialect.starts, *dialect.ends]
     rust.add_tokens([AddedToken(m, special=special, normalized=False) for m in markers])
     rust.add_special_tokens([AddedToken("[ARGS]", special=True)])
-    return TokenizerWrapper(
+    tokenizer = TokenizerWrapper(
         PreTrainedTokenizerFast(tokenizer_object=rust, eos_token=kinds.END, pad_token=kinds.PAD),
         eos_token_ids=[2],
-        tool_parser=parser.parse_tool_call,
-        tool_call_start=parser.tool_call_start,
-        tool_call_end=parser.tool_call_end,
     )
+    choose_format(tokenizer, name)
+    return tokenizer
 
 
 def ids_of(text: str, tokenizer: TokenizerWrapper) -> list[int]:

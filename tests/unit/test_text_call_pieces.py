@@ -15,14 +15,15 @@ from hypothesis import strategies as st
 from mayfly_protocol.requests import ChatPrompt, Ending, Generation, Output, Sampling
 from mayfly_protocol.serving import ToolCallDelta
 from mayfly_worker.text.choice import ChoiceText, TextPiece
+from mayfly_worker.text.dialects.dialect import Dialect
+from mayfly_worker.text.dialects.registry import DIALECTS
 from mayfly_worker.text.dialects.registry import FORCED as FORCED_CALLS
-from mayfly_worker.text.dialects.registry import output_format
 from mayfly_worker.text.markers import guided_markers, markers_of
 from mayfly_worker.text.output_parser import OutputParser
 from mayfly_worker.text.prompts import RenderedPrompt
 from mayfly_worker.text.tool_calls import CallPiece, ParsedCall, ToolCallParser
 from support import vocabularies
-from support.call_writer import FORCED, ONE_CALL, WRITERS, Call
+from support.call_writer import BARE, FORCED, ONE_CALL, WRITERS, Call
 
 FORMATS = sorted(WRITERS)
 PROPERTIES: dict[str, Any] = {
@@ -47,11 +48,15 @@ TOOLS = tuple(
 )
 
 
+def dialect(name: str) -> Dialect:
+    return FORCED_CALLS if name == FORCED else DIALECTS[name.partition("/")[0]]
+
+
 def markers(name: str) -> tuple[str, str]:
-    if name == FORCED:
+    used = dialect(name)
+    if name == FORCED or name in BARE:
         return "", ""
-    tokenizer = vocabularies.with_parser(name)
-    return tokenizer.tool_call_start, tokenizer.tool_call_end
+    return used.starts[0], used.ends[0] if used.ends else ""
 
 
 def written(name: str, calls: list[Call]) -> str:
@@ -66,11 +71,9 @@ def output_parser(name: str, *, early: bool, parallel: bool = True) -> OutputPar
         tools = ToolCallParser(TOOLS, FORCED_CALLS)
         found = guided_markers(vocabularies.byte_level("thinking"))
         return OutputParser(found, tools=tools, forced=True, early=early, parallel=parallel)
-    tokenizer = vocabularies.with_parser(name)
-    dialect = output_format(tokenizer).calls
-    assert dialect is not None
-    tools = ToolCallParser(TOOLS, dialect)
-    return OutputParser(markers_of(tokenizer, True), tools=tools, early=early, parallel=parallel)
+    found = markers_of(tokenizer(name), True)
+    tools = ToolCallParser(TOOLS, dialect(name))
+    return OutputParser(found, tools=tools, early=early, parallel=parallel)
 
 
 @dataclass
@@ -219,7 +222,7 @@ def choice(name: str, *, stop: tuple[str, ...] = (), early: bool = True) -> Choi
 def tokenizer(name: str) -> Any:
     if name == FORCED:
         return vocabularies.byte_level("thinking")
-    return vocabularies.with_parser(name)
+    return vocabularies.with_parser(dialect(name).name)
 
 
 def call_pieces(pieces: list[TextPiece]) -> list[ToolCallDelta]:
@@ -293,7 +296,7 @@ def test_a_stop_string_ends_a_choice_in_the_middle_of_arguments() -> None:
 
 
 def test_R07_a_call_that_turns_out_unreadable_is_left_unfinished() -> None:
-    text = '<tool_call>{"name": "glob", "arguments": {"path": "a\nb"}}</tool_call>'
+    text = r'<tool_call>{"name": "glob", "arguments": {"path": "a\qb"}}</tool_call>'
     one = choice("json_tools")
     pieces = []
     for id in vocabularies.ids_of(text + "and more", tokenizer("json_tools")):

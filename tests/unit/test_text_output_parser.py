@@ -173,11 +173,10 @@ def test_without_parallel_calls_one_of_a_list_counts() -> None:
         "null",
         "3",
         '{"name": "nobody", "arguments": {}}',
-        '{"name": "sum"}',
-        '{"name": "sum", "arguments": "{}"}',
+        '{"name": "sum", "arguments": "{"}',
+        '{"name": "sum", "arguments": "x"}',
         '{"name": "sum", "arguments": [1]}',
         '{"name": ["sum"], "arguments": {}}',
-        '[{"name": "sum", "arguments": {}}, {"name": "nobody", "arguments": {}}]',
         "[]",
         '{"name": "sum", "arguments": {"x": NaN}}',
         "[" * 100_000,
@@ -306,7 +305,7 @@ EXAMPLES = {
 def test_every_format_of_mlx_lm_is_read(name: str) -> None:
     tokenizer = vocabularies.with_parser(name)
     split = OutputParser(markers_of(tokenizer, True), tools=ToolCallParser(TOOLS, DIALECTS[name]))
-    text = f"{tokenizer.tool_call_start}{EXAMPLES[name]}{tokenizer.tool_call_end}"
+    text = "".join((*DIALECTS[name].starts, EXAMPLES[name], *DIALECTS[name].ends))
     assert run(split, list(text)) == ("", "", [ParsedCall("glob", '{"pattern": "*"}')])
 
 

@@ -231,8 +231,9 @@ def _read_separator(source: Source, closing: str) -> Reading[str]:
 
 
 def read_string(source: Source, sink: Sink) -> Reading[None]:
-    """Reads a JSON string, and writes it to ``sink`` as its characters come. Raises NotJson if the
-    text is no JSON string."""
+    """Reads a JSON string, and writes it to ``sink`` as its characters come. Line ends and other
+    control characters, which JSON forbids and models write, are taken. Raises NotJson if the text
+    is no JSON string."""
     yield from source.expect('"', NotJson)
     sink('"')
     while True:
@@ -241,9 +242,8 @@ def read_string(source: Source, sink: Sink) -> Reading[None]:
         if character == '"':
             sink('"')
             return
-        if character != "\\":
-            raise NotJson  # a control character
-        sink(string_text((yield from _read_escape(source))))
+        escaped = (yield from _read_escape(source)) if character == "\\" else character
+        sink(string_text(escaped))
 
 
 def _read_escape(source: Source) -> Reading[str]:

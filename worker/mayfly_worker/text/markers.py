@@ -107,7 +107,8 @@ def _edges(tokenizer: Any, tools: bool) -> _Edges:
             edges[NORMAL] += opening
         if form.thought:
             edges[REASONING] += opening
-        edges[TOOL] = [(marker, NORMAL) for marker in calls.ends]
+        # Without an end marker, the next call's start marker ends a call.
+        edges[TOOL] = [(marker, NORMAL) for marker in calls.ends] or list(opening)
     edges[NORMAL] += [(marker, NORMAL) for marker in form.dropped]
     for state, out in own.items():
         allowed = [edge for edge in out if calls or edge[1] != TOOL]

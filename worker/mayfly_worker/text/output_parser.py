@@ -46,6 +46,8 @@ class OutputParser:
         self._call: CallText | None = None
         self._held = ""
         self._header = ""
+        self._beginning = ""
+        self._bare = tools.bare if tools is not None and not forced else ()
         self._enter(state or markers.initial)
 
     def _enter(self, state: str) -> None:
@@ -92,7 +94,9 @@ class OutputParser:
             return
         self._put(self._held)
         self._held = ""
-        if self.in_call:
+        if self._bare and not self.in_call:
+            self._end_beginning()
+        elif self.in_call:
             self.cut = not self._close("", whole=complete or self._markers.endless_calls)
         elif self._call is not None:
             self._close("", whole=True)
@@ -104,6 +108,8 @@ class OutputParser:
             self.reasoning += text
         elif self.state == TOOL or (self._forced and self.state == NORMAL):
             self._put_into_call(text)
+        elif self.state == NORMAL and self._bare:
+            self._put_at_beginning(text)
         elif self.state == NORMAL:
             self.content += text
         else:
@@ -115,6 +121,33 @@ class OutputParser:
         self._call.feed(text)
         self._take_pieces(self._call)
 
+    def _put_at_beginning(self, text: str) -> None:
+        """Takes text of an answer that may begin with a call that has no marker, and that has no
+        content before."""
+        if self._call is None:
+            text, self._beginning = self._beginning + text, ""
+            head = text.lstrip()
+            if any(head.startswith(bare) for bare in self._bare):
+                self._put_into_call(text)
+            elif any(bare.startswith(head) for bare in self._bare):
+                self._beginning = text
+            else:
+                self._end_beginning(text)
+        else:
+            self._put_into_call(text)
+        if self._call is not None and self._call.no_call:
+            text, self._call = self._call.text, None
+            self._end_beginning(text)
+
+    def _end_beginning(self, text: str = "") -> None:
+        """Ends the time in which a call without a marker may begin, with ``text`` that is none."""
+        text, self._beginning = self._beginning + text, ""
+        if text.strip() or self._call is not None:
+            self._bare = ()
+        if self._call is not None:
+            self._close("", whole=True)
+        self.content += text
+
     def _take_pieces(self, call: CallText) -> None:
         self.calls += call.pieces
         call.pieces.clear()
@@ -123,6 +156,10 @@ class OutputParser:
 
     def _follow(self, marker: str, target: str) -> None:
         """Moves the answer to the state ``target``, to which a ``marker`` in its text leads."""
+        if self.state == NORMAL and self._bare:
+            self._end_beginning()
+            if self.full:
+                return
         if self.in_call:
             self._close(marker if target == NORMAL else "", whole=True)
         header, self._header = self._header, ""

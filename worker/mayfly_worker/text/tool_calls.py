@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from mayfly_worker.text.dialects.call_readers import Reader
+from mayfly_worker.text.dialects.call_readers import NoCall
 from mayfly_worker.text.dialects.dialect import Dialect
 from mayfly_worker.text.json_pieces import GiveUp, Reading, Source, json_text
 
@@ -42,12 +42,8 @@ class ToolCallParser:
         self._tools = list(tools)
         self.names = frozenset(tool["function"]["name"] for tool in tools)
         self._dialect = dialect
-
-    @property
-    def reader(self) -> Reader | None:
-        """Function that follows tool calls in the model's dialect piece by piece; None if they can
-        only be parsed as a whole."""
-        return self._dialect.read
+        self.read = dialect.read
+        self.bare = dialect.bare
 
     def parse(self, text: str) -> list[ParsedCall]:
         """Returns the calls in a text; an empty list unless every call has the name of one of the
@@ -82,10 +78,11 @@ class ToolCallParser:
 class CallText:
     """The text of one or several tool calls, which comes in pieces, and the calls found in it.
 
-    With ``early``, pieces of a call are given out as the reader of the dialect finds them.
-    The parser of the dialect has the last word: each call is parsed as a whole once its text has
-    ended, and what the pieces lack is given out then. If the parser cannot read a call, or reads it
-    otherwise than its pieces, the text is ``broken``, and nothing may follow.
+    The reader of the dialect follows the text. It finds where a call ends, and with ``early``,
+    pieces of a call are given out as it finds them. The parser of the dialect has the last word:
+    each call is parsed as a whole once its text has ended, and what the pieces lack is given out
+    then. If the parser cannot read a call whose pieces were given out, or reads it otherwise, the
+    text is ``broken``, and nothing may follow.
 
     ``pieces`` gathers the results until the caller empties it.
     """
@@ -94,6 +91,7 @@ class CallText:
         """Without ``parallel`` only the first call counts: ``full`` says that this call is whole,
         and the rest of the text is dropped."""
         self._parser = parser
+        self._early = early
         self._parallel = parallel
         self._text: list[str] = []
         self._begins_at = 0
@@ -104,12 +102,14 @@ class CallText:
         self._sent: list[str] = []
         self._new: list[str] = []
         self.pieces: list[CallPiece] = []
-        self.counted = self.full = self.broken = False
-        """``counted`` says that at least one call has begun, ``full`` that no further call may
-        come, ``broken`` that parts of a call were given out that turned out wrong."""
+        self.counted = self.full = self.broken = self.no_call = False
+        """``counted`` says that at least one call was given out, or a piece of one; ``full`` that
+        no further call may come; ``broken`` that parts of a call were given out that turned out
+        wrong; ``no_call`` that the reader found ``text`` to be no call."""
         self._source = Source()
-        reader = parser.reader if parser is not None and early else None
-        self._reading: Reading[None] | None = reader(self._source, self) if reader else None
+        self._reading: Reading[None] | None = (
+            parser.read(self._source, self) if parser is not None and parser.read else None
+        )
 
     @property
     def text(self) -> str:
@@ -126,6 +126,12 @@ class CallText:
         self._source.feed(text)
         try:
             next(self._reading)
+        except NoCall:
+            self._reading = None
+            self.no_call = not self._announced
+            if self.no_call:
+                self._name = None
+                self._new.clear()
         except (GiveUp, StopIteration):
             self._reading = None
         self._flush()
@@ -147,17 +153,17 @@ class CallText:
         """Gives out the parsed ``calls`` whole. If pieces of a call were given out before, the
         first of ``calls`` is this call, and only its rest is given out; if the call is missing or
         differs from its pieces, the text is broken."""
-        if self._name is not None:
+        if self._announced:
             sent = "".join(self._sent)
             if not calls or calls[0].name != self._name or not calls[0].arguments.startswith(sent):
                 self.broken = True
                 self.pieces.append(CallPiece("", unfinished=True))
                 return
-            self._new.append(calls.pop(0).arguments[len(sent) :])
-            self._flush()
-            self._name = None
-            self._sent = []
+            self.pieces.append(CallPiece(calls.pop(0).arguments[len(sent) :]))
             self.full = not self._parallel
+        self._name, self._announced = None, False
+        self._sent.clear()
+        self._new.clear()
         for call in calls:
             if self.full:
                 return
@@ -166,33 +172,35 @@ class CallText:
             self.full = not self._parallel
 
     def _flush(self) -> None:
-        """Adds the arguments that were found since the last piece to ``pieces``, as one piece. A
-        call's first piece has its name and never an empty text, which clients take for an empty
-        object."""
-        if self._new:
+        """With ``early``, adds the arguments that were found since the last piece to ``pieces``, as
+        one piece. A call's first piece has its name and never an empty text, which clients take for
+        an empty object."""
+        if self._new and self._early:
             name, id = (None, None) if self._announced else (self._name, self._id)
             self.pieces.append(CallPiece("".join(self._new), name, id=id))
-            self._announced = True
+            self._sent += self._new
             self._new.clear()
+            self._announced = self.counted = True
 
     # As the target of a reader
 
+    def check(self, name: str) -> None:
+        if self._parser is None or name not in self._parser.names:
+            raise NoCall
+
     def begin(self, name: str, id: str | None = None) -> None:
-        if self._parser is None or name not in self._parser.names or self._name is not None:
+        self.check(name)
+        if self._name is not None:
             raise GiveUp
         self._name, self._id = name, id
-        self._announced = False
-        self.counted = True
 
     def add(self, arguments: str) -> None:
         self._new.append(arguments)
-        self._sent.append(arguments)
 
     def split(self, end: int, start: int, *, listed: bool = False) -> None:
-        self._flush()
         text = self.text
         calls = self._parse(self._opening + text[: end - self._begins_at] + ("]" if listed else ""))
-        if self._name is None and not calls:
+        if not calls and not self._announced:
             raise GiveUp
         self._take(calls)
         if self.full or self.broken:

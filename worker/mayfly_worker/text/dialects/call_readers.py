@@ -22,10 +22,12 @@ from mayfly_worker.text.json_pieces import (
     json_text,
     nowhere,
     read_object,
-    read_string,
-    read_value,
     string_text,
 )
+
+
+class NoCall(GiveUp):
+    """A text is certainly no call, whatever follows."""
 
 
 class Target(Protocol):
@@ -34,7 +36,10 @@ class Target(Protocol):
 
     def begin(self, name: str, id: str | None = None) -> None:
         """Begins a call of the tool ``name``, to which the model gave an ``id`` or none. Raises
-        GiveUp if the request has no such tool."""
+        NoCall if the request has no such tool."""
+
+    def check(self, name: str) -> None:
+        """Raises NoCall if the request has no tool ``name``."""
 
     def add(self, arguments: str) -> None:
         """Takes the next piece of the arguments, a JSON object as text, of the call that was begun
@@ -51,8 +56,6 @@ class Target(Protocol):
 
 Reader = Callable[[Source, Target], Reading[None]]
 
-_SPACES = " \t\n\r\f\v"
-
 
 def read_arguments(
     source: Source, target: Target, name: str, id: str | None = None
@@ -65,100 +68,10 @@ def read_arguments(
     yield from read_object(source, target.add)
 
 
-# Formats whose arguments are JSON
+# Dialects whose arguments are written like keyword arguments
 
 
-def read_json_calls(source: Source, target: Target) -> Reading[None]:
-    """Reads a JSON object ``{"name": …, "arguments": {…}}``, or a list of such objects, as tool
-    calls."""
-    if (yield from source.skip_space()) != "[":
-        yield from _read_json_call(source, target)
-        return
-    source.at += 1
-    while True:
-        yield from _read_json_call(source, target)
-        if (yield from source.skip_space()) != ",":
-            return
-        end = source.position
-        source.at += 1
-        start = source.position
-        yield from source.skip_space()
-        target.split(end, start, listed=True)
-
-
-def _read_json_call(source: Source, target: Target) -> Reading[None]:
-    yield from source.skip_space()
-    yield from source.expect("{")
-    name = ""
-    while True:
-        yield from source.skip_space()
-        pieces: list[str] = []
-        yield from read_string(source, pieces.append)
-        yield from source.skip_space()
-        yield from source.expect(":")
-        key, first = "".join(pieces), (yield from source.skip_space())
-        if key == '"name"' and not name and first == '"':
-            pieces.clear()
-            yield from read_string(source, pieces.append)
-            name = "".join(pieces)[1:-1]
-            if "\\" in name:
-                raise GiveUp
-        elif key == '"arguments"' and name and first == "{":
-            yield from read_arguments(source, target, name)
-        elif key in ('"name"', '"arguments"'):
-            raise GiveUp
-        else:
-            yield from read_value(source, nowhere, unique=False)
-        yield from source.skip_space()
-        if (yield from source.take()) != ",":
-            return
-
-
-def read_mistral(source: Source, target: Target) -> Reading[None]:
-    """Reads calls in Mistral's format: one or several ``name[ARGS]{…}``, or JSON as in
-    :func:`read_json_calls`, an object with ``name`` and ``arguments`` for each call."""
-    if (yield from source.skip_space()) == "[":
-        yield from read_json_calls(source, target)
-        return
-    end = -1
-    while True:
-        header: list[str] = []
-        yield from source.until(header.append, "[ARGS]")
-        named = re.search(r"([\w-]+)\s*$", "".join(header))
-        if named is None:
-            raise GiveUp
-        if end >= 0:
-            target.split(end, end)
-        yield from source.skip_space(_SPACES)
-        yield from read_arguments(source, target, named[1])
-        end = source.position
-
-
-def read_kimi_k2(source: Source, target: Target) -> Reading[None]:
-    """Reads one or several calls of Kimi K2:
-    ``functions.name:0<|tool_call_argument_begin|>{…}``."""
-    header: list[str] = []
-    while True:
-        yield from source.until(header.append, "<|tool_call_argument_begin|>")
-        text = "".join(header).rpartition("<|tool_call_begin|>")[2]
-        named = re.fullmatch(r"\s*((?:functions\.)?(.+?):\d+)\s*", text, re.DOTALL)
-        if named is None:
-            raise GiveUp
-        yield from source.skip_space(_SPACES)
-        yield from read_arguments(source, target, named[2], named[1])
-        yield from source.until(nowhere, "<|tool_call_begin|>")
-        start = source.position - len("<|tool_call_begin|>")
-        header.clear()
-        # The next call is one once it has a name.
-        yield from source.until(header.append, "<|tool_call_argument_begin|>")
-        target.split(start, start)
-        source.at -= len("<|tool_call_argument_begin|>")
-
-
-# Formats whose arguments are written like keyword arguments
-
-
-def _value_of(target: Target, text: str) -> tuple[str, str]:
+def value_of(target: Target, text: str) -> tuple[str, str]:
     """Returns the key, and the value as JSON, of the only argument of the call in ``text``. Raises
     GiveUp if the call has none or several, or JSON cannot express the value."""
     _, arguments = target.parse(text)
@@ -171,7 +84,7 @@ def _value_of(target: Target, text: str) -> tuple[str, str]:
     return key, written
 
 
-class _Arguments:
+class KeywordArguments:
     """Writes the arguments of one call to ``target``, one by one, as a JSON object."""
 
     def __init__(self, target: Target, name: str) -> None:
@@ -191,7 +104,7 @@ class _Arguments:
 
     def add(self, call: str) -> None:
         """Writes the key and the value of the only argument in the text of a small ``call``."""
-        key, value = _value_of(self._target, call)
+        key, value = value_of(self._target, call)
         self.begin(key)
         self._target.add(value)
 
@@ -203,16 +116,16 @@ def read_function_gemma(source: Source, target: Target) -> Reading[None]:
     name: list[str] = []
     yield from source.until(name.append, "{")
     called = f"call:{''.join(name)}{{"
-    arguments = _Arguments(target, "".join(name))
+    arguments = KeywordArguments(target, "".join(name))
     while True:
         key: list[str] = []
         if (yield from source.until(key.append, ":", "}")) == "}":
             return
         argument = f"{called}{''.join(key)}:"
         if (yield from _follows(source, "<escape>")):
-            arguments.begin(_value_of(target, argument + "<escape><escape>}")[0])
+            arguments.begin(value_of(target, argument + "<escape><escape>}")[0])
             target.add('"')
-            sink = _string_sink(target)
+            sink = string_sink(target)
             if (yield from source.until(sink, "<escape>", "}")) == "}":
                 raise GiveUp
             target.add('"')
@@ -225,7 +138,7 @@ def read_function_gemma(source: Source, target: Target) -> Reading[None]:
             return
 
 
-def _string_sink(target: Target) -> Callable[[str], None]:
+def string_sink(target: Target) -> Callable[[str], None]:
     return lambda text: target.add(string_text(text))
 
 
@@ -259,7 +172,7 @@ def read_gemma4(source: Source, target: Target) -> Reading[None]:
 
 def _read_gemma4_arguments(source: Source, target: Target, name: str) -> Reading[None]:
     called = f"call:{name}{{"
-    arguments = _Arguments(target, name)
+    arguments = KeywordArguments(target, name)
     if (yield from source.peek()) == "}":
         source.at += 1
         return
@@ -269,15 +182,15 @@ def _read_gemma4_arguments(source: Source, target: Target, name: str) -> Reading
         yield from source.expect(":")
         argument = f"{called}{''.join(key)}:"
         if (yield from _follows(source, _GEMMA_STRING)):
-            arguments.begin(_value_of(target, f"{argument}{_GEMMA_STRING * 2}}}")[0])
+            arguments.begin(value_of(target, f"{argument}{_GEMMA_STRING * 2}}}")[0])
             target.add('"')
-            yield from source.until(_string_sink(target), _GEMMA_STRING)
+            yield from source.until(string_sink(target), _GEMMA_STRING)
             target.add('"')
             ending = yield from source.skip_space()
             source.at += 1
         else:
             value: list[str] = []
-            ending = yield from _read_nested(
+            ending = yield from read_nested(
                 source, value, {_GEMMA_STRING: _GEMMA_STRING}, escapes=False
             )
             arguments.add(f"{argument}{''.join(value)}}}")
@@ -290,7 +203,7 @@ def _read_gemma4_arguments(source: Source, target: Target, name: str) -> Reading
 _CONTAINERS = {"{": "}", "[": "]", "(": ")"}
 
 
-def _read_nested(
+def read_nested(
     source: Source, pieces: list[str], quotes: dict[str, str], *, escapes: bool
 ) -> Reading[str]:
     """Reads a value into ``pieces``, and the comma or closing bracket after it, which is returned.
@@ -317,94 +230,3 @@ def _read_nested(
             if mark != "," and mark != open_brackets.pop():
                 raise GiveUp
             pieces.append(mark)
-
-
-_NAME = re.compile(r"[\w.]+")
-_PYTHON_PLAIN = {quote: re.compile(rf"[^{quote}\\\n\r]+") for quote in "\"'"}
-_PYTHON_ESCAPES = {
-    "\\": "\\",
-    "'": "'",
-    '"': '"',
-    "a": "\a",
-    "b": "\b",
-    "f": "\f",
-    "n": "\n",
-    "r": "\r",
-    "t": "\t",
-    "v": "\v",
-    "\n": "",
-}
-
-
-def read_pythonic(source: Source, target: Target) -> Reading[None]:
-    """Reads a list of calls in Python's syntax: ``[name(key="text", key=value), …]``."""
-    yield from source.until(nowhere, "[")
-    while True:
-        yield from source.skip_space()
-        name: list[str] = []
-        yield from source.run(_NAME, name.append)
-        yield from source.expect("(")
-        yield from _read_keywords(source, target, "".join(name))
-        if (yield from source.skip_space()) != ",":
-            return
-        end = source.position
-        source.at += 1
-        start = source.position
-        if (yield from source.skip_space()) == "]":
-            return
-        target.split(end, start, listed=True)
-
-
-def _read_keywords(source: Source, target: Target, name: str) -> Reading[None]:
-    arguments = _Arguments(target, name)
-    while True:
-        if (yield from source.skip_space()) == ")":
-            source.at += 1
-            return
-        pieces: list[str] = []
-        if (yield from source.until(pieces.append, "=", ")")) == ")":
-            raise GiveUp
-        key = "".join(pieces)
-        if (first := (yield from source.skip_space())) in _PYTHON_PLAIN:
-            arguments.begin(_value_of(target, f"[{name}({key}='')]")[0])
-            target.add('"')
-            source.at += 1
-            yield from _read_python_string(source, target, first)
-            ending = yield from source.skip_space()
-            if ending not in ",)":
-                raise GiveUp
-            source.at += 1
-            target.add('"')
-        else:
-            value: list[str] = []
-            quotes = {quote: quote for quote in _PYTHON_PLAIN}
-            ending = yield from _read_nested(source, value, quotes, escapes=True)
-            arguments.add(f"[{name}({key}={''.join(value)})]")
-        if ending == ")":
-            return
-        if ending != ",":
-            raise GiveUp
-
-
-def _read_python_string(source: Source, target: Target, quote: str) -> Reading[None]:
-    sink = _string_sink(target)
-    while True:
-        character = yield from source.run(_PYTHON_PLAIN[quote], sink)
-        source.at += 1
-        if character == quote:
-            return
-        if character != "\\":
-            raise GiveUp  # a line's end
-        escape = yield from source.take()
-        if escape in "xuU":
-            digits = ""
-            while len(digits) < {"x": 2, "u": 4, "U": 8}[escape]:
-                digits += yield from source.take()
-            try:
-                sink(chr(int(digits, 16)))
-            except (ValueError, OverflowError):
-                raise GiveUp from None
-        elif escape in _PYTHON_ESCAPES:
-            sink(_PYTHON_ESCAPES[escape])
-        else:
-            raise GiveUp

@@ -41,7 +41,7 @@ class Dialect:
 
     A call begins at one of the markers ``starts`` and goes on to one of the markers ``ends``;
     without ``ends``, to the end of the answer. ``parse`` has the last word about a call's whole
-    text; ``read`` follows its text piece by piece, if the dialect has such a reader.
+    text; ``read`` follows its text piece by piece, and finds where one of several calls ends.
     """
 
     name: str
@@ -51,8 +51,13 @@ class Dialect:
     starts: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
     words: Words = ()
-    """Strings in the chat template by which the dialect is chosen; if none, it is chosen where
-    mlx-lm chooses its parser of this name."""
+    """Strings in the chat template by which the dialect is chosen."""
+    tokens: tuple[str, ...] = ()
+    """Tokens by which the dialect is chosen if no dialect's words occur: all of them are in the
+    vocabulary."""
+    bare: tuple[str, ...] = ()
+    """Beginnings of an answer that may be that of a call although no marker says so. The dialect's
+    reader raises NoCall as soon as it is none."""
     aliases: tuple[str, ...] = ()
     """Further names for the option, such as those of other servers."""
 

@@ -1,14 +1,19 @@
-"""Reads tool calls while they come, in the formats of ``mlx_lm.tool_parsers`` that write each
-argument between markers, as XML does.
+"""Tool calls in the dialects that write each argument between markers, as XML does: readers that
+follow a text piece by piece, and parsers of whole texts where mlx-lm's do not serve.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from mayfly_worker.text.dialects.call_readers import Target, read_arguments, read_json_calls
+from mlx_lm.tool_parsers import longcat
+
+from mayfly_worker.text.dialects.call_readers import Target, read_arguments
+from mayfly_worker.text.dialects.json_calls import parse_json_calls, read_json_calls
 from mayfly_worker.text.dialects.markup_values import (
     MarkupValue,
     OpenTexts,
@@ -50,7 +55,18 @@ class Markup:
     open_texts: OpenTexts = ""
 
 
+_DSML = "｜DSML｜"
+
 MARKUPS = {
+    "deepseek_v32": Markup(
+        f"<{_DSML}parameter",
+        ">",
+        f"</{_DSML}parameter>",
+        call=f"<{_DSML}invoke",
+        named=">",
+        ended=f"</{_DSML}invoke>",
+        trim=TrimNothing,
+    ),
     "glm47": Markup(
         "<arg_key>",
         "</arg_key>",
@@ -110,10 +126,52 @@ _BLOCK = "<|open|>json"
 """Marker that, in Kimi K3's format, begins all arguments of a call as one JSON object."""
 
 
+_DSML_CALL = re.compile(rf'<{_DSML}invoke\s+name="([^"]*)"\s*>(.*?)</{_DSML}invoke>', re.DOTALL)
+_DSML_ARGUMENT = re.compile(
+    rf'<{_DSML}parameter\s+name="([^"]*)"(?:\s+string="(true|false)")?\s*>'
+    rf"(.*?)</{_DSML}parameter>",
+    re.DOTALL,
+)
+
+
+def parse_dsml(text: str, tools: Any = None) -> list[dict[str, Any]]:
+    """Parses DeepSeek's markup language, DSML, in which a mark beside each value says if it is a
+    text or JSON. Raises ValueError for text outside of calls and arguments."""
+    if _DSML_CALL.sub("", text).strip():
+        raise ValueError("text outside of calls")
+    return [
+        {"name": call[1], "arguments": _dsml_arguments(call[2])}
+        for call in _DSML_CALL.finditer(text)
+    ]
+
+
+def _dsml_arguments(body: str) -> dict[str, Any]:
+    rest = _DSML_ARGUMENT.sub("", body).strip()
+    if rest:
+        return dict(json.loads(rest, strict=False))  # some calls have all arguments as one object
+    arguments = {}
+    for key, mark, value in _DSML_ARGUMENT.findall(body):
+        arguments[key] = value
+        if mark != "true":
+            with suppress(ValueError):
+                arguments[key] = json.loads(value, strict=False)
+    return arguments
+
+
+def parse_longcat(text: str, tools: Any = None) -> Any:
+    """Parses calls in Longcat's format, which without arguments are a name alone."""
+    if text.lstrip().startswith(("{", "[")):
+        return parse_json_calls(text)
+    if MARKUPS["longcat"].argument not in text:
+        return {"name": text.strip(), "arguments": {}}
+    whole = [{"function": {"parameters": None, **tool["function"]}} for tool in tools or []]
+    return longcat.parse_tool_call(text, whole)
+
+
 def read_longcat(source: Source, target: Target) -> Reading[None]:
     """Reads tool calls in Longcat's format, in which a call has its arguments between markers or is
     a JSON object with ``name`` and ``arguments``."""
-    if (yield from source.skip_space()) == "{":
+    if (yield from source.skip_space()) in "{[":
         yield from read_json_calls(source, target)
     else:
         yield from read_markup(MARKUPS["longcat"], source, target)
@@ -189,8 +247,8 @@ class _Call:
         after = f"{markup.closed}{markup.ended}{markup.last}"
 
         def read(text: str) -> tuple[str, str, Any]:
-            """Returns the name, the key and the value that mlx-lm's parser finds in a call whose
-            only argument has the value ``text``. Raises GiveUp if the parser finds no such call."""
+            """Returns the name, the key and the value that the parser finds in a call whose only
+            argument has the value ``text``. Raises GiveUp if the parser finds no such call."""
             name, arguments = self._target.parse(before + text + after)
             if len(arguments) != 1:
                 raise GiveUp

@@ -1,8 +1,8 @@
 """All output dialects by name, and the choice of a model's dialect.
 
-A dialect is chosen, in this order, by its name in the worker's settings; by the words of the chat
-template (:attr:`Dialect.words`); by mlx-lm, which knows the families that it has a parser for, and
-the entry ``tool_parser_type`` of a tokenizer's configuration.
+A dialect is chosen, in this order, by its name in the worker's settings; by the entry
+``tool_parser_type`` of the tokenizer's configuration, which is mlx-lm's; by the words of the chat
+template (:attr:`Dialect.words`); by the vocabulary (:attr:`Dialect.tokens`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
+from mlx_lm.tokenizer_utils import _infer_tool_parser
 from mlx_lm.tool_parsers import (
     function_gemma,
     gemma4,
@@ -29,37 +30,63 @@ from mlx_lm.tool_parsers import (
     qwen3_coder,
 )
 
-from mayfly_worker.text.dialects.call_readers import (
-    Reader,
-    read_function_gemma,
-    read_gemma4,
-    read_json_calls,
-    read_kimi_k2,
-    read_mistral,
-    read_pythonic,
+from mayfly_worker.text.dialects import json_calls, markup_readers, python_calls
+from mayfly_worker.text.dialects.call_readers import Reader, read_function_gemma, read_gemma4
+from mayfly_worker.text.dialects.dialect import (
+    Dialect,
+    Framing,
+    OutputFormat,
+    ParseCalls,
+    Thought,
 )
-from mayfly_worker.text.dialects.dialect import Dialect, Framing, OutputFormat, Thought
-from mayfly_worker.text.dialects.json_calls import parse_json_calls
-from mayfly_worker.text.dialects.markup_readers import MARKUPS, read_longcat, read_markup
+from mayfly_worker.text.dialects.json_calls import read_json_calls
+from mayfly_worker.text.dialects.markup_readers import MARKUPS, read_markup
 
 AUTO = "auto"
 """Value of the option ``--tool-parser`` for the dialect that the model's chat template names."""
 NONE = "none"
 """Value of the option ``--tool-parser`` that turns the parsing of tool calls off."""
 
-FORCED = Dialect(name="forced", parse=parse_json_calls, read=read_json_calls)
+FORCED = Dialect(name="forced", parse=json_calls.parse_json_calls, read=read_json_calls)
 """Form of the calls that a grammar enforces, whatever the model's own form is: a JSON list, and
 nothing else, without markers."""
 
 
-def _of_mlx_lm(module: ModuleType, read: Reader, *aliases: str) -> Dialect:
+def _mlx_lm(
+    module: ModuleType,
+    read: Reader,
+    *words: tuple[str, ...],
+    parse: ParseCalls | None = None,
+    tokens: tuple[str, ...] = (),
+    aliases: tuple[str, ...] = (),
+) -> Dialect:
+    """Returns the dialect that a parser of mlx-lm reads. ``parse`` replaces mlx-lm's function where
+    models write more than this function reads."""
     start, end = module.tool_call_start, module.tool_call_end
     return Dialect(
         name=module.__name__.rpartition(".")[2],
-        parse=module.parse_tool_call,
+        parse=parse or module.parse_tool_call,
         read=read,
         starts=(start,),
         ends=(end,) if end else (),
+        words=words,
+        tokens=tokens,
+        aliases=aliases,
+    )
+
+
+def _json(
+    name: str, start: str, end: str, *words: tuple[str, ...], aliases: tuple[str, ...] = ()
+) -> Dialect:
+    """Returns a dialect whose calls are JSON between two markers or, without an ``end``, after
+    one."""
+    return Dialect(
+        name=name,
+        parse=json_calls.parse_json_calls,
+        read=partial(read_json_calls, tail=not end),
+        starts=(start,),
+        ends=(end,) if end else (),
+        words=words,
         aliases=aliases,
     )
 
@@ -69,26 +96,179 @@ def _markup(name: str) -> Reader:
 
 
 _ALL = (
-    _of_mlx_lm(function_gemma, read_function_gemma, "functiongemma"),
-    _of_mlx_lm(gemma4, read_gemma4),
-    _of_mlx_lm(glm47, _markup("glm47"), "glm45"),
-    _of_mlx_lm(json_tools, read_json_calls, "hermes"),
-    _of_mlx_lm(kimi_k2, read_kimi_k2),
-    _of_mlx_lm(kimi_k3, _markup("kimi_k3")),
-    _of_mlx_lm(laguna, _markup("glm47")),
-    _of_mlx_lm(longcat, read_longcat),
-    _of_mlx_lm(minicpm5, _markup("minicpm5")),
-    _of_mlx_lm(minimax_m2, _markup("minimax_m2")),
-    _of_mlx_lm(mistral, read_mistral),
-    _of_mlx_lm(muse_spark, _markup("muse_spark")),
-    _of_mlx_lm(pythonic, read_pythonic, "lfm2"),
-    _of_mlx_lm(qwen3_coder, _markup("qwen3_coder"), "qwen3_xml"),
+    # Words that no other family's templates have
+    Dialect(
+        name="deepseek_v32",
+        parse=markup_readers.parse_dsml,
+        read=_markup("deepseek_v32"),
+        starts=("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>"),
+        ends=("</｜DSML｜function_calls>", "</｜DSML｜tool_calls>"),
+        words=(("｜DSML｜",),),
+        tokens=("｜DSML｜",),
+        aliases=("deepseek_v4",),
+    ),
+    Dialect(
+        name="deepseek_v3",
+        parse=partial(json_calls.parse_headed, json_calls.DEEPSEEK),
+        read=partial(json_calls.read_headed, json_calls.DEEPSEEK),
+        starts=("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"),
+        ends=("<｜tool▁calls▁end｜>",),
+        words=(("<｜tool▁call▁begin｜>",),),
+        aliases=("deepseek_v31",),
+    ),
+    _mlx_lm(minimax_m2, _markup("minimax_m2"), ("<minimax:tool_call>",)),
+    _mlx_lm(gemma4, read_gemma4, ("<|tool_call>", "<tool_call|>")),
+    _mlx_lm(
+        function_gemma,
+        read_function_gemma,
+        ("<start_function_call>",),
+        aliases=("functiongemma",),
+    ),
+    _mlx_lm(
+        longcat,
+        markup_readers.read_longcat,
+        ("<longcat_tool_call>",),
+        parse=markup_readers.parse_longcat,
+    ),
+    _mlx_lm(kimi_k3, _markup("kimi_k3"), tokens=("<|open|>", "<|close|>", "<|sep|>")),
+    _mlx_lm(
+        kimi_k2,
+        partial(json_calls.read_headed, json_calls.KIMI_K2),
+        ("<|tool_calls_section_begin|>",),
+        parse=partial(json_calls.parse_headed, json_calls.KIMI_K2),
+    ),
+    _mlx_lm(muse_spark, _markup("muse_spark"), ("<atem:function_calls>",)),
+    Dialect(
+        name="seed_oss",
+        parse=qwen3_coder.parse_tool_call,
+        read=_markup("qwen3_coder"),
+        starts=("<seed:tool_call>",),
+        ends=("</seed:tool_call>",),
+        words=(("<seed:tool_call>",),),
+    ),
+    Dialect(
+        name="apertus",
+        parse=json_calls.parse_apertus,
+        read=json_calls.read_apertus,
+        starts=("<|tools_prefix|>",),
+        ends=("<|tools_suffix|>",),
+        words=(("<|tools_prefix|>",),),
+    ),
+    _json(
+        "command_a",
+        "<|START_ACTION|>",
+        "<|END_ACTION|>",
+        ("<|START_ACTION|>",),
+        aliases=("cohere_command3", "cohere_command4"),
+    ),
+    _json(
+        "nemotron_nano_v2", "<TOOLCALL>", "</TOOLCALL>", ("<TOOLCALL>",), aliases=("nemotron_json",)
+    ),
+    _json(
+        "internlm2",
+        "<|action_start|><|plugin|>",
+        "<|action_end|>",
+        ("<|plugin|>",),
+        aliases=("internlm",),
+    ),
+    _json("granite_20b", "<function_call>", "", ("<|function_call_library|>",)),
+    _json("gigachat3", "function call<|role_sep|>", "", ("function call", "<|role_sep|>")),
+    _mlx_lm(
+        pythonic,
+        python_calls.read_lfm2,
+        ("<|tool_list_start|>",),
+        ("<|tool_call_start|>",),
+        parse=python_calls.parse_lfm2,
+        tokens=("<|tool_call_start|>", "<|tool_call_end|>"),
+        aliases=("lfm2",),
+    ),
+    Dialect(
+        name="olmo3",
+        parse=python_calls.parse_python_calls,
+        read=python_calls.read_python_calls,
+        starts=("<function_calls>",),
+        ends=("</function_calls>",),
+        words=(("<function_calls>",),),
+    ),
+    _mlx_lm(
+        mistral,
+        json_calls.read_mistral,
+        ("[TOOL_CALLS]",),
+        parse=json_calls.parse_mistral,
+    ),
+    # Words that several families' templates have
+    Dialect(
+        name="hunyuan",
+        parse=json_calls.parse_hunyuan,
+        read=json_calls.read_hunyuan,
+        starts=("<tool_calls>",),
+        ends=("</tool_calls>",),
+        words=(("<tool_calls>",),),
+        aliases=("hunyuan_a13b", "jamba", "minimax"),
+    ),
+    _mlx_lm(glm47, _markup("glm47"), ("<arg_key>",), aliases=("glm45",)),
+    _mlx_lm(laguna, _markup("glm47")),
+    _mlx_lm(
+        qwen3_coder,
+        _markup("qwen3_coder"),
+        ("<tool_call>\n<function=",),
+        ("<tool_call>\\n<function=",),
+        aliases=("qwen3_xml",),
+    ),
+    _mlx_lm(minicpm5, _markup("minicpm5"), ('<function name="', '<param name="')),
+    Dialect(
+        name="phi4_mini",
+        parse=partial(json_calls.parse_after, "functools"),
+        read=partial(json_calls.read_after, "functools"),
+        starts=("<|tool_call|>",),
+        ends=("<|/tool_call|>",),
+        bare=("functools[",),
+        words=(("<|/tool|>",), ("functools[",)),
+        aliases=("phi4_mini_json",),
+    ),
+    _mlx_lm(
+        json_tools,
+        read_json_calls,
+        ("<tool_call>", "tool_call.name"),
+        ("<tool_call>", '"arguments'),
+        parse=json_calls.parse_json_calls,
+        aliases=("hermes", "granite4", "qwen25"),
+    ),
+    _json(
+        "granite", "<|tool_call|>", "", ("<|tool_call|>",), ("<|start_of_role|>available_tools",)
+    ),
+    Dialect(
+        name="llama4_pythonic",
+        parse=python_calls.parse_python_calls,
+        read=python_calls.read_bare_list,
+        bare=("[",),
+        words=(("[func_name1(param",),),
+        aliases=("llama3_pythonic",),
+    ),
+    Dialect(
+        name="llama3_json",
+        parse=python_calls.parse_llama3,
+        read=partial(read_json_calls, bare=True, tail=True),
+        starts=("<|python_tag|>",),
+        bare=("{",),
+        words=(('"name": function name, "parameters"',), ("<|python_tag|>",)),
+        aliases=("llama4_json", "llama3"),
+    ),
+    Dialect(
+        name="command_r",
+        parse=partial(json_calls.parse_after, "Action:"),
+        read=partial(json_calls.read_after, "Action:"),
+        bare=("Action:",),
+        words=(("Action:", "tool_name"),),
+    ),
 )
 """Every dialect, in the order in which their words are looked for in a chat template."""
 
 DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in _ALL}
 
 _NAMES = DIALECTS | {alias: dialect for dialect in _ALL for alias in dialect.aliases}
+
+_AROUND_CONTENT = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")
 
 _FORMAT = "_mayfly_output_format"
 """Attribute of a tokenizer that holds the output format that was chosen at load."""
@@ -112,7 +292,7 @@ def choose_format(tokenizer: Any, tool_parser: str = AUTO) -> OutputFormat:
         _own_dialect(tokenizer) if tool_parser == AUTO else dialect_named(tool_parser),
         _own_thought(tokenizer),
         _own_framing(tokenizer),
-        tuple(tokenizer.structural_markers),
+        (*tokenizer.structural_markers, *_dropped(tokenizer)),
     )
     setattr(tokenizer, _FORMAT, chosen)
     return chosen
@@ -131,18 +311,30 @@ def template_takes_tools(tokenizer: Any) -> bool:
 
 
 def _own_dialect(tokenizer: Any) -> Dialect | None:
+    kept = str(getattr(tokenizer.tool_parser, "__module__", "")).rpartition(".")[2]
+    if kept and kept != _infer_tool_parser(tokenizer._tokenizer):
+        return DIALECTS.get(kept)  # the tokenizer's configuration names the parser
     template = _template(tokenizer)
     for dialect in _ALL:
         if any(all(word in template for word in group) for group in dialect.words):
             return dialect
-    parser = tokenizer.tool_parser
-    return DIALECTS.get(str(getattr(parser, "__module__", "")).rpartition(".")[2])
+    vocabulary = tokenizer.get_vocab()
+    for dialect in _ALL:
+        if dialect.tokens and all(token in vocabulary for token in dialect.tokens):
+            return dialect
+    return DIALECTS.get(kept)
 
 
 def _template(tokenizer: Any) -> str:
     """Returns the text of all chat templates of a model."""
     template = getattr(tokenizer, "chat_template", None) or ""
     return "\0".join(map(str, template.values())) if isinstance(template, dict) else str(template)
+
+
+def _dropped(tokenizer: Any) -> tuple[str, ...]:
+    """Returns the markers around the content of Command-A's answers."""
+    template = _template(tokenizer)
+    return tuple(marker for marker in _AROUND_CONTENT if marker in template)
 
 
 def _own_thought(tokenizer: Any) -> Thought | None:
