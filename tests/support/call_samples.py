@@ -1,0 +1,202 @@
+"""Texts with tool calls, as models of each family write them, and the calls that are meant."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+from mayfly_worker.text.dialects.registry import DIALECTS
+from support.call_writer import WRITERS
+
+
+def _tool(name: str, **properties: str) -> dict[str, Any]:
+    schema = {"type": "object", "properties": {k: {"type": t} for k, t in properties.items()}}
+    return {"type": "function", "function": {"name": name, "parameters": schema}}
+
+
+TOOLS = (_tool("get_weather", city="string", days="integer"), _tool("get_time"))
+
+Calls = list[tuple[str, dict[str, Any]]]
+PARIS: Calls = [("get_weather", {"city": "Paris", "days": 3})]
+TIME: Calls = [("get_time", {})]
+
+
+class Sample(NamedTuple):
+    dialect: str
+    text: str
+    calls: Calls
+    content: str = ""
+
+
+_JSON = '{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}'
+_PARAMETERS = _JSON.replace("arguments", "parameters")
+_ARGUMENTS = '{"city": "Paris", "days": 3}'
+_TOOL_TIME = '{"name": "get_time", "arguments": {}}'
+
+SAMPLES = [
+    Sample("llama3_json", _PARAMETERS, PARIS),
+    Sample("llama3_json", f"\n\n{_PARAMETERS}; {_PARAMETERS}", PARIS * 2),
+    Sample("llama3_json", f"{_PARAMETERS}\n{_PARAMETERS}", PARIS * 2),
+    Sample("llama3_json", f"<|python_tag|>{_PARAMETERS}", PARIS),
+    Sample("llama3_json", f"<|python_tag|>{_PARAMETERS}<|python_tag|>{_PARAMETERS}", PARIS * 2),
+    Sample("llama3_json", f"Well. <|python_tag|>{_PARAMETERS}", PARIS, "Well. "),
+    Sample("llama3_json", '<|python_tag|>get_weather.call(city="Paris", days=3)', PARIS),
+    Sample("llama3_json", f'{{"type": "function", {_PARAMETERS[1:]}', PARIS),
+    Sample("llama3_json", f'{{"type": "function", "function": {_PARAMETERS}}}', PARIS),
+    Sample("llama3_json", f"{_PARAMETERS}\nI asked for it.", PARIS, "\nI asked for it."),
+    Sample("llama4_pythonic", '[get_weather(city="Paris", days=3)]', PARIS),
+    Sample("llama4_pythonic", '[get_time(), get_weather(city="Paris", days=3)]', TIME + PARIS),
+    Sample(
+        "deepseek_v3",
+        "Let me see.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n"
+        f"```json\n{_ARGUMENTS}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>"
+        "get_time\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        PARIS + TIME,
+        "Let me see.",
+    ),
+    Sample(
+        "deepseek_v3",
+        f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{_ARGUMENTS}"
+        "<｜tool▁call▁end｜><｜tool▁call▁begin｜>get_time<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+        "<｜tool▁calls▁end｜>",
+        PARIS + TIME,
+    ),
+    Sample(
+        "deepseek_v3",
+        f"<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{_ARGUMENTS}<｜tool▁call▁end｜>",
+        PARIS,
+    ),
+    Sample(
+        "deepseek_v32",
+        'Yes.\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_weather">\n'
+        '<｜DSML｜parameter name="city" string="true">Paris</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+        '<｜DSML｜invoke name="get_time">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
+        PARIS + TIME,
+        "Yes.\n\n",
+    ),
+    Sample(
+        "deepseek_v32",
+        '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="get_weather">\n'
+        f"{_ARGUMENTS}\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
+        PARIS,
+    ),
+    Sample("granite", f"<|tool_call|>[{_JSON}]", PARIS),
+    Sample("granite", f"<|tool_call|>[{_JSON}, {_TOOL_TIME}]", PARIS + TIME),
+    Sample(
+        "granite", f'<|tool_call|> [{{"arguments": {_ARGUMENTS}, "name": "get_weather"}}]', PARIS
+    ),
+    Sample("granite_20b", f"<function_call> {_JSON}<function_call> {_TOOL_TIME}", PARIS + TIME),
+    Sample("gigachat3", f"Hm.\n\nfunction call<|role_sep|>\n{_JSON}", PARIS, "Hm.\n\n"),
+    Sample("phi4_mini", f"<|tool_call|>[{_JSON}]<|/tool_call|>", PARIS),
+    Sample("phi4_mini", f"<|tool_call|>{_JSON}<|/tool_call|>", PARIS),
+    Sample("phi4_mini", f"functools[{_JSON}, {_TOOL_TIME}]", PARIS + TIME),
+    Sample(
+        "command_a",
+        '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "get_weather", "parameters": '
+        f'{_ARGUMENTS}}},\n    {{"tool_call_id": "1", "tool_name": "get_time", "parameters": {{}}}}'
+        "\n]<|END_ACTION|>",
+        PARIS + TIME,
+    ),
+    Sample(
+        "command_r",
+        'Action: ```json\n[\n    {\n        "tool_name": "get_weather",\n        "parameters": '
+        '{\n            "city": "Paris",\n            "days": 3\n        }\n    }\n]\n```',
+        PARIS,
+    ),
+    Sample(
+        "seed_oss",
+        "\n<seed:tool_call>\n<function=get_weather>\n<parameter=city>Paris</parameter>\n"
+        "<parameter=days>3</parameter>\n</function>\n</seed:tool_call>",
+        PARIS,
+        "\n",
+    ),
+    Sample("nemotron_nano_v2", f"<TOOLCALL>[{_JSON}, {_TOOL_TIME}]</TOOLCALL>", PARIS + TIME),
+    Sample("hunyuan", f"<tool_calls>[{_JSON}, {_TOOL_TIME}]</tool_calls>", PARIS + TIME),
+    Sample("hunyuan", f"<tool_calls>\n{_JSON}\n{_TOOL_TIME}\n</tool_calls>", PARIS + TIME),
+    Sample(
+        "hunyuan",
+        f"<tool_calls>\n<tool_call>get_weather\n```json\n{_ARGUMENTS}\n```</tool_call>\n"
+        "<tool_call>get_time\n```json\n{}\n```\n</tool_call>\n</tool_calls>",
+        PARIS + TIME,
+    ),
+    Sample("internlm2", f"Ok<|action_start|><|plugin|>\n{_PARAMETERS}<|action_end|>", PARIS, "Ok"),
+    Sample(
+        "apertus",
+        f'<|tools_prefix|>[{{"get_weather": {_ARGUMENTS}}}, {{"get_time": {{}}}}]<|tools_suffix|>',
+        PARIS + TIME,
+    ),
+    Sample(
+        "olmo3",
+        "<function_calls>\nget_weather(city='Paris', days=3)\nget_time()\n</function_calls>",
+        PARIS + TIME,
+    ),
+    Sample(
+        "olmo3",
+        "<function_calls>[get_time(), get_weather(city='Paris', days=3)]</function_calls>",
+        TIME + PARIS,
+    ),
+    # F07
+    Sample("json_tools", f"<tool_call>\n{_JSON}\n</tool_call>", PARIS),
+    Sample(
+        "json_tools",
+        f"<tool_call>\n{_JSON}\n</tool_call>\n<tool_call>\n{_TOOL_TIME}\n</tool_call>",
+        PARIS + TIME,
+        "\n",
+    ),
+    Sample("json_tools", f"<tool_call>{_JSON}\n{_TOOL_TIME}</tool_call>", PARIS + TIME),
+    Sample("json_tools", f"<tool_call>{_JSON}, {_TOOL_TIME},</tool_call>", PARIS + TIME),
+    Sample("json_tools", '<tool_call>{"name": "get_time"}</tool_call>', TIME),
+    Sample("json_tools", '<tool_call>{"name": "get_time", "arguments": null}</tool_call>', TIME),
+    Sample("json_tools", f"<tool_call>{_PARAMETERS}</tool_call>", PARIS),
+    Sample(
+        "json_tools",
+        f'<tool_call>{{"name": "get_weather", "arguments": {json.dumps(_ARGUMENTS)}}}</tool_call>',
+        PARIS,
+    ),
+    Sample(
+        "json_tools",
+        '<tool_call>{"name": "get_weather", "arguments": {"city": "Pa\nris\t", "days": 3}}'
+        "</tool_call>",
+        [("get_weather", {"city": "Pa\nris\t", "days": 3})],
+    ),
+    # F08
+    Sample("mistral", f"[TOOL_CALLS]get_weather[ARGS]{_ARGUMENTS}", PARIS),
+    Sample(
+        "mistral",
+        f"Ok.[TOOL_CALLS]get_weather[CALL_ID]abcdefghi[ARGS]{_ARGUMENTS}"
+        "[TOOL_CALLS]get_time[CALL_ID]abcdefghj[ARGS]{}",
+        PARIS + TIME,
+        "Ok.",
+    ),
+    Sample("mistral", f"[TOOL_CALLS] [{_JSON[:-1]}, " + '"id": "abcdefghi"}]', PARIS),
+    Sample("mistral", f"[TOOL_CALLS]get_weather{_ARGUMENTS}", PARIS),
+    Sample("mistral", f"[TOOL_CALLS]get_weather[ARGS]{_ARGUMENTS}\nSoon.", PARIS, "\nSoon."),
+    Sample("pythonic", f"<|tool_call_start|>[{_JSON}]<|tool_call_end|>Soon.", PARIS, "Soon."),
+    Sample(
+        "pythonic", '<|tool_call_start|>[get_weather(city="Paris", days=3)]<|tool_call_end|>', PARIS
+    ),
+    Sample(
+        "pythonic",
+        "<|tool_call_start|>\n```python\nget_weather(city='Paris', days=3)\n```\n<|tool_call_end|>",
+        PARIS,
+    ),
+    Sample("longcat", "<longcat_tool_call>get_time\n</longcat_tool_call>", TIME),
+    Sample("longcat", f"<longcat_tool_call>\n{_JSON}\n</longcat_tool_call>", PARIS),
+    Sample("glm47", "<tool_call>get_time</tool_call>", TIME),
+    Sample(
+        "kimi_k2",
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
+        f"<|tool_call_argument_begin|>{_ARGUMENTS}<|tool_call_end|><|tool_calls_section_end|>",
+        PARIS,
+    ),
+]
+
+
+def _of_writer(name: str) -> Sample:
+    dialect = DIALECTS[name]
+    text = "".join((*dialect.starts, WRITERS[name](PARIS), *dialect.ends))
+    return Sample(name, f"So: {text}", PARIS, "So: ")
+
+
+SAMPLES += [_of_writer(name) for name in sorted(set(DIALECTS) - {one.dialect for one in SAMPLES})]

@@ -1,0 +1,116 @@
+"""Tool calls of each family's dialect, from the model's tokens to the answers of all three APIs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from mayfly_protocol.serving import Submit
+from mayfly_worker.text.choice import ChoiceText
+from mayfly_worker.text.prompts import RenderedPrompt
+from support import vocabularies
+from support.call_samples import SAMPLES, TOOLS, Calls, Sample
+from support.doubles.fake_node import ScriptStep, accept, finish, step
+from support.front_client import CHAT, HELLO, following, named_events
+
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+FUNCTIONS = [tool["function"] for tool in TOOLS]
+ASKED: dict[str, dict[str, Any]] = {
+    CHAT: HELLO | {"tools": list(TOOLS)},
+    RESPONSES: {"input": "hi", "tools": [{"type": "function", **each} for each in FUNCTIONS]},
+    MESSAGES: HELLO
+    | {
+        "max_tokens": 99,
+        "tools": [{"name": each["name"], "input_schema": each["parameters"]} for each in FUNCTIONS],
+    },
+}
+ONE_EACH = {sample.dialect: sample for sample in SAMPLES}
+
+
+class Model:
+    """Writes one sample's text, token by token, through the worker's text handling."""
+
+    sample: Sample
+
+    def __call__(self, submit: Submit) -> Iterator[ScriptStep]:
+        tokenizer = vocabularies.with_parser(self.sample.dialect)
+        ids = vocabularies.ids_of(self.sample.text, tokenizer)
+        choice = ChoiceText(
+            submit.generation, tokenizer, RenderedPrompt([0]), rid=submit.rid, choice=0
+        )
+        yield accept(submit)
+        for at, piece in enumerate([*map(choice.feed, ids), choice.end("stop")]):
+            yield step(submit, at, piece.text, tool_calls=piece.tool_calls, finish=piece.finish)
+        yield finish(submit, len(ids) + 1)
+
+
+def answered(path: str, response: httpx.Response) -> tuple[str, Calls, str]:
+    """The content, the calls and the reason of the end."""
+    body = response.json()
+    if path == CHAT:
+        [choice] = body["choices"]
+        called = [call["function"] for call in choice["message"]["tool_calls"]]
+        calls = [(call["name"], json.loads(call["arguments"])) for call in called]
+        return choice["message"]["content"] or "", calls, choice["finish_reason"]
+    if path == RESPONSES:
+        items = body["output"]
+        texts = [part["text"] for i in items if i["type"] == "message" for part in i["content"]]
+        made = [item for item in items if item["type"] == "function_call"]
+        calls = [(item["name"], json.loads(item["arguments"])) for item in made]
+        return "".join(texts), calls, "tool_calls" if body["status"] == "completed" else ""
+    blocks = body["content"]
+    calls = [(block["name"], block["input"]) for block in blocks if block["type"] == "tool_use"]
+    text = "".join(block["text"] for block in blocks if block["type"] == "text")
+    return text, calls, {"tool_use": "tool_calls"}.get(body["stop_reason"], "")
+
+
+def streamed(path: str, response: httpx.Response) -> tuple[str, Calls, str]:
+    """The same, from the events of a stream."""
+    text, names, arguments, end = "", [], {}, ""
+    if path == CHAT:
+        lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
+        for event in (json.loads(line) for line in lines if line.startswith("{")):
+            for choice in event["choices"]:
+                text += choice["delta"].get("content") or ""
+                end = choice["finish_reason"] or end
+                for call in choice["delta"].get("tool_calls", []):
+                    if call["function"].get("name"):
+                        names.append(call["function"]["name"])
+                    at = call["index"]
+                    arguments[at] = arguments.get(at, "") + call["function"]["arguments"]
+    for event in named_events(response) if path != CHAT else []:
+        delta = event.get("delta") or {}
+        if event["type"] in ("response.output_item.added", "content_block_start"):
+            item = event.get("item") or event["content_block"]
+            if item["type"] in ("function_call", "tool_use"):
+                names.append(item["name"])
+                arguments[len(names)] = ""
+        elif event["type"] == "response.output_text.delta":
+            text += delta
+        elif event["type"] == "response.function_call_arguments.delta":
+            arguments[len(names)] += delta
+        elif event["type"] == "content_block_delta":
+            text += delta.get("text", "")
+            if "partial_json" in delta:
+                arguments[len(names)] += delta["partial_json"]
+        elif event["type"] == "response.completed" or delta.get("stop_reason") == "tool_use":
+            end = "tool_calls"
+    parsed = [json.loads(each or "{}") for each in arguments.values()]
+    return text, list(zip(names, parsed, strict=True)), end
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_F02_calls_of_every_dialect_over_every_api(path: str) -> None:
+    model = Model()
+    with following(model) as front:
+        for sample in ONE_EACH.values():
+            model.sample = sample
+            meant = (sample.content, sample.calls, "tool_calls")
+            for stream in (False, True):
+                response = front.client.post(path, json=ASKED[path] | {"stream": stream})
+                found = (streamed if stream else answered)(path, response)
+                assert found == meant, (sample, response.text)
