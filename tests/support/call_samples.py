@@ -88,6 +88,24 @@ SAMPLES = [
     ),
     Sample("granite_20b", f"<function_call> {_JSON}<function_call> {_TOOL_TIME}", PARIS + TIME),
     Sample("gigachat3", f"Hm.\n\nfunction call<|role_sep|>\n{_JSON}", PARIS, "Hm.\n\n"),
+    Sample("gigachat3", f"<|function_call|>{_JSON}", PARIS),
+    Sample(
+        "functionary",
+        f"<function=get_weather>{_ARGUMENTS}</function><function=get_time>{{}}</function>",
+        PARIS + TIME,
+    ),
+    Sample(
+        "minimax_m3",
+        '~<tool_call>\n~<invoke name="get_weather">~<city>Paris~</city>~<days>3~</days>~</invoke>\n'
+        '~<invoke name="get_time">~</invoke>\n~</tool_call>'.replace("~", "]<]minimax[>["),
+        PARIS + TIME,
+    ),
+    Sample(
+        "minimax_m3",
+        '~<tool_call>~<invoke name="get_weather">~<city>~<item>a~</item>~<item>~<b>\nc ~</b>'
+        "~</item>~</city>~</invoke>~</tool_call>".replace("~", "]<]minimax[>["),
+        [("get_weather", {"city": ["a", {"b": "\nc "}]})],
+    ),
     Sample("phi4_mini", f"<|tool_call|>[{_JSON}]<|/tool_call|>", PARIS),
     Sample("phi4_mini", f"<|tool_call|>{_JSON}<|/tool_call|>", PARIS),
     Sample("phi4_mini", f"functools[{_JSON}, {_TOOL_TIME}]", PARIS + TIME),

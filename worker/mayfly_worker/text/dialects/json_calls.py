@@ -263,6 +263,7 @@ class Headed:
 
 
 DEEPSEEK = Headed("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>")
+FUNCTIONARY = Headed("<function=", ">", "</function>")
 HUNYUAN = Headed("<tool_call>", "<tool_sep>", "</tool_call>")
 KIMI_K2 = Headed(
     "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>", ids=True

@@ -158,6 +158,67 @@ def _dsml_arguments(body: str) -> dict[str, Any]:
     return arguments
 
 
+_MINIMAX = "]<]minimax[>["
+_MINIMAX_MARK = re.compile(re.escape(_MINIMAX) + r"<(/?)([^<>\s]+)(?:\s+name=\"([^\"]*)\")?>")
+
+
+def parse_minimax_m3(text: str, tools: Any = None) -> list[dict[str, Any]]:
+    """Parses MiniMax M3's calls, in which every key of the arguments, nested ones too, and every
+    item of a list is an element with a mark before each of its tags. Raises ValueError for text
+    outside of calls and arguments."""
+    schemas = {tool["function"]["name"]: tool["function"].get("parameters") for tool in tools or ()}
+    pieces = _MINIMAX_MARK.split(text)
+    calls = []
+    at = 0
+    while at + 1 < len(pieces):
+        closing, tag, name = pieces[at + 1 : at + 4]
+        if pieces[at].strip() or closing or tag != "invoke":
+            raise ValueError("text outside of calls")
+        arguments, at = _minimax_value(pieces, at + 4, "invoke", schemas.get(name) or {})
+        calls.append({"name": name, "arguments": arguments or {}})
+    if pieces[at].strip():
+        raise ValueError("text outside of calls")
+    return calls
+
+
+def _minimax_value(
+    pieces: list[str], at: int, ended: str, schema: dict[str, Any]
+) -> tuple[Any, int]:
+    """Returns the value that begins at the piece ``at`` and that the tag ``ended`` ends, and the
+    place of the piece after this tag."""
+    text = pieces[at]
+    members: list[tuple[str, Any]] = []
+    while at + 1 < len(pieces):
+        closing, tag = pieces[at + 1 : at + 3]
+        if closing:
+            if tag != ended:
+                break
+            return _minimax_members(members) if members else _typed(text, schema), at + 4
+        if pieces[at].strip():
+            break
+        inner = (schema.get("properties") or {}).get(tag) or schema.get("items") or {}
+        value, at = _minimax_value(pieces, at + 4, tag, inner)
+        members.append((tag, value))
+    raise ValueError(f"no end of {ended}")
+
+
+def _minimax_members(members: list[tuple[str, Any]]) -> Any:
+    if all(key == "item" for key, _ in members):
+        return [value for _, value in members]
+    return dict(members)
+
+
+def _typed(text: str, schema: Any) -> Any:
+    """Returns the value of a text between tags: a text if the schema says so or says nothing."""
+    kinds = schema.get("type") if isinstance(schema, dict) else None
+    kinds = [kinds] if isinstance(kinds, str) else kinds or []
+    if not kinds or "string" in kinds:
+        return text
+    with suppress(ValueError):
+        return json.loads(text)
+    return [] if kinds == ["array"] and not text.strip() else text
+
+
 def parse_longcat(text: str, tools: Any = None) -> Any:
     """Parses calls in Longcat's format, which without arguments are a name alone."""
     if text.lstrip().startswith(("{", "[")):
