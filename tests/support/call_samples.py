@@ -178,6 +178,27 @@ SAMPLES = [
         "</tool_call>",
         [("get_weather", {"city": "Pa\nris\t", "days": 3})],
     ),
+    Sample(
+        "json_tools",
+        '<tool_call>{"name": "get_weather", "arguments": {"city": "a \\" </tool_call> b"}}'
+        "</tool_call>!",
+        [("get_weather", {"city": 'a " </tool_call> b'})],
+        "!",
+    ),
+    Sample(
+        "json_tools",
+        f'<tool_call>{{"name": "nobody", "arguments": {{"x": "5}}}}</tool_call><tool_call>{_JSON}'
+        "</tool_call>",
+        PARIS,
+        '<tool_call>{"name": "nobody", "arguments": {"x": "5}}</tool_call>',
+    ),
+    Sample(
+        "json_tools",
+        f"Write <tool_call> before a call:\n<tool_call>{_JSON}</tool_call>",
+        PARIS,
+        "Write <tool_call> before a call:\n",
+    ),
+    Sample("json_tools", f"<tool_call><tool_call>{_JSON}</tool_call>", PARIS, "<tool_call>"),
     # F08
     Sample("mistral", f"[TOOL_CALLS]get_weather[ARGS]{_ARGUMENTS}", PARIS),
     Sample(

@@ -137,6 +137,8 @@ def test_F02_text_is_sent_as_soon_as_it_is_no_call() -> None:
         ("llama4_pythonic", "[the page]"),
         ("command_r", "Actions"),
         ("phi4_mini", "functools."),
+        ("json_tools", "Write <tool_call> f"),
+        ("granite", "<|tool_call|>f"),
     ]:
         split = parser(dialect, early=True)
         for character in begun:

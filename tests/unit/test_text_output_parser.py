@@ -8,7 +8,7 @@ from typing import Any
 
 import mlx_lm.tool_parsers
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mayfly_worker.text.automaton import Automaton
@@ -87,7 +87,13 @@ def read_whole(text: str, state: str) -> tuple[str, str, list[ParsedCall]]:
             content += close(marker)
         if not marker:
             return content, reasoning, calls
-        state = exits[state][marker]
+        came_from, state = state, exits[state][marker]
+        if state == "tool" and text.lstrip()[:1] not in ("", "{", "["):
+            state = "reasoning" if came_from == "reasoning" else "normal"
+            if state == "reasoning":
+                reasoning += marker
+            else:
+                content += marker
 
 
 fragments = st.sampled_from(
@@ -103,6 +109,7 @@ def test_parts_are_those_of_the_whole_text(
     parts_of_it: list[str], data: st.DataObject, state: str
 ) -> None:
     text = "".join(parts_of_it)
+    assume("}{" not in text.replace("\n", ""))  # calls of one block count one by one
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=12)))
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     assert run(parts(state=state), pieces) == read_whole(text, state)
@@ -209,11 +216,16 @@ def test_a_format_without_end_marker_has_its_calls_at_the_end() -> None:
 
 
 def test_a_call_out_of_a_thought_that_does_not_parse_is_content() -> None:
-    assert run(parts(state=REASONING), ["hm<tool_call>x</tool_call>y"]) == (
-        "<tool_call>x</tool_call>y",
+    assert run(parts(state=REASONING), ["hm<tool_call>{x</tool_call>y"]) == (
+        "<tool_call>{x</tool_call>y",
         "hm",
         [],
     )
+
+
+def test_a_thought_may_speak_of_markers() -> None:
+    text = "I write <tool_call> before a call."
+    assert run(parts(state=REASONING), [*text, "</think>Yes."]) == ("Yes.", text, [])
 
 
 def test_half_a_surrogate_pair_stays_an_escape() -> None:

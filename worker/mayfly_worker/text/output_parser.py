@@ -42,7 +42,8 @@ class OutputParser:
         self.reasoning = ""
         self.calls: list[CallPiece] = []
         self.full = self.cut = self.broken = False
-        self._opening = self._entered = ""
+        self._opening = self._entered = self._quoted = ""
+        self._called_from = NORMAL
         self._call: CallText | None = None
         self._held = ""
         self._header = ""
@@ -64,13 +65,19 @@ class OutputParser:
         return self.state == REASONING
 
     def feed(self, text: str) -> None:
+        while text:
+            text = self._read(text)
+
+    def _read(self, text: str) -> str:
+        """Reads text. Returns the text that is to be read again, since the marker before it did not
+        begin a call; otherwise an empty text."""
         if (
             not self._held
             and not self.full
             and self._transitions.automaton.no_match_begins_in(text)
         ):
             self._put(text)
-            return
+            return self._after_marker_alone("")
         buffer = self._held + text
         begin, read = 0, len(self._held)
         while not self.full:
@@ -80,11 +87,32 @@ class OutputParser:
                 certain = len(buffer) - automaton.depth[self._node]
                 self._put(buffer[begin:certain])
                 self._held = buffer[certain:]
-                return
+                return self._after_marker_alone("")
             marker = automaton.strings[match]
             self._put(buffer[begin : read - len(marker)])
+            if again := self._after_marker_alone(buffer[read - len(marker) :]):
+                return again
             self._follow(marker, self._transitions.targets[match])
             begin = read
+        return ""
+
+    def _after_marker_alone(self, rest: str) -> str:
+        """If the text after a start marker of calls does not begin like one, makes the marker text
+        of the thought or of the content in which it stands, and returns the text, with ``rest``
+        that has come since, to be read again."""
+        if not self.in_call or self._call is None or not self._call.foreign:
+            return ""
+        text = self._call.text + (rest or self._held)
+        self._leave_call(self._opening, self._called_from)
+        return text
+
+    def _leave_call(self, text: str, state: str) -> None:
+        """Ends a text that was taken for a call; ``text`` of it belongs to the ``state``, in which
+        the answer goes on."""
+        self._call = None
+        self._opening = self._held = ""
+        self._enter(state)
+        self._put(text)
 
     def end(self, *, complete: bool) -> None:
         """Ends the answer's text. ``complete`` says that the model itself ended it: a call without
@@ -94,7 +122,14 @@ class OutputParser:
             return
         self._put(self._held)
         self._held = ""
-        if self._bare and not self.in_call:
+        if self.in_call and self._quoted and self._call is not None and self._call.unreadable:
+            # The string in which the end marker stood has no end: the marker was that of the call.
+            before, marker, after = self._call.text.partition(self._quoted)
+            self._leave_call(f"{self._opening}{before}{marker}", NORMAL)
+            self._quoted = ""
+            self.feed(after)
+            self.end(complete=complete)
+        elif self._bare and not self.in_call:
             self._end_beginning()
         elif self.in_call:
             self.cut = not self._close("", whole=complete or self._markers.endless_calls)
@@ -160,6 +195,11 @@ class OutputParser:
             self._end_beginning()
             if self.full:
                 return
+        if self.in_call and target == NORMAL and self._call is not None and self._call.in_string:
+            self._quoted = self._quoted or marker
+            self._put_into_call(marker)
+            self._enter(TOOL)
+            return
         if self.in_call:
             self._close(marker if target == NORMAL else "", whole=True)
         header, self._header = self._header, ""
@@ -172,6 +212,7 @@ class OutputParser:
                 self._put_into_call(header + marker)
         elif target == TOOL:
             self._opening = marker
+            self._called_from = NORMAL if self.in_call else self.state
         self._entered = marker
         self._enter(target)
 
@@ -185,6 +226,6 @@ class OutputParser:
         rest = call.text if not self.full else ""
         if not call.counted or rest:
             self.content += f"{'' if call.counted else self._opening}{rest}{ending}"
-        self._opening = ""
+        self._opening = self._quoted = ""
         self._call = None
         return call.counted and not call.broken and not rest

@@ -4,6 +4,7 @@ is generated."""
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +45,7 @@ class ToolCallParser:
         self._dialect = dialect
         self.read = dialect.read
         self.bare = dialect.bare
+        self.json = dialect.json
 
     def parse(self, text: str) -> list[ParsedCall]:
         """Returns the calls in a text; an empty list unless every call has the name of one of the
@@ -73,6 +75,10 @@ class ToolCallParser:
             return None
         id = parsed.get("id")
         return ParsedCall(name, text, id if isinstance(id, str) and id else None)
+
+
+_MARKS = re.compile(r'\\.|"', re.DOTALL)
+"""In JSON, what an escape hides, and the quotes around strings."""
 
 
 class CallText:
@@ -116,6 +122,24 @@ class CallText:
         """The text that is part of no finished call: that of the call that is open, or text that is
         no call."""
         return "".join(self._text)
+
+    @property
+    def in_string(self) -> bool:
+        """True if the text is JSON and ends within a string."""
+        if self._parser is None or not self._parser.json:
+            return False
+        return sum(mark == '"' for mark in _MARKS.findall(self.text)) % 2 == 1
+
+    @property
+    def foreign(self) -> bool:
+        """True if the text does not even begin like a call."""
+        read = self._source.position - self._begins_at
+        return self.no_call and not self.counted and not self.text[:read].strip()
+
+    @property
+    def unreadable(self) -> bool:
+        """True if nothing of the text was given out, and it is no call as it stands."""
+        return not self.counted and not self._parse(self.text)
 
     def feed(self, text: str) -> None:
         if self.full or self.broken:

@@ -50,6 +50,8 @@ class Dialect:
     read: Reader | None = None
     starts: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
+    json: bool = False
+    """Calls are JSON, so that an end marker within a string belongs to the string."""
     words: Words = ()
     """Strings in the chat template by which the dialect is chosen."""
     tokens: tuple[str, ...] = ()

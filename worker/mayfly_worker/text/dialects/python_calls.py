@@ -91,6 +91,13 @@ def parse_llama3(text: str, tools: Any = None) -> list[dict[str, Any]]:
     return parse_bare_calls(text)
 
 
+def read_llama3(source: Source, target: Target) -> Reading[None]:
+    """Reads calls as :func:`parse_llama3`, if they are JSON."""
+    if (yield from source.skip_space()) != "{":
+        raise GiveUp
+    yield from read_json_calls(source, target, bare=True, tail=True)
+
+
 def parse_lfm2(text: str, tools: Any = None) -> Any:
     """Parses calls of LFM2 and MiniCPM3: in Python's syntax, or JSON as
     :func:`~mayfly_worker.text.dialects.json_calls.parse_json_calls`."""

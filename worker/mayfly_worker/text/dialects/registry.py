@@ -70,6 +70,7 @@ def _mlx_lm(
         starts=(start,),
         ends=(end,) if end else (),
         words=words,
+        json=module in (json_tools, kimi_k2),
         tokens=tokens,
         aliases=aliases,
     )
@@ -86,6 +87,7 @@ def _json(
         read=partial(read_json_calls, tail=not end),
         starts=(start,),
         ends=(end,) if end else (),
+        json=True,
         words=words,
         aliases=aliases,
     )
@@ -113,6 +115,7 @@ _ALL = (
         read=partial(json_calls.read_headed, json_calls.DEEPSEEK),
         starts=("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"),
         ends=("<｜tool▁calls▁end｜>",),
+        json=True,
         words=(("<｜tool▁call▁begin｜>",),),
         aliases=("deepseek_v31",),
     ),
@@ -152,6 +155,7 @@ _ALL = (
         read=json_calls.read_apertus,
         starts=("<|tools_prefix|>",),
         ends=("<|tools_suffix|>",),
+        json=True,
         words=(("<|tools_prefix|>",),),
     ),
     _json(
@@ -185,6 +189,7 @@ _ALL = (
         read=partial(json_calls.read_headed, json_calls.FUNCTIONARY),
         starts=("<function=",),
         ends=("</function>",),
+        json=True,
         words=(("<{start_tag}={function_name}>",),),
     ),
     Dialect(
@@ -224,6 +229,7 @@ _ALL = (
         read=json_calls.read_hunyuan,
         starts=("<tool_calls>",),
         ends=("</tool_calls>",),
+        json=True,
         words=(("<tool_calls>",),),
         aliases=("hunyuan_a13b", "jamba", "minimax"),
     ),
@@ -244,6 +250,7 @@ _ALL = (
         starts=("<|tool_call|>",),
         ends=("<|/tool_call|>",),
         bare=("functools[",),
+        json=True,
         words=(("<|/tool|>",), ("functools[",)),
         aliases=("phi4_mini_json",),
     ),
@@ -269,7 +276,7 @@ _ALL = (
     Dialect(
         name="llama3_json",
         parse=python_calls.parse_llama3,
-        read=partial(read_json_calls, bare=True, tail=True),
+        read=python_calls.read_llama3,
         starts=("<|python_tag|>",),
         bare=("{",),
         words=(('"name": function name, "parameters"',), ("<|python_tag|>",)),
