@@ -128,7 +128,7 @@ class CallText:
         """True if the text is JSON and ends within a string."""
         if self._parser is None or not self._parser.json:
             return False
-        return sum(mark == '"' for mark in _MARKS.findall(self.text)) % 2 == 1
+        return bool(sum(mark == '"' for mark in _MARKS.findall(self.text)) % 2)
 
     @property
     def foreign(self) -> bool:
