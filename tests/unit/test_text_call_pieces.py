@@ -319,3 +319,8 @@ def test_R07_a_repeated_argument_is_never_sent_wrongly() -> None:
 def test_R07_R09_what_has_no_arguments_yet_is_text(inside: str) -> None:
     text = f"<tool_call>{inside}</tool_call>"
     assert answer("json_tools", list(text), early=True) == Answer(text, [], None)
+
+
+def test_R07_nothing_is_sent_of_a_call_after_it_turned_out_unreadable() -> None:
+    begun, rest = "<|tool_call_start|>[glob(path='a'", ", lines={e}), glob()]<|tool_call_end|>"
+    assert answer("pythonic", [begun, rest], early=True).broken == '{"path": "a"'

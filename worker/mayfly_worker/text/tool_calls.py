@@ -181,6 +181,7 @@ class CallText:
             sent = "".join(self._sent)
             if not calls or calls[0].name != self._name or not calls[0].arguments.startswith(sent):
                 self.broken = True
+                self._new.clear()
                 self.pieces.append(CallPiece("", unfinished=True))
                 return
             self.pieces.append(CallPiece(calls.pop(0).arguments[len(sent) :]))
