@@ -16,12 +16,13 @@ from mayfly_protocol.requests import ChatPrompt, Ending, Generation, Output, Sam
 from mayfly_protocol.serving import ToolCallDelta
 from mayfly_worker.text.choice import ChoiceText, TextPiece
 from mayfly_worker.text.dialects.dialect import Dialect
+from mayfly_worker.text.dialects.json_calls import read_json_calls
 from mayfly_worker.text.dialects.registry import DIALECTS
 from mayfly_worker.text.dialects.registry import FORCED as FORCED_CALLS
 from mayfly_worker.text.markers import guided_markers, markers_of
 from mayfly_worker.text.output_parser import OutputParser
 from mayfly_worker.text.prompts import RenderedPrompt
-from mayfly_worker.text.tool_calls import CallPiece, ParsedCall, ToolCallParser
+from mayfly_worker.text.tool_calls import CallPiece, CallText, ParsedCall, ToolCallParser
 from support import vocabularies
 from support.call_writer import BARE, FORCED, ONE_CALL, WRITERS, Call
 
@@ -322,5 +323,10 @@ def test_R07_R09_what_has_no_arguments_yet_is_text(inside: str) -> None:
 
 
 def test_R07_nothing_is_sent_of_a_call_after_it_turned_out_unreadable() -> None:
-    begun, rest = "<|tool_call_start|>[glob(path='a'", ", lines={e}), glob()]<|tool_call_end|>"
-    assert answer("pythonic", [begun, rest], early=True).broken == '{"path": "a"'
+    odd = Dialect(name="odd", parse=lambda *_: None, read=read_json_calls)
+    call = CallText(ToolCallParser(TOOLS, odd), early=True, parallel=True)
+    call.feed('{"name": "glob", "arguments": {"path": "a"')
+    call.feed(', "lines": 1}}, {"name"')
+    assert call.broken
+    assert [piece.arguments for piece in call.pieces] == ['{"path": "a"', ""]
+    assert [piece.unfinished for piece in call.pieces] == [False, True]
