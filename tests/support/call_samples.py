@@ -160,7 +160,6 @@ SAMPLES = [
         "json_tools",
         f"<tool_call>\n{_JSON}\n</tool_call>\n<tool_call>\n{_TOOL_TIME}\n</tool_call>",
         PARIS + TIME,
-        "\n",
     ),
     Sample("json_tools", f"<tool_call>{_JSON}\n{_TOOL_TIME}</tool_call>", PARIS + TIME),
     Sample("json_tools", f"<tool_call>{_JSON}, {_TOOL_TIME},</tool_call>", PARIS + TIME),

@@ -22,9 +22,9 @@ from mayfly_protocol.requests import (
     Sampling,
     TextPrompt,
 )
+from mayfly_worker.text.call_ids import call_id
 from mayfly_worker.text.choice import NOTHING, ChoiceText, TextPiece
 from mayfly_worker.text.prompts import RenderedPrompt
-from mayfly_worker.text.tool_calls import call_id
 from support import vocabularies
 
 THINKING = vocabularies.byte_level("thinking")
@@ -246,7 +246,7 @@ def test_a_stop_string_ends_a_thought_too() -> None:
 @pytest.mark.parametrize("reason", ["stop", "length"])
 def test_R13_R14_calls_have_indexes_ids_and_their_finish_reason(reason: FinishReason) -> None:
     whole = run(choice(chat={"tools": (TOOL,)}), ids_of("ok" + CALL + "\n" + CALL), reason)
-    assert whole.text == "ok\n"
+    assert whole.text == "ok"
     assert [(c.index, c.id, c.name) for c in whole.tool_calls] == [
         (0, call_id("r", 3, 0), "sum"),
         (1, call_id("r", 3, 1), "sum"),

@@ -16,13 +16,14 @@ from typing import Any, NamedTuple
 from mayfly_protocol.requests import ChatPrompt, FinishReason, Generation
 from mayfly_protocol.serving import ToolCallDelta
 from mayfly_worker.text.automaton import NONE, ROOT, Automaton
+from mayfly_worker.text.call_ids import call_id
 from mayfly_worker.text.detokenize import Detokenizer
 from mayfly_worker.text.dialects.dialect import REASONING
 from mayfly_worker.text.dialects.registry import FORCED, output_format
 from mayfly_worker.text.markers import guided_markers, markers_of
 from mayfly_worker.text.output_parser import OutputParser
 from mayfly_worker.text.prompts import RenderedPrompt
-from mayfly_worker.text.tool_calls import ToolCallParser, call_id
+from mayfly_worker.text.tool_calls import ToolCallParser
 
 
 class StopMatcher:
@@ -223,7 +224,7 @@ class ChoiceText:
         for piece in self._parser.calls:
             id = None
             if piece.name is not None:
-                id = call_id(self._rid, self._choice, self._call_count)
+                id = call_id(self._rid, self._choice, self._call_count, piece.id)
                 self._call_count += 1
             deltas.append(
                 ToolCallDelta(

@@ -10,8 +10,9 @@ from mayfly_worker.text.tool_calls import CallPiece, CallText, ToolCallParser
 
 class OutputParser:
     """Splits the text of one answer into content, reasoning and tool calls. Nothing but the markers
-    is taken out of the text; only text that could still become a marker is held back, and tool
-    calls until they are whole or, with ``early``, until their parts are certain.
+    is taken out of the text, and whitespace between calls and after the last one; only text that
+    could still become a marker is held back, such whitespace, and tool calls until they are whole
+    or, with ``early``, until their parts are certain.
 
     ``content``, ``reasoning`` and ``calls`` gather the results until the caller empties them.
     ``full`` says that the rest of the text is dropped, since the answer has all the calls it may
@@ -47,6 +48,7 @@ class OutputParser:
         self._call: CallText | None = None
         self._held = ""
         self._header = ""
+        self._gap: str | None = None
         self._beginning = ""
         self._bare = tools.bare if tools is not None and not forced else ()
         self._enter(state or markers.initial)
@@ -146,9 +148,20 @@ class OutputParser:
         elif self.state == NORMAL and self._bare:
             self._put_at_beginning(text)
         elif self.state == NORMAL:
-            self.content += text
+            self._put_content(text)
         else:
             self._header += text
+
+    def _put_content(self, text: str) -> None:
+        """Takes text of the answer's content. Whitespace after a call is held back: only if other
+        text follows is it part of the content."""
+        if self._gap is not None:
+            text = self._gap + text
+            if not text or text.isspace():
+                self._gap = text
+                return
+            self._gap = None
+        self.content += text
 
     def _put_into_call(self, text: str) -> None:
         if self._call is None:
@@ -181,7 +194,7 @@ class OutputParser:
             self._bare = ()
         if self._call is not None:
             self._close("", whole=True)
-        self.content += text
+        self._put_content(text)
 
     def _take_pieces(self, call: CallText) -> None:
         self.calls += call.pieces
@@ -225,7 +238,9 @@ class OutputParser:
         self._take_pieces(call)
         rest = call.text if not self.full else ""
         if not call.counted or rest:
-            self.content += f"{'' if call.counted else self._opening}{rest}{ending}"
+            self._put_content(f"{'' if call.counted else self._opening}{rest}{ending}")
+        else:
+            self._gap = ""
         self._opening = self._quoted = ""
         self._call = None
         return call.counted and not call.broken and not rest

@@ -12,14 +12,16 @@ replace; a macro of that name in front of the template answers with the request'
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import takewhile
 from typing import Any
+
+from jinja2.sandbox import SandboxedEnvironment
+from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from mayfly_protocol.requests import ChatPrompt, Prompt, TextPrompt
 from mayfly_worker.request_errors import InvalidInput, PromptTooLong
@@ -31,6 +33,8 @@ from mayfly_worker.text.arrangement import (
     probe,
 )
 from mayfly_worker.text.detokenize import hugging_face
+from mayfly_worker.text.dialects.registry import output_format
+from mayfly_worker.text.earlier_answers import AnswerForms, probe_answers, restore
 from mayfly_worker.text.markers import marker_strings
 
 DATE_VARIABLE = "mayfly_date"
@@ -178,7 +182,10 @@ def _render_chat(prompt: ChatPrompt, tokenizer: Any) -> RenderedPrompt:
     try:
         template = _Template(prompt, tokenizer)
         abilities = _abilities(tokenizer, bool(prompt.tools))
-        given = [template.message(message, abilities) for message in prompt.messages]
+        given = restore(
+            [template.message(message, abilities) for message in prompt.messages],
+            _answer_forms(tokenizer, bool(prompt.tools), _switches(prompt.template_kwargs)),
+        )
         text = template.text(arrange(given, abilities))
     except Exception as error:
         # A template is a program: its exceptions (TemplateError by its own raise_exception,
@@ -208,10 +215,10 @@ class _Template:
         self._kwargs = _break_control_tokens(prompt.template_kwargs, self._control)
         if source is not None and "strftime_now" in source:
             day = date.fromisoformat(prompt.date) if prompt.date else date.today()
-            self._kwargs |= {
-                "chat_template": with_strftime_macro(source),
-                DATE_VARIABLE: date_directives(day),
-            }
+            source = with_strftime_macro(source)
+            self._kwargs |= {"chat_template": source, DATE_VARIABLE: date_directives(day)}
+        if source is not None:
+            _let_change_lists(source)
 
     def message(self, message: Mapping[str, Any], can: TemplateAbilities) -> dict[str, Any]:
         """Returns a message as the chat template, with the abilities ``can``, expects it: with an
@@ -220,9 +227,6 @@ class _Template:
         known = {**message, "content": message.get("content") or ""}
         if known.get("role") == "developer" and not (self._names_developer and can.developer):
             known["role"] = "system"
-        if self._tokenizer._chat_template is not None and known.get("tool_calls"):
-            # mlx-lm's own renderers read arguments as OpenAI sends them: as JSON text.
-            known["tool_calls"] = [_with_json_arguments(call) for call in known["tool_calls"]]
         return known
 
     def text(self, messages: Sequence[dict[str, Any]], *, whole: bool = True) -> str:
@@ -243,10 +247,12 @@ class _Template:
         )
 
 
-def _with_json_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = call["function"]
-    arguments = json.dumps(function.get("arguments") or {}, ensure_ascii=False)
-    return {**call, "function": {**function, "arguments": arguments}}
+@lru_cache(maxsize=8)
+def _let_change_lists(source: str) -> None:
+    """Lets a chat template change lists, as that of Kimi K2 does (``ids.append(id)``). transformers
+    forbids it, although the lists are the template's own or copies."""
+    environment = _compile_jinja_template(source).environment
+    environment.is_safe_attribute = partial(SandboxedEnvironment.is_safe_attribute, environment)
 
 
 @lru_cache(maxsize=8)
@@ -255,11 +261,45 @@ def _abilities(tokenizer: Any, tools: bool) -> TemplateAbilities:
     rendering small conversations, which declare a tool if ``tools``."""
     template = _Template(ChatPrompt((), tools=(PROBED_TOOL,) if tools else ()), tokenizer)
     every = TemplateAbilities()
+    forms = _answer_forms(tokenizer, tools, ())
 
     def printed(messages: list[dict[str, Any]]) -> str:
-        return template.text([template.message(message, every) for message in messages])
+        given = [template.message(message, every) for message in messages]
+        return template.text(restore(given, forms))
 
     return probe(printed)
+
+
+@lru_cache(maxsize=64)
+def _answer_forms(
+    tokenizer: Any, tools: bool, switches: tuple[tuple[str, bool], ...]
+) -> AnswerForms:
+    """Finds the forms of earlier answers that the tokenizer's chat template takes, by rendering
+    small conversations, which declare a tool if ``tools`` and set the variables ``switches``."""
+    prompt = ChatPrompt((), (PROBED_TOOL,) if tools else (), template_kwargs=dict(switches))
+    template = _Template(prompt, tokenizer)
+    markers = None
+    if thought := output_format(tokenizer).thought:
+        markers = thought.start + _opened_with(template, thought.start), thought.end
+    return probe_answers(
+        partial(template.text, whole=False), PROBED_TOOL["function"]["name"], markers
+    )
+
+
+def _opened_with(template: _Template, start: str) -> str:
+    """Returns the whitespace with which prompts end behind the start marker of reasoning."""
+    try:
+        text = template.text([{"role": "user", "content": "?"}])
+    except Exception:
+        return ""  # a template may refuse this conversation
+    rest = text.rpartition(start)[2]
+    return rest if rest.isspace() else ""
+
+
+def _switches(kwargs: Mapping[str, Any]) -> tuple[tuple[str, bool], ...]:
+    """Returns the template variables of a request that are true or false: they may decide what a
+    template prints of thoughts, and are few."""
+    return tuple(sorted((name, set) for name, set in kwargs.items() if isinstance(set, bool)))
 
 
 def _source(tokenizer: Any, tools: bool) -> str | None:

@@ -3,7 +3,6 @@ is generated."""
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -242,9 +241,3 @@ class CallText:
             case {"name": str(name), "arguments": dict(arguments)}:
                 return name, arguments
         raise GiveUp
-
-
-def call_id(rid: str, choice: int, index: int) -> str:
-    """Returns the id of a tool call, which is the same on every worker that runs the request."""
-    digest = hashlib.sha256(f"{rid}/{choice}/{index}".encode()).hexdigest()
-    return f"call_{digest[:24]}"

@@ -1,0 +1,236 @@
+"""Brings a model's earlier answers into the form in which its chat template prints them as the
+model wrote them.
+
+A client sends an answer back as it was sent: its thought, its text and its calls apart, each with
+the whitespace that the model wrote around it. The prompt of the next turn should contain this
+answer token for token as it was generated: the prefix cache holds it so, and the model was trained
+on no other form. Templates differ in what they need for that, which small conversations show that
+are rendered once for each template (:func:`probe_answers`):
+
+- the field of the thought: ``reasoning_content``, ``thinking``, ``tool_plan`` ..., or the content
+  itself, between the markers of reasoning, if the template takes it apart there. A template that
+  leaves thoughts out of earlier turns goes on doing so;
+- the whitespace that the template itself writes around the thought and before the calls, which is
+  taken off the texts;
+- the arguments of calls: an object, or JSON text, if the template joins them to other texts;
+- the ids of calls: the model's own; or, if the template names tools by them, as Kimi K2's does,
+  ``functions.NAME:N`` with a number that runs through the conversation.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from mayfly_worker.text.call_ids import own_id
+
+Message: TypeAlias = dict[str, Any]
+Render: TypeAlias = Callable[[list[Message]], str]
+
+THOUGHT = "reasoning_content"
+"""Field in which a request's messages have their thoughts."""
+
+_FIELDS = (THOUGHT, "reasoning", "thinking", "thought", "tool_plan")
+_ID = "abcdefgh1"
+"""An id that every template takes: some demand nine letters and digits."""
+_ASKED, _RESULT, _SAID, _THOUGHT, _VALUE = (f"plum-{n}" for n in range(5))
+_OBJECT = {"x": _VALUE}
+_NUMBERED = re.compile(r"functions\..+:(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerForm:
+    """Form of an answer, either of one with calls or of one without, in the messages that a chat
+    template takes. ``field`` is the thought's. The other fields are whitespace that the template
+    writes: before the thought, after the thought, before the text that follows it, between the
+    text and the calls. ``blank`` stands for a thought of nothing but whitespace."""
+
+    field: str = THOUGHT
+    before: str = ""
+    after: str = ""
+    gap: str = ""
+    tail: str = ""
+    blank: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerForms:
+    """Forms of earlier answers that one chat template takes. ``inline`` are the markers between
+    which a thought stands in the content, if the template takes it apart there; ``json_arguments``
+    says that it takes the arguments of calls as text, ``numbered_ids`` that their ids name the
+    tool."""
+
+    plain: AnswerForm = AnswerForm()
+    calling: AnswerForm = AnswerForm()
+    inline: tuple[str, str] | None = None
+    json_arguments: bool = False
+    numbered_ids: bool = False
+
+
+def probe_answers(render: Render, name: str, markers: tuple[str, str] | None = None) -> AnswerForms:
+    """Finds the forms of earlier answers that a chat template takes. ``render`` renders a
+    conversation with it, ``name`` is the name of a tool that it knows, and ``markers`` are the
+    texts that begin and end the model's reasoning, if it has any."""
+
+    def printed(*messages: Message) -> str:
+        try:
+            return render(list(messages))
+        except Exception:
+            return ""  # templates are programs, which refuse a conversation by any exception
+
+    def plain(**fields: Any) -> str:
+        return printed(_USER, {"role": "assistant", "content": _SAID, **fields})
+
+    def older(**fields: Any) -> str:
+        return printed(_USER, {"role": "assistant", "content": _SAID, **fields}, _USER)
+
+    as_object, as_text = (
+        printed(*_calling(name, arguments)) for arguments in (_OBJECT, json.dumps(_OBJECT))
+    )
+    json_arguments = _VALUE in as_text and (_VALUE not in as_object or str(_OBJECT) in as_object)
+    arguments = json.dumps(_OBJECT) if json_arguments else _OBJECT
+
+    def calling(**fields: Any) -> str:
+        return printed(*_calling(name, arguments, **{"content": _SAID, **fields}))
+
+    tail = _whitespace(calling().partition(_SAID)[2])
+    found = [_form(plain), _form(calling)]
+    if known := [form for form in found if form is not None]:
+        markers = None
+    # A template may print thoughts in one kind of answer only, or in certain turns.
+    forms = [form or (known[0] if known else AnswerForm()) for form in found]
+    other = f"{name}_too"
+    call = _calling(other, arguments)[:2]
+    alone = printed(*call)
+    return AnswerForms(
+        forms[0],
+        replace(forms[1], tail=tail),
+        inline=markers if markers and _takes_apart((calling, older), markers) else None,
+        json_arguments=json_arguments,
+        numbered_ids=f"functions.{other}:" in alone or (_ID in alone and other not in alone),
+    )
+
+
+_USER: Message = {"role": "user", "content": _ASKED}
+
+
+def _calling(name: str, arguments: Any, **fields: Any) -> list[Message]:
+    call = {"id": _ID, "type": "function", "function": {"name": name, "arguments": arguments}}
+    return [
+        _USER,
+        {"role": "assistant", "content": "", "tool_calls": [call], **fields},
+        {"role": "tool", "tool_call_id": _ID, "name": name, "content": _RESULT},
+    ]
+
+
+def _form(render: Callable[..., str]) -> AnswerForm | None:
+    """Finds the form of an answer; None if the template prints its thought in no field. ``render``
+    renders an answer with certain fields."""
+    for field in _FIELDS:
+        text = render(**{field: _THOUGHT})
+        start, found, end = text.partition(_THOUGHT)
+        if not found:
+            continue
+        before, after = _whitespace(start, -1), _whitespace(end)
+        head, said, _ = end.partition(_SAID)
+        blank = next((b for b in (before + after, "") if render(**{field: b}) == start + end), "")
+        return AnswerForm(field, before, after, _whitespace(head, -1) if said else "", blank=blank)
+    return None
+
+
+def _whitespace(text: str, side: int = 1) -> str:
+    """Returns the whitespace at the beginning of a text, or with ``side`` -1 at its end."""
+    if side < 0:
+        return text[len(text.rstrip()) :]
+    return text[: len(text) - len(text.lstrip())]
+
+
+def _takes_apart(kinds: Sequence[Callable[..., str]], markers: tuple[str, str]) -> bool:
+    """True if a template prints a thought that stands in the content between the ``markers``, but
+    otherwise than a text between other words. A template that prints every content as it stands
+    knows nothing of thoughts."""
+    stand_ins = ("plum-begin", "plum-end")
+
+    def content(begin: str, end: str) -> str:
+        return f"{begin} \n\n{_THOUGHT} \n\n{end} \n\n\n{_SAID}"
+
+    printed, apart = False, False
+    for render in kinds:
+        text, expected = render(content=content(*markers)), render(content=content(*stand_ins))
+        for stand_in, marker in zip(stand_ins, markers, strict=True):
+            expected = expected.replace(stand_in, marker)
+        printed |= _THOUGHT in text
+        apart |= bool(text and expected) and text != expected
+    return printed and apart
+
+
+def restore(messages: Sequence[Mapping[str, Any]], forms: AnswerForms) -> list[Message]:
+    """Returns a conversation's messages with the assistant's, and the ids of tools' results, in the
+    form that a template takes. The content of each message has to be a text."""
+    restored = _with_template_ids(messages, numbered=forms.numbered_ids)
+    for message in restored:
+        if message.get("role") == "assistant":
+            _restore_texts(message, forms)
+            if forms.json_arguments and message.get("tool_calls"):
+                message["tool_calls"] = [_with_json(call) for call in message["tool_calls"]]
+    return restored
+
+
+def _with_template_ids(messages: Sequence[Mapping[str, Any]], *, numbered: bool) -> list[Message]:
+    """Returns copies of messages in which calls and results have the ids that the template gets. A
+    call without an id gets one, and a result without an id that of the first call without a
+    result."""
+    changed: list[Message] = []
+    ids: dict[str, str] = {}
+    unanswered: list[str] = []
+    number = 0
+    for message in map(dict, messages):
+        changed.append(message)
+        if calls := message.get("tool_calls"):
+            message["tool_calls"] = []
+            for call in calls:
+                given = call.get("id") or f"call_{len(ids)}"
+                id = own_id(given)
+                if numbered:
+                    if found := _NUMBERED.fullmatch(id):
+                        number = int(found[1])
+                    else:
+                        id = f"functions.{call['function']['name']}:{number}"
+                    number += 1
+                ids[given] = id
+                unanswered.append(id)
+                message["tool_calls"].append({**call, "id": id})
+        elif message.get("role") == "tool":
+            given = message.get("tool_call_id")
+            id = ids.get(given, given) if given else next(iter(unanswered), "")
+            if id:
+                message["tool_call_id"] = id
+            if id in unanswered:
+                unanswered.remove(id)
+    return changed
+
+
+def _restore_texts(message: Message, forms: AnswerForms) -> None:
+    calls = message.get("tool_calls")
+    form = forms.calling if calls else forms.plain
+    thought, content = message.pop(THOUGHT, ""), message["content"]
+    if thought and forms.inline:
+        start, end = forms.inline
+        opened = "" if thought[:1].isspace() else start[len(start.rstrip()) :]
+        content = f"{start.rstrip()}{opened}{thought}{end}{content}"
+    elif thought:
+        inner = thought.removeprefix(form.before).removesuffix(form.after)
+        message[form.field] = inner if inner.strip() else form.blank
+        content = content.removeprefix(form.gap) if form.gap else content.lstrip("\n")
+    if calls:
+        content = content.removesuffix(form.tail) if content.strip() else ""
+    message["content"] = content
+
+
+def _with_json(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    arguments = json.dumps(function.get("arguments") or {}, ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": arguments}}
