@@ -33,6 +33,11 @@ _PARAMETERS = _JSON.replace("arguments", "parameters")
 _ARGUMENTS = '{"city": "Paris", "days": 3}'
 _TOOL_TIME = '{"name": "get_time", "arguments": {}}'
 
+_FUNCTION = (
+    "<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n"
+    "<parameter=days>\n3\n</parameter>\n</function>"
+)
+
 SAMPLES = [
     Sample("llama3_json", _PARAMETERS, PARIS),
     Sample("llama3_json", f"\n\n{_PARAMETERS}; {_PARAMETERS}", PARIS * 2),
@@ -154,6 +159,11 @@ SAMPLES = [
         "<function_calls>[get_time(), get_weather(city='Paris', days=3)]</function_calls>",
         TIME + PARIS,
     ),
+    Sample("qwen3_coder", f"<tool_call>\n{_FUNCTION}\n</tool_call>", PARIS),
+    Sample("qwen3_coder", f"Ok.\n{_FUNCTION}\n</tool_call>", PARIS, "Ok.\n"),
+    Sample("qwen3_coder", f"Ok.\n{_FUNCTION}\n", PARIS, "Ok.\n"),
+    Sample("qwen3_coder", f"<tool_call>\n{_FUNCTION}\n{_FUNCTION}</tool_call>", PARIS * 2),
+    Sample("qwen3_coder", "<tool_call>\n<function=get_time>\n</function>\n</tool_call>", TIME),
     # F07
     Sample("json_tools", f"<tool_call>\n{_JSON}\n</tool_call>", PARIS),
     Sample(
@@ -222,6 +232,12 @@ SAMPLES = [
     Sample("longcat", "<longcat_tool_call>get_time\n</longcat_tool_call>", TIME),
     Sample("longcat", f"<longcat_tool_call>\n{_JSON}\n</longcat_tool_call>", PARIS),
     Sample("glm47", "<tool_call>get_time</tool_call>", TIME),
+    Sample(
+        "glm47",
+        "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n"
+        "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>",
+        PARIS,
+    ),
     Sample(
         "kimi_k2",
         "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"

@@ -84,6 +84,13 @@ def python_written() -> TokenizerWrapper:
     return TokenizerWrapper(Characters(eos_token="</s>"))
 
 
+INSIDE = (
+    *("[ARGS]", "[CALL_ID]", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<|tool_call_begin|>"),
+    *("<|tool_call_argument_begin|>", "<|tool_call_end|>", "<arg_key>", "<tool_sep>"),
+)
+"""Tokens within tool calls, in some dialects."""
+
+
 @lru_cache
 def with_parser(name: str, *, special: bool = False) -> TokenizerWrapper:
     """A byte-level tokenizer of a model that writes tool calls in the dialect of this name. The
@@ -92,7 +99,7 @@ def with_parser(name: str, *, special: bool = False) -> TokenizerWrapper:
     rust = kinds.train("plain")
     markers = [*dialect.starts, *dialect.ends]
     rust.add_tokens([AddedToken(m, special=special, normalized=False) for m in markers])
-    rust.add_special_tokens([AddedToken("[ARGS]", special=True)])
+    rust.add_special_tokens([AddedToken(token, special=True) for token in INSIDE])
     tokenizer = TokenizerWrapper(
         PreTrainedTokenizerFast(tokenizer_object=rust, eos_token=kinds.END, pad_token=kinds.PAD),
         eos_token_ids=[2],

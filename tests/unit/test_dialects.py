@@ -9,6 +9,7 @@ import pytest
 from mayfly_protocol.requests import ChatPrompt, Ending, Generation, Output, Sampling
 from mayfly_protocol.serving import ToolCallDelta
 from mayfly_worker.text.choice import ChoiceText, TextPiece
+from mayfly_worker.text.dialects.markup_readers import MARKUPS
 from mayfly_worker.text.dialects.registry import (
     DIALECTS,
     dialect_named,
@@ -20,7 +21,7 @@ from mayfly_worker.text.output_parser import OutputParser
 from mayfly_worker.text.prompts import RenderedPrompt
 from mayfly_worker.text.tool_calls import ToolCallParser
 from support import vocabularies
-from support.call_samples import SAMPLES, TOOLS, Calls, Sample
+from support.call_samples import PARIS, SAMPLES, TOOLS, Calls, Sample
 
 CALL = '{"name": "get_weather", "parameters": {"city": "Paris", "days": 3}}'
 NAMES = [f"{at}-{sample.dialect}" for at, sample in enumerate(SAMPLES)]
@@ -95,6 +96,23 @@ def test_F02_F07_F08_a_text_that_merely_looks_like_a_call_stays(
 ) -> None:
     for pieces in ([text], list(text), [text[: len(text) // 2], text[len(text) // 2 :]]):
         assert read(dialect, pieces, early=early) == (text, [])
+
+
+@pytest.mark.parametrize(
+    "name", sorted(set(MARKUPS) - {"deepseek_v32", "longcat", "minicpm5", "minimax_m2"})
+)
+def test_F07_an_argument_without_its_end_is_no_argument(name: str) -> None:
+    """Nor is the call made without it."""
+    closed = MARKUPS[name].closed
+    sample = next(sample for sample in SAMPLES if sample.dialect == name and sample.calls == PARIS)
+    at = sample.text.index(closed)
+    for text in (
+        sample.text[:at] + sample.text[at + len(closed) :],
+        sample.text.replace(closed, ""),
+    ):
+        content, calls = read(name, [text], early=False)
+        assert not any(len(arguments) < 2 for _, arguments in calls), text
+        assert calls or content == text
 
 
 def pieces_of(

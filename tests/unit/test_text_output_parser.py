@@ -89,7 +89,8 @@ def read_whole(text: str, state: str) -> tuple[str, str, list[ParsedCall]]:
         if not marker:
             return content, reasoning, calls
         came_from, state = state, exits[state][marker]
-        if state == "tool" and text.lstrip()[:1] not in ("", "{", "["):
+        begun = text.lstrip()
+        if state == "tool" and begun[:1] not in ("", "{", "[") and begun.find("</tool_call>") != 0:
             state = "reasoning" if came_from == "reasoning" else "normal"
             if state == "reasoning":
                 reasoning += marker

@@ -104,7 +104,7 @@ def _edges(tokenizer: Any, tools: bool) -> _Edges:
         opening = [(marker, TOOL) for marker in calls.starts]
         # If the format's own states say where tool calls begin, they begin nowhere else.
         if all(target not in (TOOL, ROUTED) for out in own.values() for _, target in out):
-            edges[NORMAL] += opening
+            edges[NORMAL] += [*opening, *((marker, TOOL) for marker in calls.kept)]
         if form.thought:
             edges[REASONING] += opening
         # Without an end marker, the next call's start marker ends a call.

@@ -124,6 +124,10 @@ class OutputParser:
             return
         self._put(self._held)
         self._held = ""
+        while again := self._after_marker_alone(""):
+            self.feed(again)
+            self._put(self._held)
+            self._held = ""
         if self.in_call and self._quoted and self._call is not None and self._call.unreadable:
             # The string in which the end marker stood has no end: the marker was that of the call.
             before, marker, after = self._call.text.partition(self._quoted)
@@ -226,6 +230,9 @@ class OutputParser:
         elif target == TOOL:
             self._opening = marker
             self._called_from = NORMAL if self.in_call else self.state
+            if self._tools is not None and marker in self._tools.kept:
+                self._opening = ""
+                self._put_into_call(marker)
         self._entered = marker
         self._enter(target)
 

@@ -44,6 +44,7 @@ class ToolCallParser:
         self._dialect = dialect
         self.read = dialect.read
         self.bare = dialect.bare
+        self.kept = dialect.kept
         self.json = dialect.json
 
     def parse(self, text: str) -> list[ParsedCall]:

@@ -54,7 +54,15 @@ class Target(Protocol):
         parser reads it. Raises GiveUp if the parser finds no call, or several."""
 
 
+ParseCalls = Callable[[str, Any], Any]
+"""Function ``parse(text, tools)`` that returns the calls in a text, between the markers that begin
+and end calls: a dictionary with ``name``, ``arguments`` and perhaps the model's own ``id`` of the
+call, or a list of these. ``tools`` are the request's tools in OpenAI's form. Raises any exception
+for a text that is no call; its result is checked by the caller."""
+
 Reader = Callable[[Source, Target], Reading[None]]
+"""Function that follows a text as its pieces come into the source, and tells the target of the
+calls in it."""
 
 
 def read_arguments(

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from mayfly_worker.text.dialects.call_readers import Reader
+from mayfly_worker.text.dialects.call_readers import ParseCalls, Reader
 
 NORMAL = "normal"
 """State of an output whose text is the answer's content."""
@@ -24,12 +23,6 @@ The states of a :class:`Framing` that have other names are such, too."""
 ROUTED = "routed"
 """Target of a marker that ends a header whose text says which state follows:
 :attr:`Framing.route`."""
-
-ParseCalls = Callable[[str, Any], Any]
-"""Function ``parse(text, tools)`` that returns the calls in a text, between the markers that begin
-and end calls: a dictionary with ``name``, ``arguments`` and perhaps the model's own ``id`` of the
-call, or a list of these. ``tools`` are the request's tools in OpenAI's form. Raises any exception
-for a text that is no call; its result is checked by the caller."""
 
 Words = tuple[tuple[str, ...], ...]
 """Alternatives, of which one has to be met: each is a group of strings that all have to occur."""
@@ -49,6 +42,8 @@ class Dialect:
     parse: ParseCalls
     read: Reader | None = None
     starts: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    """Further start markers, which are part of the call's text."""
     ends: tuple[str, ...] = ()
     json: bool = False
     """Calls are JSON, so that an end marker within a string belongs to the string."""

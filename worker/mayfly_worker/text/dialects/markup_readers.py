@@ -8,11 +8,12 @@ import json
 import re
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
-from mlx_lm.tool_parsers import longcat
+from mlx_lm.tool_parsers import longcat, qwen3_coder
 
-from mayfly_worker.text.dialects.call_readers import Target, read_arguments
+from mayfly_worker.text.dialects.call_readers import ParseCalls, Target, read_arguments
 from mayfly_worker.text.dialects.json_calls import parse_json_calls, read_json_calls
 from mayfly_worker.text.dialects.markup_values import (
     MarkupValue,
@@ -30,15 +31,16 @@ class Markup:
     """The markers of a format of tool calls that writes each argument between markers. Where ``|``
     stands for no text, a call is
 
-        call | NAME | named | ARGUMENT | ... | ended | last
+        call | NAME | named | ARGUMENT | ... | ended
 
     and an argument
 
         argument | KEY | keyed | white space, middle | VALUE | closed
 
-    ``ended`` is empty in a format of one call only, whose end is ``last``; ``named`` is empty if
-    the first argument follows the name directly. ``bounded`` says that ``ended`` within a value
-    ends the call, too. ``trim`` removes what surrounds the text of a value, such as white space;
+    ``ended`` is empty in a format of one call only; ``named`` is empty if the first argument
+    follows the name directly. ``bounded`` says that ``ended`` within a value
+    ends the call, too. ``plain`` says that texts may contain ``argument``, which is common in XML.
+    ``trim`` removes what surrounds the text of a value, such as white space;
     ``open_texts`` tells texts from other values if the request's schema does not.
     """
 
@@ -48,9 +50,9 @@ class Markup:
     call: str = ""
     named: str = ""
     ended: str = ""
-    last: str = ""
     middle: str = ""
     bounded: bool = False
+    plain: bool = False
     trim: type[Trim] = Trim
     open_texts: OpenTexts = ""
 
@@ -92,7 +94,7 @@ MARKUPS = {
         middle="<longcat_arg_value>",
         open_texts="literal",
     ),
-    "minicpm5": Markup("<param", ">", "</param>", named=">", trim=TrimData),
+    "minicpm5": Markup("<param", ">", "</param>", named=">", plain=True, trim=TrimData),
     "minimax_m2": Markup(
         "<parameter name=",
         ">",
@@ -101,6 +103,7 @@ MARKUPS = {
         named=">",
         ended="</invoke>",
         bounded=True,
+        plain=True,
     ),
     "muse_spark": Markup(
         "<atem:parameter",
@@ -117,13 +120,52 @@ MARKUPS = {
         "</parameter>",
         call="<function=",
         named=">",
-        last="</function>",
+        ended="</function>",
         trim=TrimLines,
     ),
 }
 
 _BLOCK = "<|open|>json"
 """Marker that, in Kimi K3's format, begins all arguments of a call as one JSON object."""
+
+
+@lru_cache
+def _complete(markup: Markup) -> re.Pattern[str]:
+    """Returns a pattern of texts in which each argument that begins also ends."""
+    argument, keyed, closed = map(re.escape, (markup.argument, markup.keyed, markup.closed))
+    middle = rf"(?:\\n|\s)*{re.escape(markup.middle)}" if markup.middle else ""
+    text = "." if markup.plain else rf"(?!{argument})."
+    whole = rf"(?>{argument}(?:{text})*?{keyed}){middle}(?:{text})*?{closed}"
+    return re.compile(rf"(?>(?:(?!{argument}).)+|{whole})*+", re.DOTALL)
+
+
+def parse_markup(parse: ParseCalls, markup: Markup, text: str, tools: Any = None) -> Any:
+    """Parses calls by ``parse``, one of mlx-lm's functions, most of which leave out an argument
+    that has no end. Raises ValueError if there is such an argument."""
+    if not _complete(markup).fullmatch(text):
+        raise ValueError("an argument without its end")
+    return parse(text, tools)
+
+
+_FUNCTION = re.compile(
+    r"\s*(<function=[^<>]*>?\s*"
+    r"(?>(?><parameter=(?:(?!<parameter=).)*?</parameter>\s*)*)</function>)\s*",
+    re.DOTALL,
+)
+
+
+def parse_functions(text: str, tools: Any = None) -> list[Any]:
+    """Parses one or several calls of Qwen3-Coder or Seed-OSS, which mlx-lm's function takes for one
+    call. Raises ValueError for text outside of calls and arguments."""
+    calls: list[Any] = []
+    at = 0
+    while at < len(text) or not calls:
+        found = _FUNCTION.match(text, at)
+        if found is None:
+            raise ValueError("no call")
+        calls.append(qwen3_coder.parse_tool_call(found[1], tools))
+        at = found.end()
+    return calls
 
 
 _DSML_CALL = re.compile(rf'<{_DSML}invoke\s+name="([^"]*)"\s*>(.*?)</{_DSML}invoke>', re.DOTALL)
@@ -226,7 +268,7 @@ def parse_longcat(text: str, tools: Any = None) -> Any:
     if MARKUPS["longcat"].argument not in text:
         return {"name": text.strip(), "arguments": {}}
     whole = [{"function": {"parameters": None, **tool["function"]}} for tool in tools or []]
-    return longcat.parse_tool_call(text, whole)
+    return parse_markup(longcat.parse_tool_call, MARKUPS["longcat"], text, whole)
 
 
 def read_longcat(source: Source, target: Target) -> Reading[None]:
@@ -305,7 +347,7 @@ class _Call:
             if not re.fullmatch(r"(?:\\n|\s)*", "".join(pieces)):
                 raise GiveUp
             before += markup.middle
-        after = f"{markup.closed}{markup.ended}{markup.last}"
+        after = f"{markup.closed}{markup.ended}"
 
         def read(text: str) -> tuple[str, str, Any]:
             """Returns the name, the key and the value that the parser finds in a call whose only

@@ -31,16 +31,20 @@ from mlx_lm.tool_parsers import (
 )
 
 from mayfly_worker.text.dialects import json_calls, markup_readers, python_calls
-from mayfly_worker.text.dialects.call_readers import Reader, read_function_gemma, read_gemma4
+from mayfly_worker.text.dialects.call_readers import (
+    ParseCalls,
+    Reader,
+    read_function_gemma,
+    read_gemma4,
+)
 from mayfly_worker.text.dialects.dialect import (
     Dialect,
     Framing,
     OutputFormat,
-    ParseCalls,
     Thought,
 )
 from mayfly_worker.text.dialects.json_calls import read_json_calls
-from mayfly_worker.text.dialects.markup_readers import MARKUPS, read_markup
+from mayfly_worker.text.dialects.markup_readers import MARKUPS, Markup, parse_markup, read_markup
 
 AUTO = "auto"
 """Value of the option ``--tool-parser`` for the dialect that the model's chat template names."""
@@ -54,20 +58,27 @@ nothing else, without markers."""
 
 def _mlx_lm(
     module: ModuleType,
-    read: Reader,
+    form: Markup | Reader,
     *words: tuple[str, ...],
     parse: ParseCalls | None = None,
+    kept: tuple[str, ...] = (),
     tokens: tuple[str, ...] = (),
     aliases: tuple[str, ...] = (),
 ) -> Dialect:
-    """Returns the dialect that a parser of mlx-lm reads. ``parse`` replaces mlx-lm's function where
-    models write more than this function reads."""
+    """Returns the dialect that a parser of mlx-lm reads. ``form`` is its reader, or describes its
+    markers; ``parse`` replaces mlx-lm's function where models write more than this function
+    reads."""
     start, end = module.tool_call_start, module.tool_call_end
+    whole: ParseCalls = module.parse_tool_call
+    if isinstance(form, Markup):
+        whole = partial(parse_markup, whole, form)
+        form = partial(read_markup, form)
     return Dialect(
         name=module.__name__.rpartition(".")[2],
-        parse=parse or module.parse_tool_call,
-        read=read,
+        parse=parse or whole,
+        read=form,
         starts=(start,),
+        kept=kept,
         ends=(end,) if end else (),
         words=words,
         json=module in (json_tools, kimi_k2),
@@ -93,16 +104,12 @@ def _json(
     )
 
 
-def _markup(name: str) -> Reader:
-    return partial(read_markup, MARKUPS[name])
-
-
 _ALL = (
     # Words that no other family's templates have
     Dialect(
         name="deepseek_v32",
         parse=markup_readers.parse_dsml,
-        read=_markup("deepseek_v32"),
+        read=partial(read_markup, MARKUPS["deepseek_v32"]),
         starts=("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>"),
         ends=("</｜DSML｜function_calls>", "</｜DSML｜tool_calls>"),
         words=(("｜DSML｜",),),
@@ -119,7 +126,7 @@ _ALL = (
         words=(("<｜tool▁call▁begin｜>",),),
         aliases=("deepseek_v31",),
     ),
-    _mlx_lm(minimax_m2, _markup("minimax_m2"), ("<minimax:tool_call>",)),
+    _mlx_lm(minimax_m2, MARKUPS["minimax_m2"], ("<minimax:tool_call>",)),
     _mlx_lm(gemma4, read_gemma4, ("<|tool_call>", "<tool_call|>")),
     _mlx_lm(
         function_gemma,
@@ -133,18 +140,18 @@ _ALL = (
         ("<longcat_tool_call>",),
         parse=markup_readers.parse_longcat,
     ),
-    _mlx_lm(kimi_k3, _markup("kimi_k3"), tokens=("<|open|>", "<|close|>", "<|sep|>")),
+    _mlx_lm(kimi_k3, MARKUPS["kimi_k3"], tokens=("<|open|>", "<|close|>", "<|sep|>")),
     _mlx_lm(
         kimi_k2,
         partial(json_calls.read_headed, json_calls.KIMI_K2),
         ("<|tool_calls_section_begin|>",),
         parse=partial(json_calls.parse_headed, json_calls.KIMI_K2),
     ),
-    _mlx_lm(muse_spark, _markup("muse_spark"), ("<atem:function_calls>",)),
+    _mlx_lm(muse_spark, MARKUPS["muse_spark"], ("<atem:function_calls>",)),
     Dialect(
         name="seed_oss",
-        parse=qwen3_coder.parse_tool_call,
-        read=_markup("qwen3_coder"),
+        parse=markup_readers.parse_functions,
+        read=partial(read_markup, MARKUPS["qwen3_coder"]),
         starts=("<seed:tool_call>",),
         ends=("</seed:tool_call>",),
         words=(("<seed:tool_call>",),),
@@ -233,16 +240,18 @@ _ALL = (
         words=(("<tool_calls>",),),
         aliases=("hunyuan_a13b", "jamba", "minimax"),
     ),
-    _mlx_lm(glm47, _markup("glm47"), ("<arg_key>",), aliases=("glm45",)),
-    _mlx_lm(laguna, _markup("glm47")),
+    _mlx_lm(glm47, MARKUPS["glm47"], ("<arg_key>",), aliases=("glm45",)),
+    _mlx_lm(laguna, MARKUPS["glm47"]),
     _mlx_lm(
         qwen3_coder,
-        _markup("qwen3_coder"),
+        MARKUPS["qwen3_coder"],
         ("<tool_call>\n<function=",),
         ("<tool_call>\\n<function=",),
+        parse=markup_readers.parse_functions,
+        kept=("<function=",),
         aliases=("qwen3_xml",),
     ),
-    _mlx_lm(minicpm5, _markup("minicpm5"), ('<function name="', '<param name="')),
+    _mlx_lm(minicpm5, MARKUPS["minicpm5"], ('<function name="', '<param name="')),
     Dialect(
         name="phi4_mini",
         parse=partial(json_calls.parse_after, "functools"),
