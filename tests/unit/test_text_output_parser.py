@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pkgutil
+import re
 from typing import Any
 
 import mlx_lm.tool_parsers
@@ -60,6 +61,10 @@ def call(name: str, **arguments: Any) -> str:
 # Against a plain reading of the whole text
 
 
+CALL = "\0"
+"""Stands for a call in the content that is read."""
+
+
 def read_whole(text: str, state: str) -> tuple[str, str, list[ParsedCall]]:
     """Parses the whole text at once, by searching for the marker that comes next."""
     content = reasoning = collected = ""
@@ -73,7 +78,7 @@ def read_whole(text: str, state: str) -> tuple[str, str, list[ParsedCall]]:
     def close(ending: str) -> str:
         found = ToolCallParser(TOOLS, DIALECTS["json_tools"]).parse(collected)
         calls.extend(found)
-        return "" if found else f"<tool_call>{collected}{ending}"
+        return CALL if found else f"<tool_call>{collected}{ending}"
 
     while True:
         ahead = [(text.find(m), m) for m in exits[state] if m in text]
@@ -87,7 +92,9 @@ def read_whole(text: str, state: str) -> tuple[str, str, list[ParsedCall]]:
             collected = before
             content += close(marker)
         if not marker:
-            return content, reasoning, calls
+            # White space between calls, and after the last one, is no content.
+            content = re.sub(rf"{CALL}\s*(?={CALL}|$)", "", content)
+            return content.replace(CALL, ""), reasoning, calls
         came_from, state = state, exits[state][marker]
         begun = text.lstrip()
         if state == "tool" and begun[:1] not in ("", "{", "[") and begun.find("</tool_call>") != 0:
