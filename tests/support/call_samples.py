@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
-from mayfly_worker.text.dialects.registry import DIALECTS
+from mayfly_worker.text.dialects.families import DIALECTS
 from support.call_writer import WRITERS
 
 
@@ -110,6 +110,13 @@ SAMPLES = [
         '~<tool_call>~<invoke name="get_weather">~<city>~<item>a~</item>~<item>~<b>\nc ~</b>'
         "~</item>~</city>~</invoke>~</tool_call>".replace("~", "]<]minimax[>["),
         [("get_weather", {"city": ["a", {"b": "\nc "}]})],
+    ),
+    Sample(
+        "solar_open",
+        "<|tool_calls|><|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>get_weather<|tool_call:args|>"
+        f"{_ARGUMENTS}<|tool_call:end|><|tool_call:begin|>f6<|tool_call:name|>get_time"
+        "<|tool_call:args|>{}<|tool_call:end|><|calls|>",
+        PARIS + TIME,
     ),
     Sample("phi4_mini", f"<|tool_call|>[{_JSON}]<|/tool_call|>", PARIS),
     Sample("phi4_mini", f"<|tool_call|>{_JSON}<|/tool_call|>", PARIS),

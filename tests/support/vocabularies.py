@@ -13,7 +13,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 from transformers.tokenization_python import PreTrainedTokenizer
 
-from mayfly_worker.text.dialects.registry import DIALECTS, choose_format
+from mayfly_worker.text.dialects.families import DIALECTS
+from mayfly_worker.text.dialects.registry import choose_format
 from support.models import tokenizer as kinds
 
 CONTEXT = 2048

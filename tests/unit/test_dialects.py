@@ -9,9 +9,9 @@ import pytest
 from mayfly_protocol.requests import ChatPrompt, Ending, Generation, Output, Sampling
 from mayfly_protocol.serving import ToolCallDelta
 from mayfly_worker.text.choice import ChoiceText, TextPiece
+from mayfly_worker.text.dialects.families import DIALECTS
 from mayfly_worker.text.dialects.markup_readers import MARKUPS
 from mayfly_worker.text.dialects.registry import (
-    DIALECTS,
     dialect_named,
     output_format,
     template_takes_tools,
@@ -192,6 +192,28 @@ def test_a_models_own_id_comes_with_its_call() -> None:
             assert [(c.name, c.id) for c in split.calls if c.name] == [("get_time", id)]
 
 
+def test_F02_parts_of_solar_opens_answers_have_headers() -> None:
+    template = "{{ tools }}<|begin|>assistant<|think|><|content|><|tool_call:args|>"
+    tokenizer = vocabularies.byte_level("plain", template)
+    text = (
+        "<|think|>Hm.<|end|><|begin|>assistant<|content|>Yes.<|end|><|begin|>assistant"
+        "<|tool_calls|><|tool_call:begin|>a1<|tool_call:name|>get_time<|tool_call:args|>{}"
+        "<|tool_call:end|><|calls|>"
+    )
+    for pieces in ([text], list(text)):
+        tools = ToolCallParser(TOOLS, DIALECTS["solar_open"])
+        split = OutputParser(markers_of(tokenizer, True), tools=tools)
+        for piece in pieces:
+            split.feed(piece)
+        split.end(complete=True)
+        assert (split.reasoning, split.content) == ("Hm.", "Yes.")
+        assert [(call.name, call.id) for call in split.calls] == [("get_time", "a1")]
+    split = OutputParser(markers_of(tokenizer, False))
+    split.feed(text[: text.index("<|tool_calls|>")])
+    split.end(complete=True)
+    assert (split.reasoning, split.content) == ("Hm.", "Yes.")
+
+
 # The choice of a dialect
 
 TEMPLATES = {
@@ -229,6 +251,7 @@ TEMPLATES = {
     "{% set tool_calls_token = '<|tools_prefix|>' %}": "apertus",
     "<function_calls>\nf()\n</function_calls>": "olmo3",
     "function call<|role_sep|>": "gigachat3",
+    "<|tool_call:begin|>ID<|tool_call:name|>f<|tool_call:args|>{}<|tool_call:end|>": "solar_open",
     "{% set mark = ']<]minimax[>[' %}{{ mark ~ '<tool_call>' }}{{ tool_call.name }}": "minimax_m3",
     "reply with <{start_tag}={function_name}>{parameters}{end_tag} <|python_tag|>": "functionary",
     "{{ tools }}": None,

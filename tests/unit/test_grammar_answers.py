@@ -12,7 +12,7 @@ import pytest
 from mayfly_protocol.requests import ChatPrompt, Constraint
 from mayfly_worker.grammar.compiler import GrammarCompiler
 from mayfly_worker.request_errors import InvalidInput
-from mayfly_worker.text.dialects.registry import FORCED
+from mayfly_worker.text.dialects.families import FORCED
 from mayfly_worker.text.markers import guided_markers
 from mayfly_worker.text.output_parser import OutputParser
 from mayfly_worker.text.tool_calls import ToolCallParser

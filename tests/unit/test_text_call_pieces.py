@@ -16,9 +16,9 @@ from mayfly_protocol.requests import ChatPrompt, Ending, Generation, Output, Sam
 from mayfly_protocol.serving import ToolCallDelta
 from mayfly_worker.text.choice import ChoiceText, TextPiece
 from mayfly_worker.text.dialects.dialect import Dialect
+from mayfly_worker.text.dialects.families import DIALECTS
+from mayfly_worker.text.dialects.families import FORCED as FORCED_CALLS
 from mayfly_worker.text.dialects.json_calls import read_json_calls
-from mayfly_worker.text.dialects.registry import DIALECTS
-from mayfly_worker.text.dialects.registry import FORCED as FORCED_CALLS
 from mayfly_worker.text.markers import guided_markers, markers_of
 from mayfly_worker.text.output_parser import OutputParser
 from mayfly_worker.text.prompts import RenderedPrompt

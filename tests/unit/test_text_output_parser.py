@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from mayfly_worker.text.automaton import Automaton
 from mayfly_worker.text.call_ids import call_id
 from mayfly_worker.text.dialects.dialect import REASONING, Dialect
-from mayfly_worker.text.dialects.registry import DIALECTS, FORCED
+from mayfly_worker.text.dialects.families import DIALECTS, FORCED
 from mayfly_worker.text.markers import Markers, Transitions, guided_markers, markers_of
 from mayfly_worker.text.output_parser import OutputParser
 from mayfly_worker.text.tool_calls import CallPiece, ParsedCall, ToolCallParser

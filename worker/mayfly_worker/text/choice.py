@@ -19,7 +19,8 @@ from mayfly_worker.text.automaton import NONE, ROOT, Automaton
 from mayfly_worker.text.call_ids import call_id
 from mayfly_worker.text.detokenize import Detokenizer
 from mayfly_worker.text.dialects.dialect import REASONING
-from mayfly_worker.text.dialects.registry import FORCED, output_format
+from mayfly_worker.text.dialects.families import FORCED
+from mayfly_worker.text.dialects.registry import output_format
 from mayfly_worker.text.markers import guided_markers, markers_of
 from mayfly_worker.text.output_parser import OutputParser
 from mayfly_worker.text.prompts import RenderedPrompt

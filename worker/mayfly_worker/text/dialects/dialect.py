@@ -86,6 +86,8 @@ class Framing:
     transitions: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
     initial: str = NORMAL
     route: Callable[[str], str] | None = None
+    words: Words = ()
+    """Strings in the chat template by which the framing is chosen."""
 
 
 @dataclass(frozen=True)

@@ -254,12 +254,14 @@ class Headed:
         begin | NAME | separator | {…} | end                              (DeepSeek V3.1, Kimi K2)
         begin | kind | separator | NAME | line end | ```json {…} ``` | end    (DeepSeek R1 and V3)
 
-    ``ids`` says that the name is part of an id, ``functions.NAME:0``."""
+    ``ids`` says that the name is part of an id, ``functions.NAME:0``, or follows it after the
+    marker ``named``."""
 
     begin: str
     separator: str
     end: str
     ids: bool = False
+    named: str = ""
 
 
 DEEPSEEK = Headed("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>")
@@ -267,6 +269,13 @@ FUNCTIONARY = Headed("<function=", ">", "</function>")
 HUNYUAN = Headed("<tool_call>", "<tool_sep>", "</tool_call>")
 KIMI_K2 = Headed(
     "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>", ids=True
+)
+SOLAR = Headed(
+    "<|tool_call:begin|>",
+    "<|tool_call:args|>",
+    "<|tool_call:end|>",
+    ids=True,
+    named="<|tool_call:name|>",
 )
 
 _KIMI_ID = re.compile(r"((?:functions\.)?(.+?):\d+)", re.DOTALL)
@@ -316,6 +325,9 @@ def _named(form: Headed, header: str) -> dict[str, Any]:
     """Returns the name, and the id if the model gave one, of the call with this header."""
     if not form.ids:
         return {"name": header.strip(), "id": None}
+    if form.named:
+        id, _, name = header.partition(form.named)
+        return {"name": name.strip(), "id": id.strip()}
     named = _KIMI_ID.fullmatch(header.strip())
     if named is None:
         raise GiveUp
