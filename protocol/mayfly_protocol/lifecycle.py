@@ -71,6 +71,8 @@ class ModelCard:
     ``tool_parser`` names the form in which tool calls are read from the model's text, and is empty
     if they are not; ``template_tools`` says that the chat template takes tools: without a
     ``tool_parser``, only calls that a request demands are read then, which a grammar enforces.
+    ``template_variables`` are the names that the chat template reads and a request may set in
+    ``chat_template_kwargs``.
     """
 
     digest: str
@@ -86,6 +88,7 @@ class ModelCard:
     sampling: dict[str, float] = field(default_factory=dict)
     tool_parser: str = ""
     template_tools: bool = False
+    template_variables: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

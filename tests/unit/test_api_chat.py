@@ -175,21 +175,16 @@ def test_N08_marks_on_tools_and_functions(client: Client) -> None:
     assert prompt.tools == (TOOL,)
 
 
-def test_R129_template_arguments_are_few(client: Client) -> None:
-    for kwargs in (
-        {"tokenize": True},
-        {"chat_template": "{{ 1 }}"},
-        {"messages": []},
-        {"add_generation_prompt": False, "continue_final_message": True},
-    ):
-        client.refused(CHAT, chat_template_kwargs=kwargs)
+def test_F09_variables_of_templates_are_checked_by_the_worker(client: Client) -> None:
     client.refused(CHAT, chat_template="{% for i in range(10**9) %}{% endfor %}")
-    kwargs = {"enable_thinking": False, "thinking": None, "never_heard_of": None}
+    client.refused(CHAT, chat_template_kwargs=["tokenize"])
+    kwargs = {"enable_thinking": False, "thinking": None, "date_string": "1 May", "n": {"a": [1]}}
     prompt = client.taken(
         CHAT, chat_template_kwargs=kwargs, reasoning_effort="low"
     ).generation.prompt
     assert isinstance(prompt, ChatPrompt)
-    assert prompt.template_kwargs == {"enable_thinking": False, "reasoning_effort": "low"}
+    del kwargs["thinking"]
+    assert prompt.template_kwargs == {**kwargs, "reasoning_effort": "low"}
 
 
 def test_ways_to_end_a_prompt(client: Client) -> None:

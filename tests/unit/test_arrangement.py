@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from mayfly_protocol.requests import ChatPrompt
 from mayfly_worker.request_errors import InvalidInput
-from mayfly_worker.text import prompts
 from mayfly_worker.text.arrangement import TemplateAbilities
+from mayfly_worker.text.chat_template import abilities_of
 from mayfly_worker.text.prompts import RenderedPrompt, render
 from support import vocabularies
 from support.models.tokenizer import STRICT_TEMPLATE
@@ -141,7 +141,7 @@ def text(shape: str, *messages: dict[str, Any], tools: bool = False) -> str:
 
 
 def lacks(shape: str, *, tools: bool = False) -> set[str]:
-    can = prompts._abilities(vocabularies.byte_level("plain", SHAPES[shape]), tools)
+    can = abilities_of(vocabularies.byte_level("plain", SHAPES[shape]), tools)
     return {name for name in ALL.__slots__ if not getattr(can, name)}
 
 

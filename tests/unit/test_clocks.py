@@ -23,7 +23,7 @@ FOR_PEOPLE = {
     "mayfly_server/api/openai/chat_prompt.py": "the day, for the template",
     "mayfly_server/api/anthropic/messages_prompt.py": "the day, for the template",
     "mayfly_server/api/responses/responses_prompt.py": "the day, for the template",
-    "mayfly_worker/text/prompts.py": "the day, for whoever renders without a front end",
+    "mayfly_worker/text/chat_template.py": "the day, for whoever renders without a front end",
 }
 """The modules that look at a wall clock, and what for."""
 

@@ -14,8 +14,8 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mayfly_protocol.requests import ChatPrompt, Generation, Output, Sampling
 from mayfly_server.api.openai.chat_prompt import read_messages
 from mayfly_worker.request_errors import InvalidInput
-from mayfly_worker.text import prompts
 from mayfly_worker.text.call_ids import call_id, own_id
+from mayfly_worker.text.chat_template import answer_forms
 from mayfly_worker.text.choice import ChoiceText
 from mayfly_worker.text.detokenize import hugging_face
 from mayfly_worker.text.earlier_answers import AnswerForms, restore
@@ -278,13 +278,13 @@ def test_F06_arguments_are_never_printed_as_pythons(printed: str) -> None:
 def test_F06_a_template_that_takes_both_gets_an_object() -> None:
     both = "{{- call.function.arguments if call.function.arguments is string else 'object' }}"
     loop = "{%- for call in message.tool_calls or [] %}" + both + "{% endfor %}"
-    forms = prompts._answer_forms(template("{{- message.content }}" + loop), True, ())
+    forms = answer_forms(template("{{- message.content }}" + loop), True, ())
     assert forms.json_arguments  # the object's values are not printed
-    assert not prompts._answer_forms(template(STRIPPED + CALLS), True, ()).json_arguments
+    assert not answer_forms(template(STRIPPED + CALLS), True, ()).json_arguments
     tokenizer = TokenizerWrapper(
         hugging_face(template(STRIPPED)), chat_template=deepseek_v32.apply_chat_template
     )
-    assert prompts._answer_forms(tokenizer, True, ()).json_arguments
+    assert answer_forms(tokenizer, True, ()).json_arguments
 
 
 # Ids
@@ -354,7 +354,7 @@ def test_F05_calls_of_other_servers_get_ids_that_name_their_tool() -> None:
 
 def test_F05_only_templates_that_name_calls_by_ids_number_them() -> None:
     for answered in THINKING.values():
-        forms = prompts._answer_forms(template(answered + CALLS), True, ())
+        forms = answer_forms(template(answered + CALLS), True, ())
         assert not forms.numbered_ids
 
 

@@ -44,6 +44,7 @@ from mayfly_worker.model.weight_files import (
     only_weight_files,
     weight_files,
 )
+from mayfly_worker.text.chat_template import template_variables
 from mayfly_worker.text.dialects.registry import (
     AUTO,
     NONE,
@@ -140,6 +141,7 @@ def load(
         sampling=sampling,
         tool_parser=form.calls.name if form.calls else "",
         template_tools=template_takes_tools(tokenizer),
+        template_variables=template_variables(tokenizer),
     )
     return LoadedModel(model, tokenizer, card, found, new_cache)
 

@@ -204,41 +204,22 @@ def _tool_choice(value: Any) -> ChatToolChoice:
     )
 
 
-TEMPLATE_KWARGS = frozenset(
-    {
-        "builtin_tools",
-        "clear_thinking",
-        "documents",
-        "enable_thinking",
-        "model_identity",
-        "preserve_thinking",
-        "reasoning_effort",
-        "thinking",
-        "thinking_budget",
-        "xml_tools",
-    }
-)
-"""Names that a request's ``chat_template_kwargs`` may have: the options of published chat
-templates. All other names are refused, because the server itself passes them to the template
-(``messages``, ``tools``, ``chat_template`` ...)."""
-
-
-def _known_kwargs(value: dict[str, Any]) -> dict[str, Any]:
-    value = {name: given for name, given in value.items() if given is not None}
-    if value.keys() - TEMPLATE_KWARGS:
-        names = ", ".join(sorted(TEMPLATE_KWARGS))
-        raise PydanticCustomError(
-            "template_kwarg", "Only these can be given: {names}", {"names": names}
-        )
-    return value
-
-
 Tools = Annotated[
     list[Tool],
     Field(max_length=1024),
     BeforeValidator(_without_hosted, json_schema_input_type=list[Tool]),
 ]
-TemplateKwargs = Annotated[dict[str, Any], AfterValidator(_known_kwargs)]
+TemplateKwargs = Annotated[
+    dict[str, Any],
+    AfterValidator(
+        lambda kwargs: {name: kwargs[name] for name in kwargs if kwargs[name] is not None}
+    ),
+    Field(
+        description="Variables of the model's chat template; a name that it does not read is "
+        "refused, except for those that ask for thoughts.",
+        examples=[{"enable_thinking": False}],
+    ),
+]
 
 
 class ChatRequest(CommonFields):
