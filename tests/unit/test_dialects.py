@@ -281,3 +281,22 @@ def test_every_name_and_alias_means_one_dialect() -> None:
         dialect = dialect_named(name)
         assert dialect is not None and name in (dialect.name, *dialect.aliases)
     assert dialect_named("none") is None
+
+
+def test_F02_calls_that_a_request_demands_are_read_without_a_dialect() -> None:
+    """And where the token limit cuts one, the answer does not end as if all were made."""
+    tokenizer = vocabularies.byte_level("plain", "{{ tools }}")
+    assert output_format(tokenizer).calls is None
+    prompt = ChatPrompt((), TOOLS, tool_choice="required")
+    for early in (False, True):
+        for text, finish in [
+            ('[{"name": "get_time", "arguments": {}}]', "tool_calls"),
+            ('[{"name": "get_time", "arguments": {}}, {"name":', "length"),
+        ]:
+            output = Output(split=True, early_calls=early)
+            generation = Generation("m", prompt, Sampling(seed=0), Ending(), output)
+            one = ChoiceText(generation, tokenizer, RenderedPrompt([0]), rid="r", choice=0)
+            pieces = [*map(one.feed, vocabularies.ids_of(text, tokenizer)), one.end("length")]
+            calls = [call for piece in pieces for call in piece.tool_calls]
+            assert "".join(call.arguments for call in calls) == "{}"
+            assert pieces[-1].finish == finish

@@ -140,7 +140,7 @@ class OutputParser:
         elif self.in_call:
             self.cut = not self._close("", whole=complete or self._markers.endless_calls)
         elif self._call is not None:
-            self._close("", whole=True)
+            self.cut = not self._close("", whole=True)
 
     def _put(self, text: str) -> None:
         if not text or self.full:
@@ -197,7 +197,7 @@ class OutputParser:
         if text.strip() or self._call is not None:
             self._bare = ()
         if self._call is not None:
-            self._close("", whole=True)
+            self.cut = not self._close("", whole=True)
         self._put_content(text)
 
     def _take_pieces(self, call: CallText) -> None:
