@@ -12,6 +12,7 @@ import mlx.core as mx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from mayfly_protocol.settings import WorkerSettings
 from mayfly_worker.doctor import CONTEXTS, Fit, diagnose, fits
@@ -45,16 +46,15 @@ def test_it_knows_what_loading_will_measure(architecture: str, tmp_path: Path) -
     assert told.architecture == loaded.card.architecture
 
 
-def test_M09_a_model_that_cannot_be_batched_is_said_to_run_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_M09_a_model_that_cannot_be_batched_is_said_to_run_alone(tmp_path: Path) -> None:
     folder = tiny.build(tmp_path, head_dim=64)
     told = diagnose(settings(folder, kv_bits=8))
     assert (told.batchable, told.max_rows) == (False, 1)
     assert diagnose(settings(folder)).batchable
-    load(settings(folder, kv_bits=8), lambda *_: None)
-    assert "one sequence at a time" in (said := capsys.readouterr().out)
-    assert "mlx-lm cannot batch caches of the class QuantizedKVCache" in said
+    with capture_logs() as logged:
+        load(settings(folder, kv_bits=8), lambda *_: None)
+    [said] = [line for line in logged if "one sequence at a time" in line["event"]]
+    assert said["reason"] == "mlx-lm cannot batch caches of the class QuantizedKVCache"
 
 
 def test_a_transformers_tokens_cost_keys_and_values(tmp_path: Path) -> None:
