@@ -134,7 +134,7 @@ cuts = st.lists(st.integers(0, 2000), max_size=30)
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=12)
 @given(calls, cuts)
 def test_N26_pieces_join_to_the_whole_calls(name: str, calls: list[Call], cuts: list[int]) -> None:
     if name == "function_gemma":  # has no values within values
@@ -156,7 +156,7 @@ def test_N26_pieces_join_to_the_whole_calls(name: str, calls: list[Call], cuts: 
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(deadline=None, max_examples=10)
+@settings(deadline=None, max_examples=6)
 @given(calls, cuts, st.data())
 def test_what_is_no_call_any_more_is_never_sent_as_one(
     name: str, calls: list[Call], cuts: list[int], data: st.DataObject
