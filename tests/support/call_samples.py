@@ -139,7 +139,6 @@ SAMPLES = [
         "\n<seed:tool_call>\n<function=get_weather>\n<parameter=city>Paris</parameter>\n"
         "<parameter=days>3</parameter>\n</function>\n</seed:tool_call>",
         PARIS,
-        "\n",
     ),
     Sample("nemotron_nano_v2", f"<TOOLCALL>[{_JSON}, {_TOOL_TIME}]</TOOLCALL>", PARIS + TIME),
     Sample("hunyuan", f"<tool_calls>[{_JSON}, {_TOOL_TIME}]</tool_calls>", PARIS + TIME),

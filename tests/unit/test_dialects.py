@@ -170,7 +170,7 @@ def test_F02_a_call_without_a_marker_is_one_after_the_thought_too() -> None:
     split = OutputParser(found, tools=ToolCallParser(TOOLS, DIALECTS["llama3_json"]))
     split.feed(f"\n<think>hm</think>\n{CALL}")
     split.end(complete=True)
-    assert (split.content, split.reasoning) == ("\n", "hm")
+    assert (split.content, split.reasoning) == ("", "hm")
     assert [piece.name for piece in split.calls] == ["get_weather"]
 
 

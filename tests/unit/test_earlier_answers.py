@@ -21,6 +21,19 @@ from mayfly_worker.text.detokenize import hugging_face
 from mayfly_worker.text.earlier_answers import AnswerForms, restore
 from mayfly_worker.text.prompts import render
 from support import vocabularies
+from support.answer_templates import (
+    CALL,
+    CALLS,
+    JOINED,
+    KIMI,
+    SHORT,
+    SPACED,
+    STRIPPED,
+    THINKING,
+    THOUGHT,
+    kimi_calls,
+    with_answers,
+)
 
 TOOL = {
     "type": "function",
@@ -32,65 +45,11 @@ TOOL = {
 }
 USER = {"role": "user", "content": "add 7 and 4"}
 
-HEAD = """\
-{%- for tool in tools or [] %}{{- tool | tojson + '\\n' }}{% endfor %}
-{%- for message in messages %}
-{%- if message.role != 'assistant' %}
-{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
-{%- else %}{{- '<|im_start|>assistant\\n' }}{% set content = message.content %}
-"""
-FOOT = """\
-{{- '<|im_end|>\\n' }}
-{%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}OPEN{% endif %}"""
-CALLS = """\
-{%- for call in message.tool_calls or [] %}{% set tool_call = call.function %}
-{%- if content or not loop.first %}{{- '\\n' }}{% endif %}
-{{- '<tool_call>\\n{"name": "' + tool_call.name + '", "arguments": ' }}
-{{- tool_call.arguments | tojson }}{{- '}\\n</tool_call>' }}
-{%- endfor %}
-"""
+OLD_DROPPED = SPACED.replace("if message", "if messages[-1].role == 'tool' and message")
 
 
 def template(answer: str, *, opening: str = "") -> TokenizerWrapper:
-    foot = FOOT.replace("OPEN", "{{- '" + opening + "' }}" if opening else "")
-    return vocabularies.byte_level("thinking", HEAD + answer + foot)
-
-
-SPACED = """\
-{%- if message.reasoning_content %}
-{{- '<think>\\n' + message.reasoning_content + '\\n</think>\\n\\n' }}
-{%- endif %}{{- message.content }}
-"""
-"""Whitespace of the template's own around the thought, and nothing stripped, as MiniMax M2 has."""
-
-STRIPPED = """\
-{%- if message.reasoning_content %}
-{{- '<think>\\n' + message.reasoning_content.strip('\\n') + '\\n</think>\\n\\n' }}
-{%- endif %}{{- message.content.lstrip('\\n') }}
-"""
-"""As Qwen 3 has: line ends in the messages are dropped."""
-
-PARSED = """\
-{%- if '</think>' in message.content %}
-{%- set thought = message.content.split('</think>')[0].split('<think>')[-1].strip() %}
-{{- '<think>\\n' + thought + '\\n</think>\\n\\n' }}
-{%- set content = message.content.split('</think>')[-1].lstrip('\\n') %}
-{%- endif %}
-{{- content }}
-"""
-"""Thoughts are taken out of the content, as Nemotron's template does."""
-
-FIELDS = {
-    "reasoning": SPACED.replace("reasoning_content", "reasoning"),
-    "thinking": SPACED.replace("reasoning_content", "thinking"),
-    "tool_plan": SPACED.replace("reasoning_content", "tool_plan"),
-}
-OLD_DROPPED = SPACED.replace(
-    "if message", "if loop.last or messages[-1].role == 'tool' and message"
-)
-THINKING = {"spaced": SPACED, "stripped": STRIPPED, "parsed": PARSED, **FIELDS}
+    return vocabularies.byte_level("thinking", with_answers(answer, opening=opening))
 
 
 def ids_of(messages: list[dict[str, Any]], tokenizer: Any, **options: Any) -> list[int]:
@@ -140,9 +99,7 @@ def assert_exact(text: str, tokenizer: Any, *, opening: str = "", **how: Any) ->
     assert later[: len(whole)] == whole
 
 
-CALL = '<tool_call>\n{"name": "sum", "arguments": {"x": 7, "y": [1.5, "é\\n"]}}\n</tool_call>'
 TEXTS = ("It is 11.", CALL, f"Let me see.\n{CALL}", f"{CALL}\n{CALL}\n{CALL}")
-THOUGHT = "<think>\nI add.\n</think>\n\n"
 
 
 @pytest.mark.parametrize("early", [False, True])
@@ -230,8 +187,16 @@ def test_no_text_is_lost_beside_whitespace(before: str, after: str, calls: int, 
 
 
 @pytest.mark.parametrize("early", [False, True])
-def test_whitespace_between_calls_is_no_content(early: bool) -> None:
+def test_whitespace_beside_calls_is_no_content(early: bool) -> None:
     tokenizer = template("{{- message.content }}" + CALLS)
+    for text in ("\n", " \n\n", f"\n{THOUGHT}\n", THOUGHT):
+        said = answer(f"{text}{CALL}", tokenizer, before=[USER], early=early)
+        assert (said["content"], len(said["tool_calls"])) == ("", 1)
+        alone = answer(text, tokenizer, before=[USER], early=early)
+        assert alone["content"] == text.replace(THOUGHT.strip(), "")
+        text += "Well. \n"
+        said = answer(f"{text}{CALL}", tokenizer, before=[USER], early=early)
+        assert said["content"] == text.replace(THOUGHT.strip(), "")
     for text in (f"{CALL}\n{CALL}\n\n", f"{CALL} \n{CALL}"):
         said = answer(text, tokenizer, before=[USER], early=early)
         assert (said["content"], len(said["tool_calls"])) == ("", 2)
@@ -242,15 +207,6 @@ def test_whitespace_between_calls_is_no_content(early: bool) -> None:
 
 
 # Arguments
-
-
-JOINED = """\
-{{- message.content }}
-{%- for call in message.tool_calls or [] %}{% set tool_call = call.function %}
-{{- '<tool_call>\\n{"name": "' + tool_call.name + '", "arguments": ' }}
-{{- tool_call['arguments'] + '}\\n</tool_call>' }}
-{%- endfor %}
-"""
 
 
 @pytest.mark.parametrize("early", [False, True])
@@ -288,36 +244,6 @@ def test_F06_a_template_that_takes_both_gets_an_object() -> None:
 
 
 # Ids
-
-
-KIMI = """\
-{%- set answered = namespace(ids=[]) %}
-{%- for tool in tools or [] %}{{- tool | tojson + '\\n' }}{% endfor %}
-{%- for message in messages %}
-{{- '<|im_start|>' + message.role + '\\n' }}
-{%- if message.role == 'tool' %}{{- '## Return of ' + message.tool_call_id + '\\n' }}{% endif %}
-{{- message.content }}
-{%- if message.tool_calls %}
-{{- '<|tool_calls_section_begin|>' }}
-{%- for call in message.tool_calls %}
-{%- set _ = answered.ids.append(call['id']) %}
-{{- '<|tool_call_begin|>' + call['id'] + '<|tool_call_argument_begin|>' }}
-{{- call.function.arguments | tojson + '<|tool_call_end|>' }}
-{%- endfor %}
-{{- '<|tool_calls_section_end|>' }}
-{%- endif %}
-{{- '<|im_end|>\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}"""
-"""In the shape of Kimi K2's: a call is named by its id, and the template changes a list."""
-
-
-def kimi_calls(*ids: str) -> str:
-    calls = "".join(
-        f'<|tool_call_begin|>{id}<|tool_call_argument_begin|>{{"x": 7}}<|tool_call_end|>'
-        for id in ids
-    )
-    return f"<|tool_calls_section_begin|>{calls}<|tool_calls_section_end|>"
 
 
 @pytest.mark.parametrize("early", [False, True])
@@ -373,28 +299,6 @@ def test_any_id_of_a_client_is_taken(id: str) -> None:
     assert own_id(f"call_0123456789ab_{id}") or not id
     message = {"role": "tool", "tool_call_id": id, "content": ""}
     assert restore([message], replace(AnswerForms(), numbered_ids=True)) == [message]
-
-
-SHORT = """\
-{%- for message in messages %}
-{{- '<|im_start|>' + message.role + '\\n' }}
-{%- if message.role == 'tool' %}
-{%- if message.tool_call_id is not defined or message.tool_call_id | length != 9 %}
-{{- raise_exception('Tool call IDs should be alphanumeric strings with length 9!') }}
-{%- endif %}
-{{- '{"content": ' + message.content + ', "call_id": "' + message.tool_call_id + '"}' }}
-{%- else %}{{- message.content }}{% endif %}
-{%- for call in message.tool_calls or [] %}
-{%- if call.id is not defined or call.id | length != 9 %}
-{{- raise_exception('Tool call IDs should be alphanumeric strings with length 9!') }}
-{%- endif %}
-{{- '[TOOL_CALLS]' + call.function.name + '[CALL_ID]' + call.id + '[ARGS]' }}
-{{- call.function.arguments | tojson }}
-{%- endfor %}
-{{- '<|im_end|>\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}"""
-"""In the shape of Mistral's: ids of nine letters and digits."""
 
 
 @pytest.mark.parametrize("early", [False, True])

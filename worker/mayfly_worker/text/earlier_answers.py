@@ -38,7 +38,7 @@ _ID = "abcdefgh1"
 """An id that every template takes: some demand nine letters and digits."""
 _ASKED, _RESULT, _SAID, _THOUGHT, _VALUE = (f"plum-{n}" for n in range(5))
 _OBJECT = {"x": _VALUE}
-_NUMBERED = re.compile(r"functions\..+:(\d+)")
+_NUMBER = re.compile(r":(\d{1,9})\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,8 @@ def _with_template_ids(messages: Sequence[Mapping[str, Any]], *, numbered: bool)
                 given = call.get("id") or f"call_{len(ids)}"
                 id = own_id(given)
                 if numbered:
-                    if found := _NUMBERED.fullmatch(id):
+                    found = _NUMBER.search(id)
+                    if found and (id != given or id.startswith("functions.")):
                         number = int(found[1])
                     else:
                         id = f"functions.{call['function']['name']}:{number}"

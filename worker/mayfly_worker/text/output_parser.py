@@ -10,9 +10,9 @@ from mayfly_worker.text.tool_calls import CallPiece, CallText, ToolCallParser
 
 class OutputParser:
     """Splits the text of one answer into content, reasoning and tool calls. Nothing but the markers
-    is taken out of the text, and whitespace between calls and after the last one; only text that
-    could still become a marker is held back, such whitespace, and tool calls until they are whole
-    or, with ``early``, until their parts are certain.
+    is taken out of the text, and whitespace beside calls with no other text before it since the
+    last call or thought; only text that could still become a marker is held back, such whitespace,
+    and tool calls until they are whole or, with ``early``, until their parts are certain.
 
     ``content``, ``reasoning`` and ``calls`` gather the results until the caller empties them.
     ``full`` says that the rest of the text is dropped, since the answer has all the calls it may
@@ -48,7 +48,8 @@ class OutputParser:
         self._call: CallText | None = None
         self._held = ""
         self._header = ""
-        self._gap: str | None = None
+        self._gap = "" if tools is not None and not forced else None
+        self._called = False
         self._beginning = ""
         self._bare = tools.bare if tools is not None and not forced else ()
         self._enter(state or markers.initial)
@@ -141,6 +142,9 @@ class OutputParser:
             self.cut = not self._close("", whole=complete or self._markers.endless_calls)
         elif self._call is not None:
             self.cut = not self._close("", whole=True)
+        if self._gap and not self._called:
+            self.content += self._gap
+            self._gap = None
 
     def _put(self, text: str) -> None:
         if not text or self.full:
@@ -157,8 +161,8 @@ class OutputParser:
             self._header += text
 
     def _put_content(self, text: str) -> None:
-        """Takes text of the answer's content. Whitespace after a call is held back: only if other
-        text follows is it part of the content."""
+        """Takes text of the answer's content. Whitespace at its beginning and after a call is held
+        back: only if other text follows is it part of the content."""
         if self._gap is not None:
             text = self._gap + text
             if not text or text.isspace():
@@ -248,6 +252,7 @@ class OutputParser:
             self._put_content(f"{'' if call.counted else self._opening}{rest}{ending}")
         else:
             self._gap = ""
+            self._called = True
         self._opening = self._quoted = ""
         self._call = None
         return call.counted and not call.broken and not rest
