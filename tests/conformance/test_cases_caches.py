@@ -19,7 +19,17 @@ from mayfly_protocol.requests import TokenPrompt
 from mayfly_worker.engine import caches
 from mayfly_worker.model.probe import probe
 from mayfly_worker.model.reference_store import ReferenceStore
-from support.api_client import CHAT, TEXT, Json, answer, choice, together, user, whole_stream
+from support.api_client import (
+    CHAT,
+    TEXT,
+    Json,
+    answer,
+    choice,
+    function,
+    together,
+    user,
+    whole_stream,
+)
 from support.engine_harness import GREEDY, EngineHarness, EngineRequest
 from support.models import tiny as tiny_models
 from support.server import Server
@@ -206,3 +216,19 @@ def test_R96_a_tree_of_prompts_in_a_cache_that_evicts_all_the_time(
         answers = in_flight(worker, asked, most=8)
     for prompt, found in zip(asked, answers, strict=True):
         assert found.ids() == cold.ids(prompt, 8)
+
+
+@pytest.mark.parametrize("trigger", ["[text]", "[call]", "[said and called]", "[two calls]"])
+def test_R92_the_next_turn_finds_the_whole_answer_cached(script: Server, trigger: str) -> None:
+    tools = [function("sum", x="integer", y="integer"), function("glob", pattern="string")]
+    fields: Json = {"tools": tools, "max_tokens": 200}
+    asked = user(f"{trigger} and so on")
+    found = answer(script, CHAT, messages=[asked], **fields)
+    said = found["choices"][0]["message"]
+    results = [
+        {"role": "tool", "tool_call_id": call["id"], "content": "11"}
+        for call in said.get("tool_calls", [])
+    ]
+    later = [asked, said, *(results or [user("And?")])]
+    used = answer(script, CHAT, messages=later, **fields)["usage"]["prompt_tokens_details"]
+    assert used["cached_tokens"] >= found["usage"]["total_tokens"] - 1  # but for the end token
