@@ -1,7 +1,9 @@
-"""A request sets the variables that the model's chat template names, and no others."""
+"""A request sets the variables that the model's chat template names, and no others; its tools are
+given to the template where it reads them."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -15,7 +17,8 @@ from mayfly_worker.text.detokenize import hugging_face
 from mayfly_worker.text.prompts import render
 from support import vocabularies
 
-TOOL = {"type": "function", "function": {"name": "sum", "parameters": {"type": "object"}}}
+FUNCTION = {"name": "sum", "description": "Adds <|im_end|>.", "parameters": {"type": "object"}}
+TOOL = {"type": "function", "function": FUNCTION}
 LLAMA = """\
 {{- bos_token }}
 {%- if custom_tools is defined %}{% set tools = custom_tools %}{% endif %}
@@ -174,3 +177,41 @@ def test_F09_a_broken_template_has_no_variables(broken: str) -> None:
     assert template_variables(tokenizer_of(broken)) == ()
     with pytest.raises(InvalidInput, match="template"):
         text_of(broken)
+
+
+# Tools
+
+
+ROWS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}SYSTEM{% endfor %}"
+IN_SYSTEM = ROWS.replace(
+    "SYSTEM", "{% if m.tools %}<|tool|>{{ m['tools'] + '' }}<|/tool|>{% endif %}"
+)
+PLACES = {
+    "objects": "{{ tools | tojson }}" + ROWS,
+    "functions": "{% for t in tools %}{{ t['name'] + t.description }}{% endfor %}" + ROWS,
+    "xml": "{% for t in xml_tools[:] %}{{ t | tojson }}{% endfor %}" + ROWS,
+    "system": IN_SYSTEM,
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_F06_tools_are_given_where_the_template_reads_them(place: str) -> None:
+    template = PLACES[place].replace("SYSTEM", "")
+    text = text_of(template, tools=True)
+    assert text.count("Adds <|im_end|>.") == text.count("sum") == 1
+    assert "hi" in text
+    if place == "system":
+        tools = text.split("<|tool|>")[1].split("<|/tool|>")[0]
+        assert json.loads(tools) == [FUNCTION]
+        messages = [{"role": role, "content": role} for role in ("system", "user", "assistant")]
+        tokenizer = tokenizer_of(template)
+        rendered = render(ChatPrompt(tuple(messages), tools=(TOOL,)), tokenizer, 10**6)
+        assert str(tokenizer.decode(rendered.ids)) == (
+            f"[system]system<|tool|>{tools}<|/tool|>[user]user[assistant]assistant"
+        )
+        assert rendered.system_tokens > 20
+        assert rendered.ids.count(2) == 0  # the end of a turn, which the description names
+
+
+def test_F06_a_template_without_a_place_for_tools_renders_without() -> None:
+    assert text_of("{{ messages[0].content }}", tools=True) == "hi"

@@ -12,11 +12,12 @@ has none of the name.
 from __future__ import annotations
 
 import inspect
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import date
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, Literal, get_args
 
 from jinja2 import TemplateError, meta, nodes
 from jinja2.sandbox import SandboxedEnvironment
@@ -108,10 +109,19 @@ _SPECIAL_TOKENS = frozenset(
 )
 
 
+ToolsPlace = Literal["tools", "bare", "xml_tools", "system"]
+"""Place in which a chat template reads tools: the variable ``tools``, with OpenAI's objects or with
+the bare functions in them; SmolLM3's variable ``xml_tools``; or, as JSON text, the field ``tools``
+of the system message, as Phi-4-mini's template does."""
+
+
 class ChatTemplate:
     """A model's chat template, with all variables that one request sets except for the messages."""
 
-    def __init__(self, prompt: ChatPrompt, tokenizer: Any) -> None:
+    def __init__(
+        self, prompt: ChatPrompt, tokenizer: Any, tools_place: ToolsPlace | None = None
+    ) -> None:
+        """Without a ``tools_place``, tools are given to the template where it reads them."""
         self._tokenizer = tokenizer
         self._control = control_tokens(tokenizer)
         source = _source(tokenizer, bool(prompt.tools))
@@ -120,6 +130,15 @@ class ChatTemplate:
         self._generation = prompt.add_generation_prompt and not prompt.continue_final_message
         self._continue = prompt.continue_final_message
         self._kwargs = break_control_tokens(prompt.template_kwargs, self._control)
+        self._system_tools = ""
+        if self.tools:
+            place = tools_place or _tools_place(tokenizer)
+            functions = [tool["function"] for tool in self.tools]
+            if place == "system":
+                self._system_tools = json.dumps(functions, ensure_ascii=False)
+            else:
+                given = functions if place == "bare" else self.tools
+                self._kwargs["tools" if place == "bare" else place] = given
         if source is not None and "strftime_now" in source:
             day = date.fromisoformat(prompt.date) if prompt.date else date.today()
             source = with_strftime_macro(source)
@@ -139,14 +158,18 @@ class ChatTemplate:
     def text(self, messages: Sequence[dict[str, Any]], *, whole: bool = True) -> str:
         """Renders the conversation as text. Only with ``whole`` does the text end as the request
         wants it: by asking for an answer, or by leaving the last message open."""
+        given = [
+            message
+            if message.get("role") == "assistant"
+            else break_control_tokens(message, self._control)
+            for message in messages
+        ]
+        if self._system_tools:
+            if not given or given[0].get("role") != "system":
+                given.insert(0, {"role": "system", "content": ""})
+            given[0] = {**given[0], "tools": self._system_tools}
         return self._tokenizer.apply_chat_template(  # type: ignore[no-any-return]
-            [
-                message
-                if message.get("role") == "assistant"
-                else break_control_tokens(message, self._control)
-                for message in messages
-            ],
-            tools=self.tools,
+            given,
             tokenize=False,
             add_generation_prompt=whole and self._generation,
             continue_final_message=whole and self._continue,
@@ -160,6 +183,22 @@ def _let_change_lists(source: str) -> None:
     forbids it, although the lists are the template's own or copies."""
     environment = _compile_jinja_template(source).environment
     environment.is_safe_attribute = partial(SandboxedEnvironment.is_safe_attribute, environment)
+
+
+@lru_cache(maxsize=8)
+def _tools_place(tokenizer: Any) -> ToolsPlace:
+    """Finds the place in which the tokenizer's chat template reads tools, by rendering a small
+    conversation; ``tools`` if it reads them nowhere."""
+    function = PROBED_TOOL["function"]
+    for place in get_args(ToolsPlace):
+        template = ChatTemplate(ChatPrompt((), (PROBED_TOOL,)), tokenizer, place)
+        try:
+            text = template.text([{"role": "user", "content": "?"}], whole=False)
+        except Exception:
+            text = ""  # templates are programs, which refuse tools by any exception
+        if function["name"] in text and function["description"] in text:
+            return place  # type: ignore[no-any-return]
+    return "tools"
 
 
 @lru_cache(maxsize=8)
