@@ -288,3 +288,38 @@ def test_N03_N04_no_text_is_lost(shape: str, roles: list[str], tools: bool) -> N
         for message in messages:
             if not message.get("tool_calls"):
                 assert message["content"] in found
+
+
+SINGLE = """\
+{%- for message in messages %}
+{%- if message.tool_calls %}
+CHECK
+{{- '[call]' + message.content + (message.tool_calls[0].function | tojson) }}
+{%- else %}{{- '[' + message.role + ']' + message.content }}{% endif %}
+{%- endfor %}"""
+"""In the shape of Llama 3's: one call in a message."""
+
+ONLY_ONE = """
+{%- if message.tool_calls | length != 1 %}{{ raise_exception('Only one call at once!') }}{% endif %}
+"""
+
+
+@pytest.mark.parametrize("check", ["", ONLY_ONE])
+def test_several_calls_are_a_message_each_where_the_template_prints_one(check: str) -> None:
+    tokenizer = vocabularies.byte_level("plain", SINGLE.replace("CHECK", check))
+    assert not abilities_of(tokenizer, False).several_calls
+    calls = [
+        {"id": id, "type": "function", "function": {"name": f"f{id}", "arguments": {}}}
+        for id in "abc"
+    ]
+    results = [{"role": "tool", "tool_call_id": id, "content": f"is {id}"} for id in "cxa"]
+    answer = {"role": "assistant", "content": "Well.", "tool_calls": calls}
+    messages = (said("user", "hi"), answer, *results, said("user", "and?"))
+    found = str(tokenizer.decode(render(ChatPrompt(messages), tokenizer, 2048).ids))
+    parts = [part.split(", ")[0] for part in re.split(r"(?=\[(?:call|user|tool)\])", found) if part]
+    assert parts == [
+        *("[user]hi", '[call]Well.{"name": "fa"', "[tool]is a", '[call]{"name": "fb"'),
+        *('[call]{"name": "fc"', "[tool]is c", "[tool]is x", "[user]and?"),
+    ]
+    several = vocabularies.byte_level("tools")
+    assert abilities_of(several, True).several_calls

@@ -15,6 +15,7 @@ a system message further on           a user message in the same place, since a 
 user messages in a row                one, with all texts
 texts of the assistant's in a row     one, with all texts
 a user message after a tool's result  the end of that result
+several tool calls in one message     a message for each, with its result behind it
 the id of a tool call                 nine letters and digits
 ====================================  ==================================================
 
@@ -66,6 +67,8 @@ class TemplateAbilities:
     texts_in_a_row: bool = True
     """Prints two messages of the assistant's, one after the other."""
     user_after_tool: bool = True
+    several_calls: bool = True
+    """Prints several tool calls in one message."""
     any_call_id: bool = True
     """Prints tool calls whose ids are not nine letters and digits."""
 
@@ -99,6 +102,23 @@ def probe(render: Callable[[list[Message]], str]) -> TemplateAbilities:
             {"role": "tool", "tool_call_id": id, "name": "weigh", "content": _RESULT},
         ]
 
+    def prints_both() -> bool:
+        """True if the template prints two calls in one message, or does not print arguments."""
+        first, second = ({"x": "kiwi-8"}, {"x": "kiwi-9"})
+        calls = [
+            {"id": id, "type": "function", "function": {"name": "weigh", "arguments": arguments}}
+            for id, arguments in ((_SHORT_ID, first), (_SHORT_ID[::-1], second))
+        ]
+        results = [
+            {"role": "tool", "tool_call_id": call["id"], "name": "weigh", "content": content}
+            for call, content in zip(calls, (_RESULT, _AGAIN), strict=True)
+        ]
+        try:
+            text = render([user, {**called[1], "tool_calls": calls}, *results])
+        except Exception:
+            return False
+        return "kiwi-8" not in text or "kiwi-9" in text
+
     called = calling(_SHORT_ID)
     calls = prints(*called)
     return TemplateAbilities(
@@ -116,6 +136,7 @@ def probe(render: Callable[[list[Message]], str]) -> TemplateAbilities:
         texts_in_a_row=not prints(user, assistant, again)
         or prints(user, assistant, _message("assistant", _BELOW), again),
         user_after_tool=not calls or prints(*called, again),
+        several_calls=not calls or prints_both(),
         any_call_id=not calls or prints(*calling(_LONG_ID)),
     )
 
@@ -128,6 +149,8 @@ def leading_system(messages: Sequence[Mapping[str, Any]]) -> int:
 def arrange(messages: Sequence[Message], can: TemplateAbilities) -> list[Message]:
     """Rewrites a conversation, so that a template with the abilities ``can`` prints all its texts.
     The content of each message has to be a text."""
+    if not can.several_calls:
+        messages = _with_single_calls(messages)
     start = leading_system(messages)
     arranged = list(messages[:start])
     if start > 1 and not (can.several and can.leading):
@@ -153,6 +176,31 @@ def arrange(messages: Sequence[Message], can: TemplateAbilities) -> list[Message
             arranged.append(message)
         folded = False
     return arranged if can.any_call_id else [_with_short_ids(message) for message in arranged]
+
+
+def _with_single_calls(messages: Sequence[Message]) -> list[Message]:
+    """Returns a conversation with a message for each tool call, and the call's result behind it.
+    The text of a message with several calls stays with the first of them."""
+    single: list[Message] = []
+    placed: set[int] = set()
+    for at, message in enumerate(messages):
+        calls = message.get("tool_calls") or ()
+        if len(calls) < 2:
+            if at not in placed:
+                single.append(message)
+            continue
+        behind = range(at + 1, len(messages))
+        results = {
+            messages[n].get("tool_call_id"): n
+            for n in takewhile(lambda n: messages[n].get("role") == "tool", behind)
+        }
+        for number, call in enumerate(calls):
+            first = message if number == 0 else {"role": "assistant", "content": ""}
+            single.append({**first, "tool_calls": [call]})
+            if (result := results.pop(call.get("id"), None)) is not None:
+                single.append(messages[result])
+                placed.add(result)
+    return single
 
 
 def _is_text(message: Mapping[str, Any]) -> bool:
