@@ -157,6 +157,17 @@ def test_a_template_that_drops_thoughts_from_contents_gets_none(text: str) -> No
     assert with_thought == without
 
 
+def test_a_template_that_takes_thoughts_out_of_some_contents_gets_none_in_others() -> None:
+    """DeepSeek V3.1's template prints the content beside calls as it stands."""
+    split = "{%- if not message.tool_calls %}{% set content = content.split('</think>')[-1] %}"
+    tokenizer = template("{{- '<think></think>' }}" + split + "{% endif %}{{- content }}" + CALLS)
+    for text in TEXTS:
+        later = turn(THOUGHT + text, tokenizer, before=[USER])
+        assert f"assistant\n<think></think>{text}<|im_end|>" in tokenizer.decode(
+            ids_of(later, tokenizer)
+        )
+
+
 def test_a_variable_that_keeps_thoughts_has_them_rendered_as_they_were_written() -> None:
     tokenizer = template(SPACED.replace("if message", "if keep_thoughts and message"))
     later = turn(THOUGHT + "It is 11.", tokenizer, before=[USER])

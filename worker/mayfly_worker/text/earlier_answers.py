@@ -46,7 +46,8 @@ class AnswerForm:
     """Form of an answer, either of one with calls or of one without, in the messages that a chat
     template takes. ``field`` is the thought's. The other fields are whitespace that the template
     writes: before the thought, after the thought, before the text that follows it, between the
-    text and the calls. ``blank`` stands for a thought of nothing but whitespace."""
+    text and the calls. ``blank`` stands for a thought of nothing but whitespace. ``inline`` are the
+    texts between which a thought stands in the content, if the template takes it apart there."""
 
     field: str = THOUGHT
     before: str = ""
@@ -54,18 +55,17 @@ class AnswerForm:
     gap: str = ""
     tail: str = ""
     blank: str = ""
+    inline: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerForms:
-    """Forms of earlier answers that one chat template takes. ``inline`` are the markers between
-    which a thought stands in the content, if the template takes it apart there; ``json_arguments``
-    says that it takes the arguments of calls as text, ``numbered_ids`` that their ids name the
-    tool."""
+    """Forms of earlier answers that one chat template takes: of those without calls (``plain``) and
+    of those with calls. ``json_arguments`` says that it takes the arguments of calls as text,
+    ``numbered_ids`` that their ids name the tool."""
 
     plain: AnswerForm = AnswerForm()
     calling: AnswerForm = AnswerForm()
-    inline: tuple[str, str] | None = None
     json_arguments: bool = False
     numbered_ids: bool = False
 
@@ -99,16 +99,16 @@ def probe_answers(render: Render, name: str, markers: tuple[str, str] | None = N
     tail = _whitespace(calling().partition(_SAID)[2])
     found = [_form(plain), _form(calling)]
     if known := [form for form in found if form is not None]:
-        markers = None
-    # A template may print thoughts in one kind of answer only, or in certain turns.
-    forms = [form or (known[0] if known else AnswerForm()) for form in found]
+        # A template may print thoughts in one kind of answer only, or in certain turns.
+        forms = [form or known[0] for form in found]
+    else:
+        forms = [AnswerForm(inline=_inline(render, markers)) for render in (older, calling)]
     other = f"{name}_too"
     call = _calling(other, arguments)[:2]
     alone = printed(*call)
     return AnswerForms(
         forms[0],
         replace(forms[1], tail=tail),
-        inline=markers if markers and _takes_apart((calling, older), markers) else None,
         json_arguments=json_arguments,
         numbered_ids=f"functions.{other}:" in alone or (_ID in alone and other not in alone),
     )
@@ -148,23 +148,21 @@ def _whitespace(text: str, side: int = 1) -> str:
     return text[: len(text) - len(text.lstrip())]
 
 
-def _takes_apart(kinds: Sequence[Callable[..., str]], markers: tuple[str, str]) -> bool:
-    """True if a template prints a thought that stands in the content between the ``markers``, but
-    otherwise than a text between other words. A template that prints every content as it stands
-    knows nothing of thoughts."""
-    stand_ins = ("plum-begin", "plum-end")
+def _inline(render: Callable[..., str], markers: tuple[str, str] | None) -> tuple[str, str] | None:
+    """Returns the ``markers`` of reasoning if a template prints a thought that stands in the
+    content between them, but otherwise than a text between other words: a template that prints
+    every content as it stands knows nothing of thoughts."""
+    if markers is None:
+        return None
 
     def content(begin: str, end: str) -> str:
         return f"{begin} \n\n{_THOUGHT} \n\n{end} \n\n\n{_SAID}"
 
-    printed, apart = False, False
-    for render in kinds:
-        text, expected = render(content=content(*markers)), render(content=content(*stand_ins))
-        for stand_in, marker in zip(stand_ins, markers, strict=True):
-            expected = expected.replace(stand_in, marker)
-        printed |= _THOUGHT in text
-        apart |= bool(text and expected) and text != expected
-    return printed and apart
+    stand_ins = ("plum-begin", "plum-end")
+    text, expected = render(content=content(*markers)), render(content=content(*stand_ins))
+    for stand_in, marker in zip(stand_ins, markers, strict=True):
+        expected = expected.replace(stand_in, marker)
+    return markers if _THOUGHT in text and expected and text != expected else None
 
 
 def restore(messages: Sequence[Mapping[str, Any]], forms: AnswerForms) -> list[Message]:
@@ -218,8 +216,8 @@ def _restore_texts(message: Message, forms: AnswerForms) -> None:
     calls = message.get("tool_calls")
     form = forms.calling if calls else forms.plain
     thought, content = message.pop(THOUGHT, ""), message["content"]
-    if thought and forms.inline:
-        start, end = forms.inline
+    if thought and form.inline:
+        start, end = form.inline
         opened = "" if thought[:1].isspace() else start[len(start.rstrip()) :]
         content = f"{start.rstrip()}{opened}{thought}{end}{content}"
     elif thought:
