@@ -149,6 +149,13 @@ def test_tool_choices(front: RunningFront, node: FakeNode, choice: Any, wanted: 
             {"enable_thinking": True, "thinking_budget": 2048},
         ),
         ({"output_config": {"effort": "low"}}, {"reasoning_effort": "low"}),
+        (
+            {
+                "thinking": {"type": "disabled"},
+                "chat_template_kwargs": {"enable_thinking": True, "tone": "warm", "date": None},
+            },
+            {"enable_thinking": True, "tone": "warm"},
+        ),
     ],
 )
 def test_thinking(front: RunningFront, node: FakeNode, fields: Any, wanted: Any) -> None:

@@ -128,6 +128,18 @@ def test_effort(front: RunningFront, node: FakeNode) -> None:
     assert none.template_kwargs == {"reasoning_effort": "none", "enable_thinking": False}
 
 
+def test_F09_variables_of_the_template_go_before_the_effort(
+    front: RunningFront, node: FakeNode
+) -> None:
+    kwargs = {"enable_thinking": True, "date_string": "1 May", "tone": None}
+    prompt = prompt_of(front, node, reasoning={"effort": "none"}, chat_template_kwargs=kwargs)
+    assert prompt.template_kwargs == {
+        "reasoning_effort": "none",
+        "enable_thinking": True,
+        "date_string": "1 May",
+    }
+
+
 @pytest.mark.parametrize(
     ("asked", "param"),
     [

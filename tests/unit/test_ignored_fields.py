@@ -111,7 +111,6 @@ OF_OTHER_APIS: dict[str, dict[str, Any]] = {
         "stop": "x",
         "stop_sequences": ["x"],
         "enable_thinking": False,
-        "chat_template_kwargs": {"enable_thinking": False},
         "logprobs": True,
         "min_tokens": 5,
         "n": 2,

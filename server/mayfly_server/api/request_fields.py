@@ -146,6 +146,17 @@ LogitBias = Annotated[
 ]
 
 
+TemplateKwargs = Annotated[
+    dict[str, Any],
+    AfterValidator(
+        lambda kwargs: {name: kwargs[name] for name in kwargs if kwargs[name] is not None}
+    ),
+    Field(
+        description="Variables of the model's chat template; a name that it does not read is "
+        "refused, except for those that ask for thoughts.",
+        examples=[{"enable_thinking": False}],
+    ),
+]
 ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
 
 

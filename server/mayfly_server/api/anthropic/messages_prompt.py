@@ -261,8 +261,8 @@ def _text(blocks: Iterable[TextBlock]) -> str:
 
 
 def _template_kwargs(request: PromptFields) -> dict[str, Any]:
-    """The options for the model's chat template that the request's ``thinking`` and ``effort`` ask
-    for. Empty if the request has neither; the template's defaults then decide whether the model
+    """The variables of the model's chat template that the request's ``thinking`` and ``effort`` ask
+    for, or that it sets itself. If there are none, the template's defaults decide whether the model
     thinks."""
     kwargs: dict[str, Any] = {}
     thinking = request.thinking
@@ -278,4 +278,4 @@ def _template_kwargs(request: PromptFields) -> dict[str, Any]:
             kwargs["thinking_budget"] = thinking.budget_tokens
     if request.output_config is not None and request.output_config.effort is not None:
         kwargs["reasoning_effort"] = request.output_config.effort
-    return kwargs
+    return kwargs | (request.chat_template_kwargs or {})

@@ -25,6 +25,7 @@ from mayfly_server.api.request_fields import (
     OtherTools,
     SamplingFields,
     Strict,
+    TemplateKwargs,
     ToolName,
     Unsupported,
     refused,
@@ -102,6 +103,7 @@ class PromptFields(Strict):
         OutputFormat | None, Field(description="Older name of output_config.format.")
     ] = None
 
+    chat_template_kwargs: TemplateKwargs | None = None
     cache_control: Hint = None
     context_management: ContextManagement | None = None
     mcp_servers: Annotated[
@@ -188,7 +190,6 @@ class MessagesRequest(SamplingFields, PromptFields):
     structured_outputs: OtherFormat = None
     grammar: OtherFormat = None
     json_schema: OtherFormat = None
-    chat_template_kwargs: OtherThinking = None
     enable_thinking: OtherThinking = None
     stop: Annotated[None, BeforeValidator(refused("Use stop_sequences instead"))] = None
     stop_token_ids: ChatsAlone = None

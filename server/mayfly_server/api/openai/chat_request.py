@@ -25,6 +25,7 @@ from mayfly_server.api.request_fields import (
     OtherToolChoice,
     OtherTools,
     Strict,
+    TemplateKwargs,
     ToolName,
     Unsupported,
     refused,
@@ -208,17 +209,6 @@ Tools = Annotated[
     list[Tool],
     Field(max_length=1024),
     BeforeValidator(_without_hosted, json_schema_input_type=list[Tool]),
-]
-TemplateKwargs = Annotated[
-    dict[str, Any],
-    AfterValidator(
-        lambda kwargs: {name: kwargs[name] for name in kwargs if kwargs[name] is not None}
-    ),
-    Field(
-        description="Variables of the model's chat template; a name that it does not read is "
-        "refused, except for those that ask for thoughts.",
-        examples=[{"enable_thinking": False}],
-    ),
 ]
 
 

@@ -14,9 +14,9 @@ from mayfly_protocol.requests import ChatPrompt, TextPrompt
 from mayfly_protocol.serving import Detokenize, Detokenized, Tokenize, Tokenized
 from mayfly_server.api.dependencies import FrontDep
 from mayfly_server.api.openai.chat_prompt import chat_prompt
-from mayfly_server.api.openai.chat_request import ChatRequest, Messages, TemplateKwargs, Tools
+from mayfly_server.api.openai.chat_request import ChatRequest, Messages, Tools
 from mayfly_server.api.openapi import AnswerObject
-from mayfly_server.api.request_fields import Strict, TokenId
+from mayfly_server.api.request_fields import Strict, TemplateKwargs, TokenId
 from mayfly_server.dispatch.tokenize import ask_worker
 from mayfly_server.errors import InvalidRequest
 from mayfly_server.http import sse

@@ -271,10 +271,10 @@ def _allowed(choice: AllowedTools, tools: ToolNames) -> list[OfferedTool]:
 
 def _template_kwargs(request: PromptFields) -> dict[str, Any]:
     effort = request.reasoning.effort if request.reasoning else None
-    if effort is None:
-        return {}
-    off = {"enable_thinking": False} if effort == "none" else {}
-    return {"reasoning_effort": effort, **off}
+    asked: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
+    if effort == "none":
+        asked["enable_thinking"] = False
+    return asked | (request.chat_template_kwargs or {})
 
 
 # Conversations that are too long

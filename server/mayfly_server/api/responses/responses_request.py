@@ -22,6 +22,7 @@ from mayfly_server.api.request_fields import (
     OtherTools,
     SamplingFields,
     Strict,
+    TemplateKwargs,
     Unsupported,
     refused,
 )
@@ -133,6 +134,7 @@ class PromptFields(Strict):
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
     truncation: Annotated[Literal["auto", "disabled"] | None, EmptyAsNull] = None
     previous_response_id: Stored = None
     conversation: Stored = None
@@ -237,7 +239,6 @@ class ResponsesRequest(SamplingFields, PromptFields):
     structured_outputs: OtherFormat = None
     grammar: OtherFormat = None
     json_schema: OtherFormat = None
-    chat_template_kwargs: OtherThinking = None
     enable_thinking: OtherThinking = None
     thinking: OtherThinking = None
     stop: ChatsAlone = None
