@@ -14,7 +14,6 @@ from mayfly_worker.text.dialects.markup_readers import MARKUPS
 from mayfly_worker.text.dialects.registry import (
     dialect_named,
     output_format,
-    template_takes_tools,
 )
 from mayfly_worker.text.markers import markers_of
 from mayfly_worker.text.output_parser import OutputParser
@@ -267,11 +266,6 @@ def test_F02_the_words_of_a_template_choose_the_dialect() -> None:
         # mlx-lm's own choice, where it makes one, is never another form.
         kept = str(getattr(tokenizer.tool_parser, "__module__", "")).rpartition(".")[2]
         assert kept in ("", name) or name == "minimax_m3", template
-
-
-def test_F02_templates_that_take_tools() -> None:
-    for template, takes in {"{% if tools %}": True, "{{ xml_tools }}": False, "": False}.items():
-        assert template_takes_tools(vocabularies.byte_level("plain", template)) is takes
 
 
 def test_every_name_and_alias_means_one_dialect() -> None:

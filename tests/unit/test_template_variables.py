@@ -12,7 +12,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from mayfly_protocol.requests import ChatPrompt
 from mayfly_worker.request_errors import InvalidInput
-from mayfly_worker.text.chat_template import RESERVED_KWARGS, template_variables
+from mayfly_worker.text.chat_template import RESERVED_KWARGS, reads_tools, template_variables
 from mayfly_worker.text.detokenize import hugging_face
 from mayfly_worker.text.prompts import render
 from support import vocabularies
@@ -214,4 +214,9 @@ def test_F06_tools_are_given_where_the_template_reads_them(place: str) -> None:
 
 
 def test_F06_a_template_without_a_place_for_tools_renders_without() -> None:
-    assert text_of("{{ messages[0].content }}", tools=True) == "hi"
+    for template in ("{{ messages[0].content }}", "{# tools #}{{ messages[0].content }}"):
+        assert text_of(template, tools=True) == "hi"
+        assert not reads_tools(tokenizer_of(template))
+    assert not reads_tools(tokenizer_of(""))
+    assert not reads_tools(tokenizer_of("{% if %}"))
+    assert all(reads_tools(tokenizer_of(template)) for template in PLACES.values())

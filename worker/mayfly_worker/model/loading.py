@@ -44,14 +44,13 @@ from mayfly_worker.model.weight_files import (
     only_weight_files,
     weight_files,
 )
-from mayfly_worker.text.chat_template import template_variables
+from mayfly_worker.text.chat_template import reads_tools, template_variables
 from mayfly_worker.text.dialects.registry import (
     AUTO,
     NONE,
     choose_format,
     dialect_named,
     output_format,
-    template_takes_tools,
 )
 
 ReportProgress = Callable[[LoadPhase, int, int], None]
@@ -109,7 +108,12 @@ def load(
     report("loading", 0, 0)
     model, tokenizer, config = assemble(settings)
     form = output_format(tokenizer)
-    if form.calls is None and settings.tool_parser != NONE and template_takes_tools(tokenizer):
+    if tokenizer.has_chat_template and not reads_tools(tokenizer):
+        _log.info(
+            "tools of requests are left out of the prompt",
+            reason="the model's chat template reads them nowhere",
+        )
+    elif form.calls is None and settings.tool_parser != NONE and tokenizer.has_chat_template:
         _log.warning(
             "the model's tool calls are left in its text",
             reason="its chat template takes tools, and no tool parser is known for its words; "
@@ -140,7 +144,7 @@ def load(
         rows=settings.max_rows if found.batchable else 1,
         sampling=sampling,
         tool_parser=form.calls.name if form.calls else "",
-        template_tools=template_takes_tools(tokenizer),
+        template_tools=reads_tools(tokenizer),
         template_variables=template_variables(tokenizer),
     )
     return LoadedModel(model, tokenizer, card, found, new_cache)

@@ -132,7 +132,7 @@ class ChatTemplate:
         self._kwargs = break_control_tokens(prompt.template_kwargs, self._control)
         self._system_tools = ""
         if self.tools:
-            place = tools_place or _tools_place(tokenizer)
+            place = tools_place or _tools_place(tokenizer) or "tools"
             functions = [tool["function"] for tool in self.tools]
             if place == "system":
                 self._system_tools = json.dumps(functions, ensure_ascii=False)
@@ -186,19 +186,24 @@ def _let_change_lists(source: str) -> None:
 
 
 @lru_cache(maxsize=8)
-def _tools_place(tokenizer: Any) -> ToolsPlace:
+def _tools_place(tokenizer: Any) -> ToolsPlace | None:
     """Finds the place in which the tokenizer's chat template reads tools, by rendering a small
-    conversation; ``tools`` if it reads them nowhere."""
+    conversation; None if it reads them nowhere."""
     function = PROBED_TOOL["function"]
     for place in get_args(ToolsPlace):
-        template = ChatTemplate(ChatPrompt((), (PROBED_TOOL,)), tokenizer, place)
         try:
+            template = ChatTemplate(ChatPrompt((), (PROBED_TOOL,)), tokenizer, place)
             text = template.text([{"role": "user", "content": "?"}], whole=False)
         except Exception:
             text = ""  # templates are programs, which refuse tools by any exception
         if function["name"] in text and function["description"] in text:
             return place  # type: ignore[no-any-return]
-    return "tools"
+    return None
+
+
+def reads_tools(tokenizer: Any) -> bool:
+    """True if a model's chat template writes the tools of a request into the prompt."""
+    return bool(tokenizer.has_chat_template) and _tools_place(tokenizer) is not None
 
 
 @lru_cache(maxsize=8)

@@ -7,7 +7,6 @@ template (:attr:`Dialect.words`); by the vocabulary (:attr:`Dialect.tokens`).
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from mlx_lm.tokenizer_utils import _infer_tool_parser
@@ -80,11 +79,6 @@ def output_format(tokenizer: Any) -> OutputFormat:
     ``TokenizerWrapper``."""
     chosen: OutputFormat | None = vars(tokenizer).get(_FORMAT)
     return chosen or choose_format(tokenizer)
-
-
-def template_takes_tools(tokenizer: Any) -> bool:
-    """True if a model's chat template writes the tools of a request into the prompt."""
-    return re.search(r"\btools\b", _template(tokenizer)) is not None
 
 
 def _own_dialect(tokenizer: Any) -> Dialect | None:
