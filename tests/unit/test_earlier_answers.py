@@ -168,6 +168,23 @@ def test_a_template_that_takes_thoughts_out_of_some_contents_gets_none_in_others
         )
 
 
+def test_a_template_that_takes_a_thought_or_a_text_beside_calls_gets_one() -> None:
+    """As that of gpt-oss, which refuses both."""
+    refusing = "{%- if message.tool_calls and content and message.thinking %}"
+    tokenizer = template(
+        refusing + "{{- raise_exception('not both!') }}{% endif %}"
+        "{%- if message.tool_calls %}{{- '<think>' + (message.thinking or content) + '</think>' }}"
+        "{%- else %}{{- content }}{% endif %}" + CALLS
+    )
+    for said in (f"Well.{CALL}", CALL, f"Well.{CALL}\n{CALL}"):
+        later = turn(f"<think>I add.</think>{said}", tokenizer, before=[USER])
+        text = tokenizer.decode(ids_of(later, tokenizer))
+        joined = "\n\nWell." if "Well" in said else ""
+        assert f"<think>I add.{joined}</think>" in text
+    later = turn(f"Well.{CALL}", tokenizer, before=[USER])
+    assert "<think>Well.</think>" in tokenizer.decode(ids_of(later, tokenizer))
+
+
 def test_a_variable_that_keeps_thoughts_has_them_rendered_as_they_were_written() -> None:
     tokenizer = template(SPACED.replace("if message", "if keep_thoughts and message"))
     later = turn(THOUGHT + "It is 11.", tokenizer, before=[USER])

@@ -23,6 +23,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 from mayfly_worker.text.call_ids import own_id
@@ -47,7 +48,8 @@ class AnswerForm:
     template takes. ``field`` is the thought's. The other fields are whitespace that the template
     writes: before the thought, after the thought, before the text that follows it, between the
     text and the calls. ``blank`` stands for a thought of nothing but whitespace. ``inline`` are the
-    texts between which a thought stands in the content, if the template takes it apart there."""
+    texts between which a thought stands in the content, if the template takes it apart there;
+    ``joined`` says that the template takes a thought or a text, and refuses both."""
 
     field: str = THOUGHT
     before: str = ""
@@ -56,6 +58,7 @@ class AnswerForm:
     tail: str = ""
     blank: str = ""
     inline: tuple[str, str] | None = None
+    joined: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,19 +101,21 @@ def probe_answers(render: Render, name: str, markers: tuple[str, str] | None = N
 
     tail = _whitespace(calling().partition(_SAID)[2])
     found = [_form(plain), _form(calling)]
+    alone = _form(partial(calling, content="")) if found[1] is None and calling() else None
+    if alone is not None and not calling(**{alone.field: _THOUGHT}):
+        found[1] = replace(alone, joined=True)
     if known := [form for form in found if form is not None]:
         # A template may print thoughts in one kind of answer only, or in certain turns.
         forms = [form or known[0] for form in found]
     else:
         forms = [AnswerForm(inline=_inline(render, markers)) for render in (older, calling)]
     other = f"{name}_too"
-    call = _calling(other, arguments)[:2]
-    alone = printed(*call)
+    call = printed(*_calling(other, arguments)[:2])
     return AnswerForms(
         forms[0],
         replace(forms[1], tail=tail),
         json_arguments=json_arguments,
-        numbered_ids=f"functions.{other}:" in alone or (_ID in alone and other not in alone),
+        numbered_ids=f"functions.{other}:" in call or (_ID in call and other not in call),
     )
 
 
@@ -220,6 +225,8 @@ def _restore_texts(message: Message, forms: AnswerForms) -> None:
         start, end = form.inline
         opened = "" if thought[:1].isspace() else start[len(start.rstrip()) :]
         content = f"{start.rstrip()}{opened}{thought}{end}{content}"
+    elif thought and content.strip() and form.joined:
+        message[form.field], content = f"{thought}\n\n{content}", ""
     elif thought:
         inner = thought.removeprefix(form.before).removesuffix(form.after)
         message[form.field] = inner if inner.strip() else form.blank
