@@ -152,7 +152,7 @@ def test_abilities_are_found_by_rendering() -> None:
         assert lacks("lenient", tools=tools) == set()
         assert lacks("dropping", tools=tools) == {"several", "later"}
     alternating = {"several", "later", "users_in_a_row", "texts_in_a_row"}
-    assert lacks("no system") == alternating | {"developer", "leading"}
+    assert lacks("no system") == alternating | {"developer", "leading", "results"}
     assert lacks("beside last") == alternating | {"leading", "user_after_tool", "any_call_id"}
 
 
@@ -253,9 +253,16 @@ def test_a_call_gets_the_short_id_that_a_template_demands() -> None:
 
 
 def test_R20_what_the_template_still_refuses_is_refused_in_its_words() -> None:
-    for messages in ([said("assistant", "a")], [said("user", "a"), *called("b")]):
+    for messages in ([said("assistant", "a")], [said("assistant", "a"), *called("b")]):
         with pytest.raises(InvalidInput, match="roles must alternate"):
             text("no system", *messages)
+
+
+def test_calls_and_results_are_texts_where_the_template_knows_none() -> None:
+    found = text("no system", said("user", "hi"), *called("fine"), *called("good"))
+    call = '[{"name":"f","arguments":{}}]<end_of_turn>\n<start_of_turn>user\n'
+    assert found.count(f"assistant\n{call}") == 2
+    assert found.index(f"{call}fine<") < found.index(f"{call}good<")
 
 
 def test_the_system_prompts_tokens_are_counted_in_a_users_message_too() -> None:

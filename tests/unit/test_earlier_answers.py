@@ -271,6 +271,31 @@ def test_F06_a_template_that_takes_both_gets_an_object() -> None:
     assert answer_forms(tokenizer, True, ()).json_arguments
 
 
+# Calls that a template does not print
+
+
+UNPRINTED = {
+    "{# <|tool_list_start|> #}": '<|tool_call_start|>[sum(x=7, y="a"), sum()]<|tool_call_end|>',
+    "{# <tool_call> tool_call.name #}": (
+        '<tool_call>\n{"name": "sum", "arguments": {"x": 7, "y": "a"}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "sum", "arguments": {}}\n</tool_call>'
+    ),
+    "{# <tool_calls> </tool_calls> #}": (
+        '<tool_calls>[{"name": "sum", "arguments": {"x": 7, "y": "a"}}, '
+        '{"name": "sum", "arguments": {}}]</tool_calls>'
+    ),
+}
+
+
+@pytest.mark.parametrize("words", UNPRINTED)
+def test_calls_that_a_template_does_not_print_are_text_as_the_model_wrote_it(words: str) -> None:
+    tokenizer = template(words + "{{- content }}")
+    assert not answer_forms(tokenizer, True, ()).prints_calls
+    for text in (UNPRINTED[words], f"Well.\n{UNPRINTED[words]}"):
+        assert len(answer(text, tokenizer, before=[USER])["tool_calls"]) == 2
+        assert_exact(text, tokenizer)
+
+
 # Ids
 
 

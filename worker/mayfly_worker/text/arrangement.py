@@ -15,6 +15,7 @@ a system message further on           a user message in the same place, since a 
 user messages in a row                one, with all texts
 texts of the assistant's in a row     one, with all texts
 a user message after a tool's result  the end of that result
+the result of a tool                  a user message
 several tool calls in one message     a message for each, with its result behind it
 the id of a tool call                 nine letters and digits
 ====================================  ==================================================
@@ -67,6 +68,8 @@ class TemplateAbilities:
     texts_in_a_row: bool = True
     """Prints two messages of the assistant's, one after the other."""
     user_after_tool: bool = True
+    results: bool = True
+    """Prints the results of tools."""
     several_calls: bool = True
     """Prints several tool calls in one message."""
     any_call_id: bool = True
@@ -136,6 +139,7 @@ def probe(render: Callable[[list[Message]], str]) -> TemplateAbilities:
         texts_in_a_row=not prints(user, assistant, again)
         or prints(user, assistant, _message("assistant", _BELOW), again),
         user_after_tool=not calls or prints(*called, again),
+        results=calls,
         several_calls=not calls or prints_both(),
         any_call_id=not calls or prints(*calling(_LONG_ID)),
     )
@@ -162,6 +166,8 @@ def arrange(messages: Sequence[Message], can: TemplateAbilities) -> list[Message
         if message.get("role") in SYSTEM_ROLES and not can.later:
             if not message["content"]:
                 continue
+            message = {"role": "user", "content": message["content"]}
+        if message.get("role") == "tool" and not can.results:
             message = {"role": "user", "content": message["content"]}
         last = arranged[-1] if arranged else {}
         if message.get("role") == "user":

@@ -229,12 +229,10 @@ def answer_forms(
     small conversations, which declare a tool if ``tools`` and set the variables ``switches``."""
     prompt = ChatPrompt((), (PROBED_TOOL,) if tools else (), template_kwargs=dict(switches))
     template = ChatTemplate(prompt, tokenizer)
-    markers = None
-    if thought := output_format(tokenizer).thought:
-        markers = thought.start + _opened_with(template, thought.start), thought.end
-    return probe_answers(
-        partial(template.text, whole=False), PROBED_TOOL["function"]["name"], markers
-    )
+    output = output_format(tokenizer)
+    opened = _opened_with(template, output.thought.start) if output.thought else ""
+    render = partial(template.text, whole=False)
+    return probe_answers(render, PROBED_TOOL["function"]["name"], output, opened)
 
 
 def _opened_with(template: ChatTemplate, start: str) -> str:

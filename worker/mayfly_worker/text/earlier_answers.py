@@ -13,6 +13,8 @@ are rendered once for each template (:func:`probe_answers`):
 - the whitespace that the template itself writes around the thought and before the calls, which is
   taken off the texts;
 - the arguments of calls: an object, or JSON text, if the template joins them to other texts;
+- the calls themselves, which a template may not print: then they are part of the text, in the
+  dialect that the model writes;
 - the ids of calls: the model's own; or, if the template names tools by them, as Kimi K2's does,
   ``functions.NAME:N`` with a number that runs through the conversation.
 """
@@ -27,6 +29,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from mayfly_worker.text.call_ids import own_id
+from mayfly_worker.text.dialects.dialect import Dialect, OutputFormat
 
 Message: TypeAlias = dict[str, Any]
 Render: TypeAlias = Callable[[list[Message]], str]
@@ -65,18 +68,24 @@ class AnswerForm:
 class AnswerForms:
     """Forms of earlier answers that one chat template takes: of those without calls (``plain``) and
     of those with calls. ``json_arguments`` says that it takes the arguments of calls as text,
-    ``numbered_ids`` that their ids name the tool."""
+    ``numbered_ids`` that their ids name the tool, ``prints_calls`` that it prints calls; if not,
+    the model writes them in the ``dialect``, which is None for the form that a grammar enforces."""
 
     plain: AnswerForm = AnswerForm()
     calling: AnswerForm = AnswerForm()
     json_arguments: bool = False
     numbered_ids: bool = False
+    prints_calls: bool = True
+    dialect: Dialect | None = None
 
 
-def probe_answers(render: Render, name: str, markers: tuple[str, str] | None = None) -> AnswerForms:
+def probe_answers(render: Render, name: str, output: OutputFormat, opened: str = "") -> AnswerForms:
     """Finds the forms of earlier answers that a chat template takes. ``render`` renders a
-    conversation with it, ``name`` is the name of a tool that it knows, and ``markers`` are the
-    texts that begin and end the model's reasoning, if it has any."""
+    conversation with it, ``name`` is the name of a tool that it knows, ``output`` is the form of
+    the model's output, and ``opened`` is the whitespace behind a start marker of reasoning at the
+    end of prompts."""
+    thought = output.thought
+    markers = (thought.start + opened, thought.end) if thought else None
 
     def printed(*messages: Message) -> str:
         try:
@@ -111,11 +120,14 @@ def probe_answers(render: Render, name: str, markers: tuple[str, str] | None = N
         forms = [AnswerForm(inline=_inline(render, markers)) for render in (older, calling)]
     other = f"{name}_too"
     call = printed(*_calling(other, arguments)[:2])
+    prints_calls = any(each in call for each in (_VALUE, other, _ID)) or _VALUE in calling()
     return AnswerForms(
         forms[0],
         replace(forms[1], tail=tail),
         json_arguments=json_arguments,
         numbered_ids=f"functions.{other}:" in call or (_ID in call and other not in call),
+        prints_calls=prints_calls,
+        dialect=None if prints_calls else output.calls,
     )
 
 
@@ -176,6 +188,8 @@ def restore(messages: Sequence[Mapping[str, Any]], forms: AnswerForms) -> list[M
     restored = _with_template_ids(messages, numbered=forms.numbered_ids)
     for message in restored:
         if message.get("role") == "assistant":
+            if not forms.prints_calls and message.get("tool_calls"):
+                message["content"] += _written(message.pop("tool_calls"), forms.dialect)
             _restore_texts(message, forms)
             if forms.json_arguments and message.get("tool_calls"):
                 message["tool_calls"] = [_with_json(call) for call in message["tool_calls"]]
@@ -240,3 +254,27 @@ def _with_json(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call["function"]
     arguments = json.dumps(function.get("arguments") or {}, ensure_ascii=False)
     return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _written(calls: Sequence[Mapping[str, Any]], dialect: Dialect | None) -> str:
+    """Returns the text of calls: as the grammar of enforced calls has them, without a dialect;
+    otherwise between the markers of the dialect."""
+    functions = [call["function"] for call in calls]
+    made = [{"name": f["name"], "arguments": f.get("arguments") or {}} for f in functions]
+    if dialect is None:
+        return json.dumps(made, ensure_ascii=False, separators=(",", ":"))
+    start, end = next(iter(dialect.starts), ""), next(iter(dialect.ends), "")
+    if dialect.name == "json_tools":
+        lines = (f"{start}\n{json.dumps(each, ensure_ascii=False)}\n{end}" for each in made)
+        return "\n".join(lines)
+    if dialect.name == "pythonic":
+        return f"{start}[{', '.join(map(_pythonic, made))}]{end}"
+    return f"{start}{json.dumps(made, ensure_ascii=False)}{end}"
+
+
+def _pythonic(call: Mapping[str, Any]) -> str:
+    arguments = (
+        f"{key}={json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)}"
+        for key, value in call["arguments"].items()
+    )
+    return f"{call['name']}({', '.join(arguments)})"
