@@ -258,6 +258,17 @@ def test_R20_what_the_template_still_refuses_is_refused_in_its_words() -> None:
             text("no system", *messages)
 
 
+def test_nothing_is_rewritten_for_a_template_that_refuses_the_tools_it_is_tried_with() -> None:
+    """Some read the fields of a parameter without asking whether it has them."""
+    picky = "{% for tool in tools or [] %}{{ tool.function.parameters.properties.x.unit + '' }}"
+    shape = "{% endfor %}{% for m in messages %}{{ m.role + m.content }}"
+    calls = "{% for call in m.tool_calls or [] %}{{ call.function.name }}{% endfor %}{% endfor %}"
+    tokenizer = vocabularies.byte_level("plain", picky + shape + calls)
+    function = {"name": "g", "parameters": {"properties": {"x": {"unit": "kg"}}}}
+    prompt = ChatPrompt((said("user", "a"), *called("b")), tools=({"function": function},))
+    assert tokenizer.decode(render(prompt, tokenizer, 2048).ids) == "kguseraassistantftoolb"
+
+
 def test_calls_and_results_are_texts_where_the_template_knows_none() -> None:
     found = text("no system", said("user", "hi"), *called("fine"), *called("good"))
     call = '[{"name":"f","arguments":{}}]<end_of_turn>\n<start_of_turn>user\n'

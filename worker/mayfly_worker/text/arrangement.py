@@ -43,7 +43,11 @@ PROBED_TOOL: Message = {
     "function": {
         "name": "weigh",
         "description": "Weighs.",
-        "parameters": {"type": "object", "properties": {"x": {"type": "string"}}},
+        "parameters": {
+            "type": "object",
+            "properties": {"x": {"type": "string", "description": "What."}},
+            "required": ["x"],
+        },
     },
 }
 _SHORT_ID, _LONG_ID = "abcdefgh1", "call_0123456789abcdef01234567"
@@ -139,7 +143,7 @@ def probe(render: Callable[[list[Message]], str]) -> TemplateAbilities:
         texts_in_a_row=not prints(user, assistant, again)
         or prints(user, assistant, _message("assistant", _BELOW), again),
         user_after_tool=not calls or prints(*called, again),
-        results=calls,
+        results=calls or not prints(user),
         several_calls=not calls or prints_both(),
         any_call_id=not calls or prints(*calling(_LONG_ID)),
     )

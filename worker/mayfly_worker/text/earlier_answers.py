@@ -121,6 +121,8 @@ def probe_answers(render: Render, name: str, output: OutputFormat, opened: str =
     other = f"{name}_too"
     call = printed(*_calling(other, arguments)[:2])
     prints_calls = any(each in call for each in (_VALUE, other, _ID)) or _VALUE in calling()
+    if not plain():
+        prints_calls = True  # the template refuses all that was tried
     return AnswerForms(
         forms[0],
         replace(forms[1], tail=tail),
