@@ -258,6 +258,21 @@ def test_R20_what_the_template_still_refuses_is_refused_in_its_words() -> None:
             text("no system", *messages)
 
 
+def test_a_text_beside_calls_is_a_message_before_where_the_template_drops_it() -> None:
+    kept = "{{- '[call]' + message.content + (message.tool_calls[0]"
+    silent = SINGLE.replace("CHECK", "").replace(kept, "{{- '[call]' + (message.tool_calls[0]")
+    assert silent != SINGLE.replace("CHECK", "")
+    tokenizer = vocabularies.byte_level("plain", silent)
+    assert not abilities_of(tokenizer, False).text_beside_calls
+    call, result = called("b")
+    messages = (said("user", "a"), {**call, "content": "Well."}, result, call, result)
+    found = str(tokenizer.decode(render(ChatPrompt(messages), tokenizer, 2048).ids))
+    made = '[call]{"name": "f", "arguments": {}}[tool]b'
+    assert found == f"[user]a[assistant]Well.{made}{made}"
+    # Where roles alternate, a message more is refused.
+    assert abilities_of(vocabularies.byte_level("plain", BESIDE_LAST), True).text_beside_calls
+
+
 def test_nothing_is_rewritten_for_a_template_that_refuses_the_tools_it_is_tried_with() -> None:
     """Some read the fields of a parameter without asking whether it has them."""
     picky = "{% for tool in tools or [] %}{{ tool.function.parameters.properties.x.unit + '' }}"

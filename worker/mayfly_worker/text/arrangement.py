@@ -16,6 +16,7 @@ user messages in a row                one, with all texts
 texts of the assistant's in a row     one, with all texts
 a user message after a tool's result  the end of that result
 the result of a tool                  a user message
+a text beside tool calls              a message before the calls
 several tool calls in one message     a message for each, with its result behind it
 the id of a tool call                 nine letters and digits
 ====================================  ==================================================
@@ -74,6 +75,9 @@ class TemplateAbilities:
     user_after_tool: bool = True
     results: bool = True
     """Prints the results of tools."""
+    text_beside_calls: bool = True
+    """Prints the text of a message with tool calls, or cannot print the text in a message before
+    it."""
     several_calls: bool = True
     """Prints several tool calls in one message."""
     any_call_id: bool = True
@@ -144,6 +148,9 @@ def probe(render: Callable[[list[Message]], str]) -> TemplateAbilities:
         or prints(user, assistant, _message("assistant", _BELOW), again),
         user_after_tool=not calls or prints(*called, again),
         results=calls or not prints(user),
+        text_beside_calls=not calls
+        or prints(user, {**called[1], "content": _SAID}, called[2], ordered=False)
+        or not prints(user, assistant, *called[1:], _message("assistant", _BELOW), again),
         several_calls=not calls or prints_both(),
         any_call_id=not calls or prints(*calling(_LONG_ID)),
     )
@@ -157,6 +164,8 @@ def leading_system(messages: Sequence[Mapping[str, Any]]) -> int:
 def arrange(messages: Sequence[Message], can: TemplateAbilities) -> list[Message]:
     """Rewrites a conversation, so that a template with the abilities ``can`` prints all its texts.
     The content of each message has to be a text."""
+    if not can.text_beside_calls:
+        messages = [each for message in messages for each in _text_and_calls(message)]
     if not can.several_calls:
         messages = _with_single_calls(messages)
     start = leading_system(messages)
@@ -186,6 +195,14 @@ def arrange(messages: Sequence[Message], can: TemplateAbilities) -> list[Message
             arranged.append(message)
         folded = False
     return arranged if can.any_call_id else [_with_short_ids(message) for message in arranged]
+
+
+def _text_and_calls(message: Message) -> list[Message]:
+    """Returns a message with both a text and tool calls as two messages; another as it is."""
+    if not message.get("tool_calls") or not message["content"].strip():
+        return [message]
+    text = {key: value for key, value in message.items() if key != "tool_calls"}
+    return [text, {"role": "assistant", "content": "", "tool_calls": message["tool_calls"]}]
 
 
 def _with_single_calls(messages: Sequence[Message]) -> list[Message]:
