@@ -92,8 +92,8 @@ def read_whole(text: str, state: str) -> tuple[str, str, list[ParsedCall]]:
             collected = before
             content += close(marker)
         if not marker:
-            # White space between calls, and after the last one, is no content.
-            content = re.sub(rf"{CALL}\s*(?={CALL}|$)", "", content)
+            # White space before the first call, between calls and after the last one is no content.
+            content = re.sub(rf"\A\s*(?={CALL})|{CALL}\s*(?={CALL}|\Z)", "", content)
             return content.replace(CALL, ""), reasoning, calls
         came_from, state = state, exits[state][marker]
         begun = text.lstrip()
