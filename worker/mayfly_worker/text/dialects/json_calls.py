@@ -127,11 +127,16 @@ def read_json_list(source: Source, target: Target, *, bare: bool = False) -> Rea
         if (yield from source.skip_space()) != ",":
             yield from source.expect("]")
             return
-        end = source.position
-        source.at += 1
-        start = source.position
-        yield from source.skip_space()
-        target.split(end, start, listed=True)
+        yield from _split_at_comma(source, target)
+
+
+def _split_at_comma(source: Source, target: Target) -> Reading[None]:
+    """Reads the comma between two calls of a list, and ends the call before it."""
+    end = source.position
+    source.at += 1
+    start = source.position
+    yield from source.skip_space()
+    target.split(end, start, listed=True)
 
 
 def _read_call(source: Source, target: Target, *, bare: bool) -> Reading[None]:
@@ -200,11 +205,7 @@ def read_apertus(source: Source, target: Target) -> Reading[None]:
         yield from source.expect("}")
         if (yield from source.skip_space()) != ",":
             return
-        end = source.position
-        source.at += 1
-        start = source.position
-        yield from source.skip_space()
-        target.split(end, start, listed=True)
+        yield from _split_at_comma(source, target)
 
 
 _MISTRAL = re.compile(
