@@ -235,9 +235,27 @@ def test_a_completion_comes_as_it_is() -> None:
     assert run(choice(), ids_of(text)) == TextPiece(text, finish="stop")
 
 
-def test_a_stop_string_ends_a_thought_too() -> None:
+def test_N10_a_stop_string_within_a_thought_does_not_end_the_answer() -> None:
     text = choice(chat={}, in_reasoning=True, stop=("see",))
-    assert run(text, ids_of("let me see</think>42")) == TextPiece("", "let me ", (), "stop")
+    assert run(text, ids_of("let me see</think>I see 42")) == TextPiece(
+        "I ", "let me see", (), "stop"
+    )
+
+
+def test_N10_a_stop_string_across_a_thought_and_the_answer_is_none() -> None:
+    text = choice(chat={}, in_reasoning=True, stop=("e4",))
+    assert run(text, ids_of("see</think>42")) == TextPiece("42", "see", (), "stop")
+
+
+def test_N10_a_stop_string_within_a_call_does_not_cut_it() -> None:
+    text = choice(chat={"tools": (TOOL,)}, stop=("arguments", "tool_call"))
+    found = run(text, ids_of(CALL))
+    assert (found.finish, text.stop, len(found.tool_calls)) == ("tool_calls", None, 1)
+
+
+def test_N10_no_call_follows_a_stop_string() -> None:
+    text = choice(chat={"tools": (TOOL,)}, stop=("well",))
+    assert run(text, ids_of("oh well" + CALL)) == TextPiece("oh ", finish="stop")
 
 
 # Tool calls

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mayfly_worker.text.choice import StopMatcher
+from mayfly_worker.text.stops import StopMatcher
 
 stops = st.lists(st.text("ab<", min_size=1, max_size=5), min_size=1, max_size=4)
 chunks = st.lists(st.text("ab<c", max_size=4), max_size=30)

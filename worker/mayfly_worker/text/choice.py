@@ -2,10 +2,11 @@
 
 ::
 
-    id --> Detokenizer --> StopMatcher --> OutputParser --> TextPiece
+    id --> Detokenizer --> OutputParser (StopMatcher for the content) --> TextPiece
 
-Stop strings are searched for in the whole text as the model writes it, including reasoning, markers
-and tool calls, and are found however they are cut into tokens.
+Stop strings are searched for in the answer's content only, not in reasoning and tool calls, and are
+found however they are cut into tokens. A text that is not split into content, reasoning and calls
+(a completion's) is searched as a whole.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from typing import Any, NamedTuple
 
 from mayfly_protocol.requests import ChatPrompt, FinishReason, Generation
 from mayfly_protocol.serving import ToolCallDelta
-from mayfly_worker.text.automaton import NONE, ROOT, Automaton
 from mayfly_worker.text.call_ids import call_id
 from mayfly_worker.text.detokenize import Detokenizer
 from mayfly_worker.text.dialects.dialect import REASONING
@@ -24,58 +24,8 @@ from mayfly_worker.text.dialects.registry import output_format
 from mayfly_worker.text.markers import guided_markers, markers_of
 from mayfly_worker.text.output_parser import OutputParser
 from mayfly_worker.text.prompts import RenderedPrompt
+from mayfly_worker.text.stops import StopMatcher
 from mayfly_worker.text.tool_calls import ToolCallParser
-
-
-class StopMatcher:
-    """Searches one text for stop strings while the text is generated. The stop string that is
-    completed first ends the text; of several that are completed by the same character, the longest
-    counts. Only text that could still become a stop string is held back.
-
-    ``matched`` is the stop string that has ended the text, None before.
-    """
-
-    __slots__ = ("_automaton", "_held", "_include", "_node", "matched")
-
-    def __init__(self, strings: Sequence[str], *, include_stop: bool = False) -> None:
-        """With ``include_stop`` the stop string stays in the text. Empty stop strings are ignored:
-        they would end every text before it begins."""
-        self._automaton = Automaton(strings)
-        self._include = include_stop
-        self._node = ROOT
-        self._held = ""
-        self.matched: str | None = None
-
-    def feed(self, text: str, *, armed: bool = True) -> tuple[str, bool]:
-        """Takes the next text. Returns the text that is certain not to belong to a stop string, and
-        True if a stop string has ended the text.
-
-        At a stop string, the certain text ends before the string (or after it, with
-        ``include_stop``); text after the string is dropped, and the matcher is not to be fed again.
-        Stop strings that are completed while the matcher is not ``armed`` (before the answer has
-        the request's ``min_tokens``) are ignored.
-        """
-        if not self._held and self._automaton.no_match_begins_in(text):
-            return text, False
-        buffer = self._held + text
-        node, read = self._node, len(self._held)
-        while True:
-            node, read, match = self._automaton.walk(node, buffer, read)
-            if match == NONE:
-                break
-            if armed:
-                self._held = ""
-                stop = self.matched = self._automaton.strings[match]
-                return buffer[: read if self._include else read - len(stop)], True
-        self._node = node
-        certain = len(buffer) - self._automaton.depth[node]
-        self._held = buffer[certain:]
-        return buffer[:certain], False
-
-    def flush(self) -> str:
-        """Returns the text that was held back, once the text has ended without a stop string."""
-        held, self._held, self._node = self._held, "", ROOT
-        return held
 
 
 class TextPiece(NamedTuple):
@@ -128,7 +78,9 @@ class ChoiceText:
             StopMatcher(ending.stop, include_stop=ending.include_stop) if ending.stop else None
         )
         self._parser = (
-            _output_parser(generation, tokenizer, rendered) if generation.output.split else None
+            _output_parser(generation, tokenizer, rendered, self._stops)
+            if generation.output.split
+            else None
         )
         self._call_count = 0
         self._ended = False
@@ -175,36 +127,39 @@ class ChoiceText:
                 return piece.finish
         return None
 
+    @property
+    def _armed(self) -> bool:
+        """True once the choice has so many tokens (``min_tokens``) that a stop string ends it."""
+        return self.tokens >= self._min_tokens
+
     def _take(self, text: str) -> TextPiece:
-        if self._stops is not None:
-            text, stopped = self._stops.feed(text, armed=self.tokens >= self._min_tokens)
-            if stopped:
-                return self._close(text, "stop", complete=False)
         if self._parser is None:
-            return TextPiece(text) if text else NOTHING
-        if not text:
-            return NOTHING
+            stopped = False
+            if self._stops is not None:
+                text, stopped = self._stops.feed(text, armed=self._armed)
+            self._ended = stopped
+            return TextPiece(text, finish="stop" if stopped else None)
+        self._parser.armed = self._armed
         self._parser.feed(text)
         if self._parser.full:
-            return self._close("", "stop", complete=False)
+            self._ended = True
+            return self._emit("stop")
         return self._emit(None)
 
     def _finish(self, text: str, reason: FinishReason, *, by_model: bool) -> TextPiece:
         text += self._detokenizer.finish()
-        if self._stops is not None:
-            text, stopped = self._stops.feed(text, armed=self.tokens >= self._min_tokens)
-            if stopped:
-                return self._close(text, "stop", complete=False)
-            text += self._stops.flush()
-        return self._close(text, reason, complete=by_model)
-
-    def _close(self, text: str, reason: FinishReason, *, complete: bool) -> TextPiece:
         self._ended = True
         if self._parser is None:
+            if self._stops is not None:
+                text, stopped = self._stops.feed(text, armed=self._armed)
+                if stopped:
+                    return TextPiece(text, finish="stop")
+                text += self._stops.flush()
             return TextPiece(text, finish=reason)
+        self._parser.armed = self._armed
         self._parser.feed(text)
-        self._parser.end(complete=complete)
-        return self._emit(reason)
+        self._parser.end(complete=by_model)
+        return self._emit("stop" if self._parser.stopped else reason)
 
     def _emit(self, reason: FinishReason | None) -> TextPiece:
         parser = self._parser
@@ -237,7 +192,10 @@ class ChoiceText:
 
 
 def _output_parser(
-    generation: Generation, tokenizer: Any, rendered: RenderedPrompt
+    generation: Generation,
+    tokenizer: Any,
+    rendered: RenderedPrompt,
+    stops: StopMatcher | None,
 ) -> OutputParser:
     prompt = generation.prompt
     chat = prompt if isinstance(prompt, ChatPrompt) else ChatPrompt(messages=())
@@ -251,9 +209,10 @@ def _output_parser(
             forced=True,
             parallel=chat.parallel_tool_calls,
             early=generation.output.early_calls,
+            stops=stops,
         )
     if generation.output.constraint is not None:
-        return OutputParser(guided_markers(tokenizer), state=state)
+        return OutputParser(guided_markers(tokenizer), state=state, stops=stops)
     dialect = output_format(tokenizer).calls if offered else None
     return OutputParser(
         markers_of(tokenizer, dialect is not None),
@@ -261,4 +220,5 @@ def _output_parser(
         tools=ToolCallParser(offered, dialect) if dialect else None,
         parallel=chat.parallel_tool_calls,
         early=generation.output.early_calls,
+        stops=stops,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mayfly_worker.text.automaton import NONE, ROOT
 from mayfly_worker.text.dialects.dialect import NORMAL, REASONING, ROUTED, TOOL
 from mayfly_worker.text.markers import Markers
+from mayfly_worker.text.stops import StopMatcher
 from mayfly_worker.text.tool_calls import CallPiece, CallText, ToolCallParser
 
 
@@ -16,9 +17,10 @@ class OutputParser:
 
     ``content``, ``reasoning`` and ``calls`` gather the results until the caller empties them.
     ``full`` says that the rest of the text is dropped, since the answer has all the calls it may
-    have, or is ``broken``: its last call cannot be read or was cut off, although parts of the call
-    were given out. ``cut`` says that the answer ended within a call, which then does not count as a
-    call.
+    have, a stop string has ended its content (``stopped``), or it is ``broken``: its last call
+    cannot be read or was cut off, although parts of the call were given out. Stop strings that are
+    completed while the parser is not ``armed`` are ignored. ``cut`` says that the answer ended
+    within a call, which then does not count as a call.
     """
 
     def __init__(
@@ -30,10 +32,12 @@ class OutputParser:
         forced: bool = False,
         parallel: bool = True,
         early: bool = False,
+        stops: StopMatcher | None = None,
     ) -> None:
         """``state`` is the state in which the answer begins: normal text, reasoning or tool call
         (None: the initial state of ``markers``). With ``forced`` all text except for reasoning is
-        parsed as tool calls; without ``parallel`` only the first call counts."""
+        parsed as tool calls; without ``parallel`` only the first call counts. ``stops`` searches
+        the content for stop strings; a call or a thought ends such a search."""
         self._markers = markers
         self._tools = tools
         self._forced = forced
@@ -42,7 +46,9 @@ class OutputParser:
         self.content = ""
         self.reasoning = ""
         self.calls: list[CallPiece] = []
-        self.full = self.cut = self.broken = False
+        self.full = self.cut = self.broken = self.stopped = False
+        self.armed = True
+        self._stops = stops
         self._opening = self._entered = self._quoted = ""
         self._called_from = NORMAL
         self._call: CallText | None = None
@@ -143,13 +149,15 @@ class OutputParser:
         elif self._call is not None:
             self.cut = not self._close("", whole=True)
         if self._gap and not self._called:
-            self.content += self._gap
+            self._add_content(self._gap)
             self._gap = None
+        self._end_search()
 
     def _put(self, text: str) -> None:
         if not text or self.full:
             return
         if self.state == REASONING:
+            self._end_search()
             self.reasoning += text
         elif self.state == TOOL or (self._forced and self.state == NORMAL):
             self._put_into_call(text)
@@ -169,7 +177,21 @@ class OutputParser:
                 self._gap = text
                 return
             self._gap = None
+        self._add_content(text)
+
+    def _add_content(self, text: str) -> None:
+        if self.full:
+            return
+        if self._stops is not None:
+            text, self.stopped = self._stops.feed(text, armed=self.armed)
+            self.full = self.stopped
         self.content += text
+
+    def _end_search(self) -> None:
+        """Ends the search for stop strings in the content before a thought, before a call or at the
+        answer's end, so that no stop string is found across these."""
+        if self._stops is not None and not self.stopped:
+            self.content += self._stops.flush()
 
     def _put_into_call(self, text: str) -> None:
         if self._call is None:
@@ -205,6 +227,8 @@ class OutputParser:
         self._put_content(text)
 
     def _take_pieces(self, call: CallText) -> None:
+        if call.pieces:
+            self._end_search()
         self.calls += call.pieces
         call.pieces.clear()
         self.broken = call.broken
@@ -212,6 +236,8 @@ class OutputParser:
 
     def _follow(self, marker: str, target: str) -> None:
         """Moves the answer to the state ``target``, to which a ``marker`` in its text leads."""
+        if self.stopped:
+            return
         if self.state == NORMAL and self._bare:
             self._end_beginning()
             if self.full:
