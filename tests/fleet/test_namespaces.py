@@ -37,6 +37,8 @@ def test_leftovers_of_a_run_that_was_killed_are_removed() -> None:
         with subprocess.Popen(command, cwd=tests, stdout=subprocess.PIPE, text=True) as run:
             assert run.stdout is not None
             slept = psutil.Process(int(run.stdout.readline()))
+            # Only then has setpriv asked for the signal at its parent's end.
+            wait_for(lambda: slept.name() == "sleep", "the command that setpriv runs")
             theirs = {name for name in namespaces() if f"-{run.pid}-" in name}
             assert len(theirs) == 2
             with leftovers_kept():  # other tests may be about to remove them
