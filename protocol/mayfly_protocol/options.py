@@ -38,6 +38,9 @@ class Option:
     """An example of a list item that matches ``pattern``."""
     exists: Literal["", "file", "folder"] = ""
     """``file`` or ``folder`` if the option's path has to lead to one."""
+    guarded: bool = False
+    """True if the option runs code, opens the server to others or shows them prompts: a
+    ``mayfly.toml`` that is only found in the working directory may not set it."""
     type: type[Any] | None = None
     """Type of the option's value, where it differs from the type of the settings field."""
     convert: Callable[[Any], Any] | None = None

@@ -37,6 +37,7 @@ class LogSettings:
         Option(
             "Allow prompts and answers in the log; without it no log line holds any of their text.",
             name="log_prompts",
+            guarded=True,
         ),
     ] = False
 
@@ -68,7 +69,9 @@ class WorkerSettings:
             convert=absolute_text,
         ),
     ] = None
-    trust_remote_code: Annotated[bool, Option("Run Python code that comes with the model.")] = False
+    trust_remote_code: Annotated[
+        bool, Option("Run Python code that comes with the model.", guarded=True)
+    ] = False
     generation_config: Annotated[
         GenerationConfig,
         Option(

@@ -77,6 +77,7 @@ class FrontSettings:
             "A node whose workers are used: tcp://KEY@HOST:PORT, with the KEY that `mayfly keys "
             "show` prints on that node.",
             flag="--node",
+            guarded=True,
         ),
     ] = ()
     """Addresses of the nodes (machines with workers), as in ``tcp://KEY@HOST:PORT``."""
@@ -94,7 +95,9 @@ class FrontSettings:
             convert=absolute,
         ),
     ] = None
-    insecure: Annotated[bool, Option("Let others use this server without a key.")] = False
+    insecure: Annotated[bool, Option("Let others use this server without a key.", guarded=True)] = (
+        False
+    )
     """Allows a server without API keys to listen at addresses that other machines can reach."""
     allowed_hosts: Annotated[
         tuple[str, ...],
@@ -102,6 +105,7 @@ class FrontSettings:
             "Host names that requests may be for, besides this machine's own; * is any.",
             pattern=_HOST,
             example="mac.example.com",
+            guarded=True,
         ),
     ] = ()
     cors_origins: Annotated[
@@ -110,13 +114,15 @@ class FrontSettings:
             "Origins of web pages that may use this server; * is any.",
             pattern=_ORIGIN,
             example="https://app.example.com",
+            guarded=True,
         ),
     ] = ()
     metrics: Annotated[
         MetricsAccess,
         Option(
             "Who may read /metrics once there are API keys: clients with an admin's key, everyone, "
-            "or nobody."
+            "or nobody.",
+            guarded=True,
         ),
     ] = "admin"
     """Access to the path ``/metrics``; ``off`` removes the path."""

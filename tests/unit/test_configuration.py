@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import tomllib
 from collections.abc import Iterator
@@ -66,7 +67,8 @@ class TestEveryKey:
             "[[models]]\npath = 'org/a'" if name == "models" else f"{name} = {config.toml(wanted)}"
         )
         file = written(nowhere, line)
-        configuration = load(None, {})
+        guarded = SERVER[name].declared.guarded
+        configuration = load(file if guarded else None, {})
         assert value_of(configuration, name) == wanted
         assert configuration.origins == {name: str(file)}
 
@@ -98,6 +100,38 @@ class TestEveryKey:
         assert (found[0]["path"] if name == "models" else found) == (
             "org/a" if name == "models" else wanted
         )
+
+
+@pytest.mark.parametrize("name", [name for name in SERVER if SERVER[name].declared.guarded])
+def test_S15_a_file_that_nobody_named_may_not_run_code_or_open_the_server(
+    nowhere: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    wanted = other_value(SERVER[name])
+    file = written(nowhere, f"{name} = {config.toml(wanted)}")
+    refused = CliRunner().invoke(app, ["config", "show"])
+    assert refused.exit_code == 1
+    for word in (str(file), name, "--config mayfly.toml"):
+        assert word in refused.stderr
+    assert value_of(load(file, {}), name) == wanted
+    monkeypatch.setenv("MAYFLY_CONFIG", str(file))
+    assert name in CliRunner().invoke(app, ["config", "show"]).stdout
+
+
+def test_S15_a_table_of_a_file_that_nobody_named_may_not_run_code(nowhere: Path) -> None:
+    written(nowhere, "[[models]]\npath = 'org/a'\ntrust_remote_code = true")
+    with pytest.raises(ConfigurationError, match="trust_remote_code is taken only"):
+        load(None, {})
+    written(nowhere, "host = '127.0.0.1'\n[[models]]\npath = 'org/a'\ntrust_remote_code = false")
+    assert load(None, {}).notes == (f"the configuration is read from {nowhere / 'mayfly.toml'}",)
+
+
+def test_S15_a_file_of_the_users_own_configuration_folder_may_set_everything(nowhere: Path) -> None:
+    usual = Path(os.environ["XDG_CONFIG_HOME"]) / "mayfly" / "mayfly.toml"
+    usual.parent.mkdir(parents=True)
+    usual.write_text("trust_remote_code = true")
+    configuration = load(None, {})
+    assert configuration.values["trust_remote_code"] is True
+    assert str(usual) in configuration.notes[0]
 
 
 @pytest.mark.parametrize("command", ["config show", "doctor"])
@@ -231,8 +265,8 @@ def test_forms_that_hosts_and_origins_may_have(nowhere: Path) -> None:
     hosts = ["*", "*.example.com", "Mac-2.local", "my_host", "10.0.0.1", "fd00::1"]
     origins = ["*", "null", "http://localhost:3000", "https://a.example", "http://[::1]:80"]
     origins += ["tauri://localhost", "chrome-extension://abc"]
-    written(nowhere, f"allowed_hosts = {hosts}\ncors_origins = {origins}")
-    values = load(None, {}).values
+    file = written(nowhere, f"allowed_hosts = {hosts}\ncors_origins = {origins}")
+    values = load(file, {}).values
     assert (list(values["allowed_hosts"]), list(values["cors_origins"])) == (hosts, origins)
 
 
@@ -285,16 +319,16 @@ def test_one_model_or_several(nowhere: Path) -> None:
 
 
 def test_what_is_shown_says_the_same_again(nowhere: Path) -> None:
-    written(
+    file = written(
         nowhere,
         'port = 1\nnodes = ["a", "b\\"c"]\nmetrics = "open"\nworkers = 2\n'
         "[[models]]\npath = 'a'\nkv_bits = 4\n[[models]]\npath = 'b'\naliases = ['x']\n",
     )
-    before = load(None, {"queue_wait": 7.5})
+    before = load(file, {"queue_wait": 7.5})
     shown = config.settings_toml(before)
-    file = nowhere / "again.toml"
-    file.write_text(shown)
-    assert load(file, {}).values == before.values
+    again = nowhere / "again.toml"
+    again.write_text(shown)
+    assert load(again, {}).values == before.values
     assert "queue_wait = 7.5" in shown
     assert "# --queue-wait" in shown
     assert f"# {nowhere / 'mayfly.toml'}" in shown

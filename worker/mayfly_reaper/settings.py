@@ -145,7 +145,7 @@ class FrontEnd:
     may go on for when the node stops."""
 
     command: tuple[str, ...]
-    host: Annotated[str, Option("The address to listen on.")] = "127.0.0.1"
+    host: Annotated[str, Option("The address to listen on.", guarded=True)] = "127.0.0.1"
     port: Annotated[
         int, Option("The port to listen on; 0: any free one.", at_least=0, at_most=65535)
     ] = 8000
@@ -172,6 +172,7 @@ class MetricsAddress:
             "The address for --metrics-port. Everyone who reaches it can read the metrics without "
             "a key.",
             name="metrics_host",
+            guarded=True,
         ),
     ] = "127.0.0.1"
 
@@ -182,7 +183,10 @@ class Network:
     for rosters (the node's published state), and one port for each worker."""
 
     host: Annotated[
-        str, Option("The address at which front ends reach this node.", name="control_host")
+        str,
+        Option(
+            "The address at which front ends reach this node.", name="control_host", guarded=True
+        ),
     ] = "127.0.0.1"
     port: Annotated[
         int,

@@ -80,9 +80,11 @@ def load(config: Path | None, given: Values) -> Configuration:
     file (by default the usual ``mayfly.toml``, if it exists).
 
     Raises:
-        ConfigurationError: an invalid value, an unknown key, or a file that is not TOML.
+        ConfigurationError: an invalid value, an unknown key, a file that is not TOML, or a guarded
+            key in a file that was only found in the working directory.
     """
     file = config or _found_file()
+    notes = list(_unknown_variables(os.environ))
     sources = [
         _Source(given, lambda key: key.flag),
         _Source(EnvSettingsSource(_environment_settings())(), lambda key: key.variable),
@@ -90,10 +92,15 @@ def load(config: Path | None, given: Values) -> Configuration:
     if file is not None:
         where = str(file)
         sources.append(_Source(_from_file(file), lambda _: where))
+        if config is None:
+            notes.append(f"the configuration is read from {file}")
     values, origins = _merged(sources)
     validated = {**DEFAULTS, **_validated(values, origins)}
     _check(validated, origins)
-    return Configuration(validated, origins, file, tuple(_unknown_variables(os.environ)))
+    if file is not None and config is None and file.parent == Path.cwd().resolve():
+        in_force = {n: v for n, v in sources[-1].values.items() if origins.get(n) == str(file)}
+        _check_guarded(file, in_force)
+    return Configuration(validated, origins, file, tuple(notes))
 
 
 @dataclass(frozen=True)
@@ -177,6 +184,22 @@ def _from_file(file: Path) -> dict[str, Any]:
         if isinstance(each, dict):
             _make_paths_absolute(each, TABLE.values(), file.parent)
     return values
+
+
+def _check_guarded(file: Path, values: Values) -> None:
+    """Raises ConfigurationError if the values of a file in the working directory, which may be
+    anybody's, run code or open the server to others."""
+    tables = values.get("models")
+    for each in (values, *(tables if isinstance(tables, list) else ())):
+        for name, key in (TABLE if each is not values else SERVER).items():
+            value = each.get(name, key.default)
+            value = tuple(value) if isinstance(value, list) else value
+            if key.declared.guarded and value != key.default:
+                raise ConfigurationError(
+                    f"{file}: {name} is taken only from a file that is named, because it can run "
+                    f"code or open the server to others; if you trust this file, start with "
+                    f"--config {FILE_NAME}"
+                )
 
 
 def _make_paths_absolute(values: dict[str, Any], keys: Iterable[ConfigKey], folder: Path) -> None:

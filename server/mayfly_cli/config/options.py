@@ -25,7 +25,8 @@ _CONFIG = Annotated[
     typer.Option(
         "--config",
         help="The configuration file; by default mayfly.toml in this folder, or else in the "
-        "platform's configuration directory.",
+        "platform's configuration directory. Only a file that is named here may run a model's code "
+        "or open the server to others.",
         envvar=CONFIG_VARIABLE,
         show_envvar=False,
         exists=True,
