@@ -329,8 +329,8 @@ def test_tokens_are_counted(front: RunningFront) -> None:
 
 
 def test_every_error_has_the_same_shape(node: FakeNode) -> None:
-    keys = from_environment({"MAYFLY_API_KEYS": "the-key"})
-    right = {"x-api-key": "the-key"}
+    keys = from_environment({"MAYFLY_API_KEYS": "the-only-key"})
+    right = {"x-api-key": "the-only-key"}
     with RunningFront(node.control, keys=keys, max_body_bytes=1000) as front:
         post = front.client.post
         found = [

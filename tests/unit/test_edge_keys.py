@@ -81,14 +81,16 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_keys_of_the_environment() -> None:
     assert from_environment({}) == ()
-    found = from_environment({"MAYFLY_API_KEYS": " secret-1, secret-2 ,", "MAYFLY_ADMIN_KEY": "ab"})
+    found = from_environment(
+        {"MAYFLY_API_KEYS": " secret-1, secret-2 ,", "MAYFLY_ADMIN_KEY": "the-admins"}
+    )
     assert [(key.name, key.admin) for key in found] == [
         ("environment-1", False),
         ("environment-2", False),
         ("admin", True),
     ]
     assert find_key(found, ["secret-2"]) == found[1]
-    assert find_key(found, ["ab"]) == found[2]
+    assert find_key(found, ["the-admins"]) == found[2]
     assert "secret" not in repr(found)
     for empty in ("", " , "):
         with pytest.raises(KeysError, match="holds no key"):
@@ -97,6 +99,35 @@ def test_keys_of_the_environment() -> None:
         with pytest.raises(KeysError, match="key 2 has characters") as caught:
             from_environment({"MAYFLY_API_KEYS": f"secret-1,{broken}x"})
         assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("variable", ["MAYFLY_API_KEYS", "MAYFLY_ADMIN_KEY"])
+def test_S18_a_key_that_can_be_guessed_is_refused(variable: str) -> None:
+    for short in ("x", "1234567"):
+        with pytest.raises(KeysError, match=f"{variable}: key 1 can be guessed") as caught:
+            from_environment({variable: short})
+        assert short not in str(caught.value)
+    assert from_environment({variable: "12345678"})
+
+
+def test_S18_a_file_that_others_may_change_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text(one())
+    for mode, taken in ((0o600, True), (0o644, True), (0o664, False), (0o646, False)):
+        file.chmod(mode)
+        if taken:
+            assert api_keys.read_keys_file(file)
+        else:
+            with pytest.raises(KeysError, match=f"others may write to it .mode {mode:o}.*chmod"):
+                api_keys.read_keys_file(file)
+    os.chown(file, 12345, -1) if os.geteuid() == 0 else monkeypatch.setattr(
+        os, "geteuid", lambda: 12345
+    )
+    file.chmod(0o644)
+    with pytest.raises(KeysError, match="it belongs to user"):
+        api_keys.read_keys_file(file)
 
 
 def test_new_keys_are_long_and_different() -> None:
@@ -114,19 +145,19 @@ class TestKeyring:
 
     def test_it_is_open_without_keys(self) -> None:
         assert not Keyring().required
-        assert Keyring(from_environment({"MAYFLY_API_KEYS": "a"})).required
+        assert Keyring(from_environment({"MAYFLY_API_KEYS": "secret-1"})).required
 
     def test_it_reads_a_changed_file_again(self, tmp_path: Path) -> None:
         file = tmp_path / "keys.toml"
         self.touch(file, api_keys.file_entry("alice", "secret-1"))
-        ring = Keyring(from_environment({"MAYFLY_API_KEYS": "fixed"}), file)
+        ring = Keyring(from_environment({"MAYFLY_API_KEYS": "fixed-key"}), file)
         assert ring.required
         assert ring.find(["secret-1"])
         self.touch(file, api_keys.file_entry("bob", "secret-2"))
         ring.reload_if_changed()
         assert not ring.find(["secret-1"])
         assert ring.find(["secret-2"])
-        assert ring.find(["fixed"])
+        assert ring.find(["fixed-key"])
 
     @pytest.mark.parametrize("broken", ["nonsense", "", None])
     def test_a_file_that_breaks_changes_nothing(self, tmp_path: Path, broken: str | None) -> None:

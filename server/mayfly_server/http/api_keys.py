@@ -18,8 +18,10 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 import secrets
 import socket
+import stat
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -33,6 +35,8 @@ from mayfly_protocol.common.file_watch import FileWatch
 from mayfly_protocol.common.secrets import ADMIN_KEY_VARIABLE, API_KEYS_VARIABLE
 from mayfly_protocol.transport.addresses import is_loopback
 
+SHORTEST_KEY = 8
+"""Least number of characters of an API key in an environment variable."""
 HINT = "`mayfly keys new FILE NAME` adds a key to a file"
 _NEEDED = (
     "set MAYFLY_API_KEYS or --api-keys-file (`mayfly keys new FILE NAME` makes a key), "
@@ -101,8 +105,8 @@ def from_environment(environment: Mapping[str, str]) -> tuple[Key, ...]:
     """Reads the API keys in the environment variables MAYFLY_API_KEYS and MAYFLY_ADMIN_KEY.
 
     Raises:
-        KeysError: a variable is set and holds no key, or a key with characters that no HTTP header
-            can carry.
+        KeysError: a variable is set and holds no key, a key that is too short, or a key with
+            characters that no HTTP header can carry.
     """
     keys = []
     for variable, admin in ((API_KEYS_VARIABLE, False), (ADMIN_KEY_VARIABLE, True)):
@@ -116,6 +120,11 @@ def from_environment(environment: Mapping[str, str]) -> tuple[Key, ...]:
         for number, value in enumerate(values, start=1):
             if not (value.isascii() and value.isprintable() and " " not in value):
                 raise KeysError(f"{variable}: key {number} has characters that no header can carry")
+            if len(value) < SHORTEST_KEY:
+                raise KeysError(
+                    f"{variable}: key {number} can be guessed, as it is shorter than "
+                    f"{SHORTEST_KEY} characters; `mayfly keys new FILE NAME` makes a long one"
+                )
             name = "admin" if admin else f"environment-{number}"
             keys.append(Key(name, digest_of(value), admin=admin))
     return tuple(keys)
@@ -186,9 +195,22 @@ def parse_keys_file(text: str) -> tuple[Key, ...]:
 
 
 def read_keys_file(path: Path) -> tuple[Key, ...]:
-    """Reads the API keys in a file. Raises KeysError if the file cannot be used."""
+    """Reads the API keys in a file. Raises KeysError if the file cannot be used, or if others can
+    write to it: whoever can, can give themselves a key."""
     try:
-        return parse_keys_file(path.read_text())
+        with path.open(encoding="utf-8") as file:
+            found = os.fstat(file.fileno())
+            text = file.read()
+        if found.st_mode & 0o022:
+            raise KeysError(
+                f"others may write to it (mode {stat.S_IMODE(found.st_mode):o}); check the keys in "
+                f"it, then: chmod go-w {path}"
+            )
+        if found.st_uid not in (0, os.geteuid()):
+            raise KeysError(
+                f"it belongs to user {found.st_uid}; it has to be this user's or root's"
+            )
+        return parse_keys_file(text)
     except OSError as error:
         raise KeysError(f"{path} cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
