@@ -75,6 +75,8 @@ def test_R137_with_a_key_any_host_will_do(locked: RunningFront, node: FakeNode) 
             )
 
 
+SITES = {"cross-site": 403, "same-site": 403, "same-origin": 200, "none": 200}
+"""Values of the header Sec-Fetch-Site, and the status of a POST with it and without an Origin."""
 FOREIGN = ("https://evil.example", "null", "http://localhost:3000", "http://localhost")
 
 
@@ -94,6 +96,28 @@ def test_R138_other_sites_start_nothing(
         assert response.status_code == 405
         assert not [name for name in response.headers if name.startswith("access-control")]
     assert len(node.workers[0].submits) == before
+
+
+@pytest.mark.parametrize(("site", "status"), SITES.items())
+def test_S25_a_page_of_another_site_that_sends_no_origin_starts_nothing(
+    front: RunningFront, node: FakeNode, site: str, status: int
+) -> None:
+    before = len(node.workers[0].submits)
+    assert front.client.get("/v1/models", headers={"sec-fetch-site": site}).status_code == 200
+    for path, asked in ((CHAT, HELLO), (TEXT, {"prompt": "hi"})):
+        response = front.client.post(path, json=asked, headers={"sec-fetch-site": site})
+        assert response.status_code == status
+    assert len(node.workers[0].submits) - before == (2 if status == 200 else 0)
+
+
+def test_S25_an_allowed_origin_is_allowed_whatever_the_site(node: FakeNode) -> None:
+    known = {"origin": "https://app.example", "sec-fetch-site": "cross-site"}
+    with RunningFront(node.control, cors_origins=(known["origin"],)) as front:
+        assert front.client.post(CHAT, json=HELLO, headers=known).status_code == 200
+        del known["origin"]
+        assert front.client.post(CHAT, json=HELLO, headers=known).status_code == 403
+    with RunningFront(node.control, cors_origins=("*",)) as front:
+        assert front.client.post(CHAT, json=HELLO, headers=known).status_code == 200
 
 
 def test_R138_this_server_is_no_other_site(front: RunningFront) -> None:

@@ -5,7 +5,8 @@ A page of any web site can make the browser send a POST to any address, even a l
 the request looks like a form's: with a content type other than JSON, or none. The page cannot read
 the answer, but the server would do the work. So requests with methods other than GET, HEAD and
 OPTIONS are refused with 403, whatever their API key, if their ``Origin`` is foreign: neither
-configured nor equal to the request's own ``Host``. ``null`` counts as foreign.
+configured nor equal to the request's own ``Host``. ``null`` counts as foreign. Of requests without
+an ``Origin``, those are refused whose ``Sec-Fetch-Site`` says that another site's page sent them.
 
 Configured origins also get the CORS headers that let their pages read answers. Credentials
 (cookies) are never allowed, since no route of this server uses them.
@@ -22,6 +23,9 @@ from mayfly_server.errors import Forbidden
 from mayfly_server.http.errors import IGNORED_HEADER, error_response
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+_OTHER_SITES = frozenset({b"cross-site", b"same-site"})
+"""Values of ``Sec-Fetch-Site`` in requests of a page with another origin; ``same-origin`` and
+``none`` (typed by the user) are the others."""
 
 
 def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
@@ -60,7 +64,9 @@ class OriginCheck:
             return False
         headers = dict(scope["headers"])
         origin = headers.get(b"origin")
-        if origin is None or origin in self._allowed:
+        if origin is None:
+            return headers.get(b"sec-fetch-site") in _OTHER_SITES
+        if origin in self._allowed:
             return False
         host = headers.get(b"host", b"").lower()
         return not host or origin.lower().partition(b"://")[2] != host
