@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import signal
@@ -40,6 +41,28 @@ def test_a_killed_worker_is_replaced_and_nothing_else(tiny_model: Path, tmp_path
         assert {
             p.pid for p in server.processes() if "mayfly_server.front" in " ".join(p.cmdline())
         } == front_ends
+
+
+def test_S19_only_the_user_reads_a_nodes_state_whatever_the_umask(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    before = os.umask(0)
+    try:
+        server = Server(tiny_model, tmp_path)
+    finally:
+        os.umask(before)
+    with contextlib.closing(server):
+        server.wait_ready()
+        server.chat()
+        slot = server.slot()
+        os.kill(slot["pid"], signal.SIGKILL)
+        next_incarnation(server, slot["incarnation"])
+        wait_for(server.autopsies, "a crash record")
+        state = server.state_dir
+        found = {path: path.stat().st_mode & 0o777 for path in (state, *state.rglob("*"))}
+    names = {path.name for path in found}
+    assert {"autopsies.jsonl", "lock", "incarnation", "workers.json", "stderr"} <= names
+    assert {path: mode for path, mode in found.items() if mode & 0o077} == {}
 
 
 def test_a_request_survives_the_death_of_its_worker(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,27 @@ def test_a_folder_of_another_user_is_refused(
         with pytest.raises(StartError, match="belongs to user"), opened(runtime):
             pass
         monkeypatch.undo()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+@pytest.mark.parametrize("variable", ["XDG_RUNTIME_DIR", "TMPDIR"])
+def test_S20_a_name_that_another_user_has_taken_is_left_to_them(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    own = tmp_path / "own"
+    own.mkdir(mode=0o700)
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setenv(variable, str(own))
+    monkeypatch.setattr(tempfile, "tempdir", None)  # what it found out before
+    usual = runtime_of(tmp_path).folder.parent
+    assert usual.parent == shared
+    usual.mkdir()
+    os.chown(usual, 12345, -1)
+    runtime = runtime_of(tmp_path)
+    assert runtime.folder.parent.parent == own
+    with opened(runtime):
+        assert runtime.folder.stat().st_mode & 0o777 == 0o700
+    assert list(usual.iterdir()) == []
 
 
 def test_a_file_in_the_folders_place_is_refused(shared: Path, tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ from mayfly_protocol.common.throttle import LogThrottle
 from mayfly_protocol.lifecycle import Beat, Cause
 from mayfly_protocol.roster import Autopsy, Loss
 from mayfly_reaper.observer import About, SafeObserver
+from mayfly_reaper.paths import private
 from mayfly_reaper.rules.actions import RecordLoss
 from mayfly_reaper.rules.exit_cause import Verdict
 from mayfly_reaper.rules.incarnation import Incarnation
@@ -251,7 +252,7 @@ def append_record(path: Path, record: dict[str, Any]) -> None:
     if size and size + len(line) > MAX_FILE_BYTES:
         _rotate(path)
         size = 0
-    with path.open("ab+") as file:
+    with open(path, "ab+", opener=private) as file:
         if size:
             file.seek(-1, 2)
             if file.read(1) != b"\n":  # a line that was cut short must not take this one with it

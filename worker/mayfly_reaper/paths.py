@@ -16,8 +16,9 @@
 
 Sockets are not in the state directory because macOS allows their paths 104 bytes. The 8 hex digits
 are a hash of the state directory's path, so that nodes with different state directories run side by
-side. A second bind on an ipc path silently takes the path from the first socket: the lock keeps a
-second reaper away.
+side. Where another user has taken the name in /tmp, XDG_RUNTIME_DIR or this user's own temporary
+folder stands for it. Only this user may read any of these files. A second bind on an ipc path
+silently takes the path from the first socket: the lock keeps a second reaper away.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import hashlib
 import logging
 import os
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -118,9 +120,20 @@ class Runtime:
 
 def runtime_of(state_dir: Path) -> Runtime:
     """Returns the folder for the sockets of the node with this state directory, whether it runs or
-    not."""
+    not: below /tmp, or where another user has taken the name there, in this user's own temporary
+    folder."""
     name = hashlib.sha256(os.fsencode(state_dir.resolve())).hexdigest()[:8]
-    return Runtime(SHARED_TEMPORARY / f"mayfly-{os.geteuid()}" / name)
+    usual = SHARED_TEMPORARY / f"mayfly-{os.geteuid()}"
+    own = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    private = Path(own) / usual.name
+    return Runtime((private if _belongs_to_another(usual) else usual) / name)
+
+
+def _belongs_to_another(folder: Path) -> bool:
+    try:
+        return folder.lstat().st_uid != os.geteuid()
+    except OSError:
+        return False
 
 
 @contextmanager
@@ -132,7 +145,7 @@ def locked(state_dir: Path) -> Iterator[None]:
     """
     path = state_dir / "lock"
     try:
-        state_dir.mkdir(parents=True, exist_ok=True)
+        make_folder(state_dir)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise StartError(
@@ -191,12 +204,27 @@ def _make_private(folder: Path) -> None:
         wrong = f"others may enter it (mode {stat.S_IMODE(found.st_mode):o})"
     else:
         return
-    raise StartError(f"{folder} cannot be trusted with sockets: {wrong}; remove it")
+    raise StartError(
+        f"{folder} cannot be trusted with sockets: {wrong}; remove it, or name another temporary "
+        "folder that is only yours with XDG_RUNTIME_DIR"
+    )
 
 
 def rewrite(path: Path, text: str) -> None:
     """Replaces a file by a new one with this text: whole or, on a full disk, not at all. Raises
     OSError if the file cannot be written."""
     new = path.with_suffix(".new")
-    new.write_text(text)
+    new.unlink(missing_ok=True)
+    with open(new, "w", opener=private) as file:
+        file.write(text)
     new.replace(path)
+
+
+def private(path: str, flags: int) -> int:
+    """Opens a file for the builtin function ``open``; only this user may read a new one."""
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder of the node's state if it is missing, for this user alone. Raises OSError."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)

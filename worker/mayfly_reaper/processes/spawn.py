@@ -33,7 +33,7 @@ from mayfly_protocol.common.throttle import LogThrottle
 from mayfly_protocol.settings import WorkerSettings, worker_settings
 from mayfly_protocol.transport import keys
 from mayfly_protocol.transport.addresses import bracketed
-from mayfly_reaper.paths import Runtime, StartError
+from mayfly_reaper.paths import Runtime, StartError, make_folder
 from mayfly_reaper.rules.mitigations import NO_MITIGATIONS, Mitigations
 from mayfly_reaper.settings import Network, NodeSettings, Pool
 
@@ -235,7 +235,7 @@ class Spawner:
             self._trusted = str(keys.trusted_file(self._state_dir))
         self._stderr_dir = self._state_dir / "stderr"
         try:
-            self._stderr_dir.mkdir(exist_ok=True)
+            make_folder(self._stderr_dir)
         except OSError as error:
             raise StartError(f"cannot make {self._stderr_dir}: {error.strerror}") from error
         for left in self._stderr_dir.glob("*.log"):
@@ -288,7 +288,8 @@ class Spawner:
     def _kernels(self, slot: str) -> Path:
         folder = self._state_dir / "ptx" / slot
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder.parent)
+            make_folder(folder)
         except OSError as error:  # a full disk: MLX does without
             self._note_once(
                 f"compiled kernels cannot be kept, each worker compiles its own: {error.strerror}"

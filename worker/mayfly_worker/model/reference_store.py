@@ -77,7 +77,8 @@ class ReferenceStore:
         path = self.folder / f"{key}.json"
         scratch = path.with_suffix(f".{os.getpid()}")
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            scratch.touch(mode=0o600)
             scratch.write_text(json.dumps(answer), "utf-8")
             scratch.replace(path)
         except OSError as error:
