@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import struct
+import tracemalloc
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,7 +25,7 @@ from mayfly_worker.fetch.model_folder import check
 from mayfly_worker.fetch.reporting import FetchError
 from mayfly_worker.model.loading import context_length, digest, load
 from mayfly_worker.model.page_cache import WeightReader
-from mayfly_worker.model.weight_files import INDEX, ModelLoadError, weight_files
+from mayfly_worker.model.weight_files import INDEX, ModelLoadError, tensor_names, weight_files
 from support.models.scripted import ScriptedReply
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
@@ -262,6 +264,21 @@ def test_N14_an_index_that_names_what_is_missing_is_refused(
         load(settings(copied), quiet)
     with pytest.raises(FetchError, match=says):
         check(copied)
+
+
+def test_S17_a_header_that_claims_gigabytes_is_not_read(copied: Path) -> None:
+    whole = copied / "model.safetensors"
+    with whole.open("r+b") as file:
+        file.write(struct.pack("<Q", 3 << 30))
+        file.truncate(4 << 30)  # without a byte on the disk
+    tracemalloc.start()
+    try:
+        assert tensor_names(whole) == []
+        with pytest.raises(RuntimeError, match="Invalid json header length"):
+            load(settings(copied), quiet)
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
 
 
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 345\n"
