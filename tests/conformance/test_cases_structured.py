@@ -165,6 +165,16 @@ def test_R57_formats_that_are_none(tiny: Server, format: Any, param: str) -> Non
     refused(post(tiny, CHAT, response_format=format), param)
 
 
+def test_B05_a_schema_without_constraints_allows_any_value(tiny: Server) -> None:
+    kinds = set()
+    for seed in range(20):
+        fields = following({}, temperature=2, seed=seed, max_tokens=40)
+        found = choice(tiny, CHAT, messages=[user("x")], **fields)
+        if found["finish_reason"] == "stop":
+            kinds.add(type(json.loads(found["text"])))
+    assert kinds - {dict}
+
+
 def test_R59_every_answer_that_ends_is_valid(tiny: Server) -> None:
     for seed in range(20):
         found = choice(tiny, CHAT, **following(THREE, temperature=1.5, seed=seed))

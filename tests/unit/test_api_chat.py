@@ -239,6 +239,12 @@ def test_R57_response_formats(client: Client) -> None:
         },
     }.items():
         client.refused(CHAT, param, response_format=bad)
+    for missing in ({"name": "f"}, {"name": "f", "schema": None}):
+        bad = {"type": "json_schema", "json_schema": missing}
+        error = client.refused(CHAT, "response_format.json_schema.schema", response_format=bad)
+        assert "the schema {}" in error["message"]
+    for param, bad in {}.items():
+        client.refused(CHAT, param, response_format=bad)
     forced = {"tools": [TOOL], "tool_choice": "required"}
     client.refused(CHAT, "tool_choice", response_format={"type": "json_object"}, **forced)
 

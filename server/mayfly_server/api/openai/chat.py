@@ -105,4 +105,11 @@ def response_format(request: ChatRequest) -> Constraint | None:
             code="missing_required_parameter",
         )
     schema = asked.json_schema.schema_
-    return Constraint("json_schema", json.dumps({"type": "object"} if schema is None else schema))
+    if schema is None:
+        raise InvalidRequest(
+            "response_format.json_schema.schema: Field required; for any JSON object, use type "
+            "json_object, and for any JSON value, the schema {}.",
+            param="response_format.json_schema.schema",
+            code="missing_required_parameter",
+        )
+    return Constraint("json_schema", json.dumps(schema))
