@@ -278,7 +278,12 @@ class ShuttingDown(Unavailable):
 
 class RequestFailed(RequestError):
     """The request itself makes the model or its workers fail, and would do so again. ``code`` names
-    the kind of fault."""
+    the kind of fault. ``cause``, the text of the first cause, is for the log: clients do not get
+    it."""
+
+    def __init__(self, message: str, *, code: str | None = None, cause: str = "") -> None:
+        super().__init__(message, code=code)
+        self.cause = cause
 
 
 class UnreadableCall(RequestFailed):

@@ -11,15 +11,14 @@ from pathlib import Path
 import pytest
 
 from mayfly_protocol.breadcrumb import Breadcrumb
+from mayfly_protocol.common.logs import MAX_LINE_CHARACTERS, redacted
 from mayfly_protocol.counters import Memory
 from mayfly_protocol.lifecycle import Beat, Cause, Fault
 from mayfly_reaper import crash_log as autopsies
 from mayfly_reaper.crash_log import (
-    MAX_LINE_CHARACTERS,
     append_record,
     autopsy_record,
     read_records,
-    redacted,
 )
 from mayfly_reaper.rules.actions import RecordLoss
 from mayfly_reaper.rules.events import ProcessExited

@@ -11,11 +11,14 @@ from typing import Any
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
+from structlog.typing import EventDict
 
 from mayfly_protocol.serving import (
     Failed,
     Finish,
     Submit,
+    Tokenize,
 )
 from support.doubles.fake_node import WORDS, FakeNode, ScriptStep, answer_then, answer_words
 from support.front_client import CHAT, HELLO
@@ -127,6 +130,46 @@ def test_R69_a_fault_of_its_own(node: FakeNode) -> None:
         assert "[DONE]" not in response.text
         assert '"finish_reason":"' not in response.text
     assert len(worker.submits) == 2
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("after", [0, 2])
+def test_B09_a_request_that_fails_leaves_one_line_with_its_first_cause(
+    node: FakeNode, after: int, streamed: bool
+) -> None:
+    def failing(submit: Submit) -> Iterator[ScriptStep]:
+        text = f"[malloc] Unable to allocate 9 bytes for '{'secret ' * 20}'\nand more"
+        yield Failed(submit.rid, submit.attempt, "metal_buffer_size", text)
+
+    node.worker(answer_then(after, failing))
+    with RunningFront(node.control) as front, capture_logs() as logged:
+        asked = {**HELLO, "stream": streamed}
+        response = front.client.post(CHAT, json=asked, headers={"x-request-id": "one-of-9"})
+        assert "malloc" not in response.text
+        front.wait(lambda: failures(logged))
+    assert failures(logged) == [
+        {
+            "event": "request failed",
+            "log_level": "error",
+            "kind": "metal_buffer_size",
+            "first_cause": "[malloc] Unable to allocate 9 bytes for '(140 characters)'",
+        }
+    ]
+
+
+def test_B09_a_question_that_fails_leaves_one_line_with_its_first_cause(node: FakeNode) -> None:
+    def failing(asked: Tokenize) -> Iterator[ScriptStep]:
+        yield Failed(asked.rid, asked.attempt, "preparation", "the worker could not tokenize")
+
+    node.worker(failing)
+    with RunningFront(node.control) as front, capture_logs() as logged:
+        assert front.client.post("/tokenize", json={"prompt": "a"}).status_code == 500
+        front.wait(lambda: failures(logged))
+    assert [line["first_cause"] for line in failures(logged)] == ["the worker could not tokenize"]
+
+
+def failures(logged: list[EventDict]) -> list[EventDict]:
+    return [line for line in logged if line["event"] == "request failed"]
 
 
 def test_R69_an_end_without_an_end(node: FakeNode) -> None:

@@ -14,7 +14,7 @@ LINES = LINE.findall(PAGE.read_text(encoding="utf-8"))
 KNOWN = {name for name, _, _ in LINES}
 ATTACKS = set(
     re.findall(
-        r"^\| (S\d{2}) \|",
+        r"^\| ([BS]\d{2}) \|",
         (ROOT / "docs" / "threat-model.md").read_text(encoding="utf-8"),
         re.MULTILINE,
     )

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -40,6 +39,7 @@ from typing import Any, Protocol
 from pydantic import TypeAdapter
 
 from mayfly_protocol.breadcrumb import Breadcrumb
+from mayfly_protocol.common.logs import redacted
 from mayfly_protocol.common.throttle import LogThrottle
 from mayfly_protocol.lifecycle import Beat, Cause
 from mayfly_protocol.roster import Autopsy, Loss
@@ -57,11 +57,8 @@ RECENT_AUTOPSIES = 8
 """Number of a node's latest crash records that are published to front ends."""
 
 STDERR_LINES = 200
-MAX_LINE_CHARACTERS = 1000
-MAX_QUOTED_CHARACTERS = 60
 MAX_CAUSE_CHARACTERS = 300
 
-_QUOTATION = re.compile(r"""(?<!\w)(?<!File )(['"])(.*?)(?:\1(?!\w)|$)""")
 _AUTOPSY = TypeAdapter(Autopsy)
 
 
@@ -214,18 +211,6 @@ def short_autopsy(record: dict[str, Any], age_s: float = 0.0) -> Autopsy:
     text = str(record["first_cause"]["text"])
     cause = text.partition("\n")[0][:MAX_CAUSE_CHARACTERS]
     return _AUTOPSY.validate_python({**record, "first_cause": cause, "age_s": age_s})
-
-
-def redacted(text: str) -> str:
-    """Returns a text without quotations long enough to be a user's text, and with each line cut to
-    ``MAX_LINE_CHARACTERS``."""
-    lines = (line[:MAX_LINE_CHARACTERS] for line in text.split("\n"))
-    return "\n".join(_QUOTATION.sub(_shortened, line) for line in lines)
-
-
-def _shortened(quotation: re.Match[str]) -> str:
-    length = len(quotation[2])
-    return quotation[0] if length <= MAX_QUOTED_CHARACTERS else f"'({length} characters)'"
 
 
 def _cause(cause: Cause) -> dict[str, str]:

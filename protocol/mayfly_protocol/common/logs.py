@@ -13,6 +13,7 @@ is logged without its message: only with its type and the place where it was rai
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import traceback
 from collections.abc import Iterator
@@ -24,7 +25,10 @@ from structlog.types import EventDict, Processor
 from mayfly_protocol.settings import LogSettings
 
 OURS = ("mayfly_protocol", "mayfly_worker", "mayfly_reaper", "mayfly_server", "mayfly_cli")
+MAX_LINE_CHARACTERS = 1000
+MAX_QUOTED_CHARACTERS = 60
 _REQUEST_FIELDS = ("request_id", "rid")
+_QUOTATION = re.compile(r"""(?<!\w)(?<!File )(['"])(.*?)(?:\1(?!\w)|$)""")
 
 
 def configure(settings: LogSettings, stream: TextIO | None = None, **always: object) -> None:
@@ -76,6 +80,18 @@ def format_without_messages(error: BaseException) -> str:
             link,
         )
     ).rstrip()
+
+
+def redacted(text: str) -> str:
+    """Returns a text without quotations long enough to be a user's text, and with each line cut to
+    ``MAX_LINE_CHARACTERS``."""
+    lines = (line[:MAX_LINE_CHARACTERS] for line in text.split("\n"))
+    return "\n".join(_QUOTATION.sub(_shortened, line) for line in lines)
+
+
+def _shortened(quotation: re.Match[str]) -> str:
+    length = len(quotation[2])
+    return quotation[0] if length <= MAX_QUOTED_CHARACTERS else f"'({length} characters)'"
 
 
 def _chain(error: BaseException) -> Iterator[tuple[BaseException, str]]:

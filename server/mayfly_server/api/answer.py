@@ -39,7 +39,7 @@ from mayfly_server.dispatch.mailbox import Mailbox
 from mayfly_server.dispatch.relay import Event, Relay, Waiting
 from mayfly_server.errors import RequestError, UnreadableCall
 from mayfly_server.http import sse
-from mayfly_server.http.errors import internal_error
+from mayfly_server.http.errors import internal_error, log_failure
 
 _log = structlog.get_logger(__name__)
 
@@ -273,6 +273,7 @@ class StreamedAnswer(_Answer):
     def _failed(self, chunks: Chunks, error: RequestError) -> str:
         self._outcome = str(error.status)
         self._metrics.rejected(error)
+        log_failure(error)
         return chunks.failure(error)
 
     async def _relay(self, chunks: Chunks, send: Send) -> None:

@@ -319,10 +319,10 @@ class Relay:
         else:
             self._pending_verdict = None
             if loss is not None and self._progress.rid in (*loss.suspects, *loss.marked):
-                self._count_death(loss.kind)
+                self._count_death(loss.kind, loss.first_cause)
         return [Waiting()]
 
-    def _count_death(self, kind: str) -> None:
+    def _count_death(self, kind: str, cause: str = "") -> None:
         """Counts the death of a worker that had this request in its last forward pass. If the
         request is to blame by now, it is refused from now on (quarantine): raises RequestFailed."""
         self._progress.worker_died(kind)
@@ -331,7 +331,7 @@ class Relay:
         if record.culprit and not self._fleet.machine_is_failing():
             self._fleet.quarantine(self._fingerprint(), kind)
             self._metrics.quarantined(self._model, kind)
-            raise _failure(kind)
+            raise _failure(kind, cause)
 
     # No worker has the request
 
@@ -403,11 +403,11 @@ def _digest(link: Link) -> str:
     return card.digest if card else ""
 
 
-def _failure(kind: str) -> RequestFailed:
+def _failure(kind: str, cause: str = "") -> RequestFailed:
     """The error for a request that is to blame for faults of workers of this kind, and for each
     equal request that is refused while it is in quarantine."""
     if kind in KINDS and KINDS[kind].scope in ("request", "batch"):
         text = f"The model failed on this request again and again ({kind})."
     else:
         text = f"Workers die of this request ({kind}); it is not run again for a while."
-    return RequestFailed(text, code=kind)
+    return RequestFailed(text, code=kind, cause=cause)

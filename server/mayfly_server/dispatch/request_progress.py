@@ -174,6 +174,7 @@ class RequestProgress:
                 raise RequestFailed(
                     f"The model failed on this request ({message.kind}) and would fail again.",
                     code=message.kind,
+                    cause=message.message,
                 )
             case Tokenized() | Detokenized():
                 return self._lost("out of turn")

@@ -50,7 +50,9 @@ async def ask_worker(
                     retry_after_s=answer.retry_after_s,
                 )
             case Failed():
-                raise RequestFailed("The model failed on this request.", code=answer.kind)
+                raise RequestFailed(
+                    "The model failed on this request.", code=answer.kind, cause=answer.message
+                )
             case _:
                 excluded.add(link.incarnation)
 

@@ -16,6 +16,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Literal, NotRequired
 
+import structlog
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -26,14 +27,18 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Scope
 from typing_extensions import TypedDict
 
+from mayfly_protocol.common.logs import redacted
 from mayfly_server.errors import (
     ContextExceeded,
     InvalidRequest,
     Overloaded,
     RequestError,
+    RequestFailed,
     ThreadUnsupported,
     Unavailable,
 )
+
+_log = structlog.get_logger(__name__)
 
 PREFIX = "/v1/messages"
 OVERLOADED = 529
@@ -173,6 +178,7 @@ def error_response(error: RequestError, scope: Scope, *, close: bool = False) ->
     HttpMetrics finds and counts it.
     """
     scope.setdefault("state", {})["refusal"] = error
+    log_failure(error)
     if speaks_anthropic(scope):
         content = anthropic_error(error, request_id(scope))
         response = JSONResponse(content, anthropic_status(error), error.headers())
@@ -181,6 +187,15 @@ def error_response(error: RequestError, scope: Scope, *, close: bool = False) ->
     if close:
         response.headers["connection"] = "close"
     return response
+
+
+def log_failure(error: RequestError) -> None:
+    """Logs that a request failed, if the request itself made the model or its workers fail.
+    Unhandled exceptions of the server, the other errors with status 500, are logged where they are
+    caught."""
+    if isinstance(error, RequestFailed):
+        cause = redacted(error.cause).partition("\n")[0] or error.message
+        _log.error("request failed", kind=error.code, first_cause=cause)
 
 
 def install_handlers(app: FastAPI) -> None:
