@@ -18,7 +18,6 @@ from mayfly_protocol.serving import (
     Failed,
     Finish,
     Submit,
-    Tokenize,
 )
 from support.doubles.fake_node import WORDS, FakeNode, ScriptStep, answer_then, answer_words
 from support.front_client import CHAT, HELLO
@@ -158,10 +157,7 @@ def test_B09_a_request_that_fails_leaves_one_line_with_its_first_cause(
 
 
 def test_B09_a_question_that_fails_leaves_one_line_with_its_first_cause(node: FakeNode) -> None:
-    def failing(asked: Tokenize) -> Iterator[ScriptStep]:
-        yield Failed(asked.rid, asked.attempt, "preparation", "the worker could not tokenize")
-
-    node.worker(failing)
+    node.worker(answer_words()).failure = "the worker could not tokenize"
     with RunningFront(node.control) as front, capture_logs() as logged:
         assert front.client.post("/tokenize", json={"prompt": "a"}).status_code == 500
         front.wait(lambda: failures(logged))

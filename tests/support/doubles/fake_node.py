@@ -41,6 +41,7 @@ from mayfly_protocol.serving import (
     Delta,
     Detokenize,
     Detokenized,
+    Failed,
     Finish,
     Ping,
     Pong,
@@ -132,7 +133,7 @@ class _Running:
 class FakeWorker:
     """A fake worker: a thread with a worker's socket that answers requests by its script.
     ``submits`` and ``cancels`` are the messages from front ends. A ``mute`` worker answers no ping;
-    a ``deaf`` worker answers no request to tokenize a text."""
+    a ``deaf`` worker answers no request to tokenize a text, one with a ``failure`` fails at it."""
 
     def __init__(self, place: str, script: AnswerScript, pair: KeyPair | None = None) -> None:
         self.script = script
@@ -140,6 +141,7 @@ class FakeWorker:
         self.cancels: list[Cancel] = []
         self.mute = False
         self.deaf = False
+        self.failure = ""
         self.endpoint = place
         self.pair = pair
         self._running: dict[tuple[str, int], _Running] = {}
@@ -181,6 +183,8 @@ class FakeWorker:
                 self.cancels.append(cancel)
                 if self._running.pop((cancel.rid, cancel.attempt), None):
                     self._send(peer, Finish(cancel.rid, cancel.attempt, "cancelled"))
+            case Tokenize(rid, attempt) if self.failure:
+                self._send(peer, Failed(rid, attempt, "preparation", self.failure))
             case Tokenize(rid, attempt, count_only=bare) if not self.deaf:
                 ids = () if bare else tuple(map(token_id, range(PROMPT_TOKENS)))
                 self._send(peer, Tokenized(rid, attempt, PROMPT_TOKENS, ids))
