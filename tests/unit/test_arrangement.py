@@ -286,9 +286,10 @@ def test_nothing_is_rewritten_for_a_template_that_refuses_the_tools_it_is_tried_
 
 def test_calls_and_results_are_texts_where_the_template_knows_none() -> None:
     found = text("no system", said("user", "hi"), *called("fine"), *called("good"))
-    call = '[{"name":"f","arguments":{}}]<end_of_turn>\n<start_of_turn>user\n'
+    call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    call += "<end_of_turn>\n<start_of_turn>user\n<tool_response>\n"
     assert found.count(f"assistant\n{call}") == 2
-    assert found.index(f"{call}fine<") < found.index(f"{call}good<")
+    assert found.index(f"{call}fine\n<") < found.index(f"{call}good\n<")
 
 
 def test_the_system_prompts_tokens_are_counted_in_a_users_message_too() -> None:

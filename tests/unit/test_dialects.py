@@ -254,7 +254,7 @@ TEMPLATES = {
     "{% set mark = ']<]minimax[>[' %}{{ mark ~ '<tool_call>' }}{{ tool_call.name }}": "minimax_m3",
     "reply with <{start_tag}={function_name}>{parameters}{end_tag} <|python_tag|>": "functionary",
     "{{ tools }}": None,
-    "no tools here": None,
+    "no tools here": "json_tools",
 }
 
 

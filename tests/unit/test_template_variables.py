@@ -12,9 +12,10 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from mayfly_protocol.requests import ChatPrompt
 from mayfly_worker.request_errors import InvalidInput
-from mayfly_worker.text.chat_template import RESERVED_KWARGS, reads_tools, template_variables
+from mayfly_worker.text.chat_template import RESERVED_KWARGS, template_variables
 from mayfly_worker.text.detokenize import hugging_face
 from mayfly_worker.text.prompts import render
+from mayfly_worker.text.tool_prompt import reads_tools
 from support import vocabularies
 
 FUNCTION = {"name": "sum", "description": "Adds <|im_end|>.", "parameters": {"type": "object"}}
@@ -213,9 +214,8 @@ def test_F06_tools_are_given_where_the_template_reads_them(place: str) -> None:
         assert rendered.ids.count(2) == 0  # the end of a turn, which the description names
 
 
-def test_F06_a_template_without_a_place_for_tools_renders_without() -> None:
+def test_F06_the_place_of_tools_is_found() -> None:
     for template in ("{{ messages[0].content }}", "{# tools #}{{ messages[0].content }}"):
-        assert text_of(template, tools=True) == "hi"
         assert not reads_tools(tokenizer_of(template))
     assert not reads_tools(tokenizer_of(""))
     assert not reads_tools(tokenizer_of("{% if %}"))

@@ -44,7 +44,7 @@ from mayfly_worker.model.weight_files import (
     only_weight_files,
     weight_files,
 )
-from mayfly_worker.text.chat_template import reads_tools, template_variables
+from mayfly_worker.text.chat_template import template_variables
 from mayfly_worker.text.dialects.registry import (
     AUTO,
     NONE,
@@ -52,6 +52,7 @@ from mayfly_worker.text.dialects.registry import (
     dialect_named,
     output_format,
 )
+from mayfly_worker.text.tool_prompt import describes_tools, reads_tools
 
 ReportProgress = Callable[[LoadPhase, int, int], None]
 """Callback for the progress of loading: phase, bytes done, bytes in all."""
@@ -108,10 +109,10 @@ def load(
     report("loading", 0, 0)
     model, tokenizer, config = assemble(settings)
     form = output_format(tokenizer)
-    if tokenizer.has_chat_template and not reads_tools(tokenizer):
+    if describes_tools(tokenizer):
         _log.info(
-            "tools of requests are left out of the prompt",
-            reason="the model's chat template reads them nowhere",
+            "prompts describe the tools of requests in their system message",
+            reason="the model's chat template reads tools nowhere",
         )
     elif form.calls is None and settings.tool_parser != NONE and tokenizer.has_chat_template:
         _log.warning(

@@ -15,7 +15,7 @@ a system message further on           a user message in the same place, since a 
 user messages in a row                one, with all texts
 texts of the assistant's in a row     one, with all texts
 a user message after a tool's result  the end of that result
-the result of a tool                  a user message
+the result of a tool                  a user message, in ``<tool_response>``
 a text beside tool calls              a message before the calls
 several tool calls in one message     a message for each, with its result behind it
 the id of a tool call                 nine letters and digits
@@ -181,7 +181,8 @@ def arrange(messages: Sequence[Message], can: TemplateAbilities) -> list[Message
                 continue
             message = {"role": "user", "content": message["content"]}
         if message.get("role") == "tool" and not can.results:
-            message = {"role": "user", "content": message["content"]}
+            result = f"<tool_response>\n{message['content']}\n</tool_response>"
+            message = {"role": "user", "content": result}
         last = arranged[-1] if arranged else {}
         if message.get("role") == "user":
             joins = (last.get("role") == "user" and (folded or not can.users_in_a_row)) or (

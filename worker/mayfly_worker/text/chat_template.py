@@ -12,12 +12,11 @@ has none of the name.
 from __future__ import annotations
 
 import inspect
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import date
 from functools import lru_cache, partial
-from typing import Any, Literal, get_args
+from typing import Any
 
 from jinja2 import TemplateError, meta, nodes
 from jinja2.sandbox import SandboxedEnvironment
@@ -31,6 +30,7 @@ from mayfly_worker.text.control_tokens import break_control_tokens, control_toke
 from mayfly_worker.text.detokenize import hugging_face
 from mayfly_worker.text.dialects.registry import output_format
 from mayfly_worker.text.earlier_answers import AnswerForms, probe_answers, restore
+from mayfly_worker.text.tool_prompt import described, in_system_message, tools_place, variables
 
 DATE_VARIABLE = "mayfly_date"
 
@@ -109,36 +109,20 @@ _SPECIAL_TOKENS = frozenset(
 )
 
 
-ToolsPlace = Literal["tools", "bare", "xml_tools", "system"]
-"""Place in which a chat template reads tools: the variable ``tools``, with OpenAI's objects or with
-the bare functions in them; SmolLM3's variable ``xml_tools``; or, as JSON text, the field ``tools``
-of the system message, as Phi-4-mini's template does."""
-
-
 class ChatTemplate:
     """A model's chat template, with all variables that one request sets except for the messages."""
 
-    def __init__(
-        self, prompt: ChatPrompt, tokenizer: Any, tools_place: ToolsPlace | None = None
-    ) -> None:
-        """Without a ``tools_place``, tools are given to the template where it reads them."""
+    def __init__(self, prompt: ChatPrompt, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._control = control_tokens(tokenizer)
         source = _source(tokenizer, bool(prompt.tools))
         self._names_developer = source is None or "developer" in source
-        self.tools = [break_control_tokens(tool, self._control) for tool in prompt.tools] or None
+        self.tools = [break_control_tokens(tool, self._control) for tool in prompt.tools]
+        self._place = tools_place(tokenizer) if self.tools else None
         self._generation = prompt.add_generation_prompt and not prompt.continue_final_message
         self._continue = prompt.continue_final_message
         self._kwargs = break_control_tokens(prompt.template_kwargs, self._control)
-        self._system_tools = ""
-        if self.tools:
-            place = tools_place or _tools_place(tokenizer) or "tools"
-            functions = [tool["function"] for tool in self.tools]
-            if place == "system":
-                self._system_tools = json.dumps(functions, ensure_ascii=False)
-            else:
-                given = functions if place == "bare" else self.tools
-                self._kwargs["tools" if place == "bare" else place] = given
+        self._kwargs |= variables(self.tools, self._place)
         if source is not None and "strftime_now" in source:
             day = date.fromisoformat(prompt.date) if prompt.date else date.today()
             source = with_strftime_macro(source)
@@ -155,19 +139,26 @@ class ChatTemplate:
             known["role"] = "system"
         return known
 
-    def text(self, messages: Sequence[dict[str, Any]], *, whole: bool = True) -> str:
-        """Renders the conversation as text. Only with ``whole`` does the text end as the request
-        wants it: by asking for an answer, or by leaving the last message open."""
-        given = [
+    def completed(
+        self, messages: Sequence[dict[str, Any]], forms: AnswerForms
+    ) -> list[dict[str, Any]]:
+        """Returns a conversation that forges no control tokens, but for those in the model's own
+        answers, and that has a description of the tools if the template reads none. ``forms`` are
+        those of the conversation's answers."""
+        safe = [
             message
             if message.get("role") == "assistant"
             else break_control_tokens(message, self._control)
             for message in messages
         ]
-        if self._system_tools:
-            if not given or given[0].get("role") != "system":
-                given.insert(0, {"role": "system", "content": ""})
-            given[0] = {**given[0], "tools": self._system_tools}
+        if self.tools and self._place is None:
+            return described(safe, self.tools, forms.example)
+        return safe
+
+    def text(self, messages: Sequence[dict[str, Any]], *, whole: bool = True) -> str:
+        """Renders the conversation as text. Only with ``whole`` does the text end as the request
+        wants it: by asking for an answer, or by leaving the last message open."""
+        given = in_system_message(messages, self.tools, self._place)
         return self._tokenizer.apply_chat_template(  # type: ignore[no-any-return]
             given,
             tokenize=False,
@@ -183,27 +174,6 @@ def _let_change_lists(source: str) -> None:
     forbids it, although the lists are the template's own or copies."""
     environment = _compile_jinja_template(source).environment
     environment.is_safe_attribute = partial(SandboxedEnvironment.is_safe_attribute, environment)
-
-
-@lru_cache(maxsize=8)
-def _tools_place(tokenizer: Any) -> ToolsPlace | None:
-    """Finds the place in which the tokenizer's chat template reads tools, by rendering a small
-    conversation; None if it reads them nowhere."""
-    function = PROBED_TOOL["function"]
-    for place in get_args(ToolsPlace):
-        try:
-            template = ChatTemplate(ChatPrompt((), (PROBED_TOOL,)), tokenizer, place)
-            text = template.text([{"role": "user", "content": "?"}], whole=False)
-        except Exception:
-            text = ""  # templates are programs, which refuse tools by any exception
-        if function["name"] in text and function["description"] in text:
-            return place  # type: ignore[no-any-return]
-    return None
-
-
-def reads_tools(tokenizer: Any) -> bool:
-    """True if a model's chat template writes the tools of a request into the prompt."""
-    return bool(tokenizer.has_chat_template) and _tools_place(tokenizer) is not None
 
 
 @lru_cache(maxsize=8)
@@ -232,7 +202,9 @@ def answer_forms(
     output = output_format(tokenizer)
     opened = _opened_with(template, output.thought.start) if output.thought else ""
     render = partial(template.text, whole=False)
-    return probe_answers(render, PROBED_TOOL["function"]["name"], output, opened)
+    name = PROBED_TOOL["function"]["name"]
+    describes = tools and tools_place(tokenizer) is None
+    return probe_answers(render, name, output, opened, described=describes)
 
 
 def _opened_with(template: ChatTemplate, start: str) -> str:

@@ -30,6 +30,7 @@ from typing import Any, TypeAlias
 
 from mayfly_worker.text.call_ids import own_id
 from mayfly_worker.text.dialects.dialect import Dialect, OutputFormat
+from mayfly_worker.text.tool_prompt import EXAMPLE, example_in, written
 
 Message: TypeAlias = dict[str, Any]
 Render: TypeAlias = Callable[[list[Message]], str]
@@ -69,7 +70,8 @@ class AnswerForms:
     """Forms of earlier answers that one chat template takes: of those without calls (``plain``) and
     of those with calls. ``json_arguments`` says that it takes the arguments of calls as text,
     ``numbered_ids`` that their ids name the tool, ``prints_calls`` that it prints calls; if not,
-    the model writes them in the ``dialect``, which is None for the form that a grammar enforces."""
+    the model writes them in the ``dialect``, which is None for the form that a grammar enforces.
+    ``example`` is the call EXAMPLE as it stands in prompts, if it was asked for and can be read."""
 
     plain: AnswerForm = AnswerForm()
     calling: AnswerForm = AnswerForm()
@@ -77,9 +79,12 @@ class AnswerForms:
     numbered_ids: bool = False
     prints_calls: bool = True
     dialect: Dialect | None = None
+    example: str = ""
 
 
-def probe_answers(render: Render, name: str, output: OutputFormat, opened: str = "") -> AnswerForms:
+def probe_answers(
+    render: Render, name: str, output: OutputFormat, opened: str = "", *, described: bool = False
+) -> AnswerForms:
     """Finds the forms of earlier answers that a chat template takes. ``render`` renders a
     conversation with it, ``name`` is the name of a tool that it knows, ``output`` is the form of
     the model's output, and ``opened`` is the whitespace behind a start marker of reasoning at the
@@ -123,6 +128,13 @@ def probe_answers(render: Render, name: str, output: OutputFormat, opened: str =
     prints_calls = any(each in call for each in (_VALUE, other, _ID)) or _VALUE in calling()
     if not plain():
         prints_calls = True  # the template refuses all that was tried
+    example = ""
+    if described:
+        given = EXAMPLE["arguments"]
+        shown = printed(*_calling(EXAMPLE["name"], json.dumps(given) if json_arguments else given))
+        example = example_in(shown, output.calls) if prints_calls else ""
+        if not example and (example := example_in(written([EXAMPLE], output.calls), output.calls)):
+            prints_calls = False
     return AnswerForms(
         forms[0],
         replace(forms[1], tail=tail),
@@ -130,6 +142,7 @@ def probe_answers(render: Render, name: str, output: OutputFormat, opened: str =
         numbered_ids=f"functions.{other}:" in call or (_ID in call and other not in call),
         prints_calls=prints_calls,
         dialect=None if prints_calls else output.calls,
+        example=example,
     )
 
 
@@ -191,7 +204,9 @@ def restore(messages: Sequence[Mapping[str, Any]], forms: AnswerForms) -> list[M
     for message in restored:
         if message.get("role") == "assistant":
             if not forms.prints_calls and message.get("tool_calls"):
-                message["content"] += _written(message.pop("tool_calls"), forms.dialect)
+                message["content"] += written(
+                    [call["function"] for call in message.pop("tool_calls")], forms.dialect
+                )
             _restore_texts(message, forms)
             if forms.json_arguments and message.get("tool_calls"):
                 message["tool_calls"] = [_with_json(call) for call in message["tool_calls"]]
@@ -256,27 +271,3 @@ def _with_json(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call["function"]
     arguments = json.dumps(function.get("arguments") or {}, ensure_ascii=False)
     return {**call, "function": {**function, "arguments": arguments}}
-
-
-def _written(calls: Sequence[Mapping[str, Any]], dialect: Dialect | None) -> str:
-    """Returns the text of calls: as the grammar of enforced calls has them, without a dialect;
-    otherwise between the markers of the dialect."""
-    functions = [call["function"] for call in calls]
-    made = [{"name": f["name"], "arguments": f.get("arguments") or {}} for f in functions]
-    if dialect is None:
-        return json.dumps(made, ensure_ascii=False, separators=(",", ":"))
-    start, end = next(iter(dialect.starts), ""), next(iter(dialect.ends), "")
-    if dialect.name == "json_tools":
-        lines = (f"{start}\n{json.dumps(each, ensure_ascii=False)}\n{end}" for each in made)
-        return "\n".join(lines)
-    if dialect.name == "pythonic":
-        return f"{start}[{', '.join(map(_pythonic, made))}]{end}"
-    return f"{start}{json.dumps(made, ensure_ascii=False)}{end}"
-
-
-def _pythonic(call: Mapping[str, Any]) -> str:
-    arguments = (
-        f"{key}={json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)}"
-        for key, value in call["arguments"].items()
-    )
-    return f"{call['name']}({', '.join(arguments)})"

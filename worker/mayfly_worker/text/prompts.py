@@ -108,10 +108,9 @@ def _render_chat(prompt: ChatPrompt, tokenizer: Any) -> RenderedPrompt:
     try:
         template = ChatTemplate(prompt, tokenizer)
         abilities = abilities_of(tokenizer, bool(prompt.tools))
-        given = restore(
-            [template.message(message, abilities) for message in prompt.messages],
-            answer_forms(tokenizer, bool(prompt.tools), switches_of(variables)),
-        )
+        forms = answer_forms(tokenizer, bool(prompt.tools), switches_of(variables))
+        known = [template.message(message, abilities) for message in prompt.messages]
+        given = template.completed(restore(known, forms), forms)
         text = template.text(arrange(given, abilities))
     except Exception as error:
         # A template is a program: its exceptions (TemplateError by its own raise_exception,

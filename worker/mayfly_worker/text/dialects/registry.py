@@ -2,7 +2,9 @@
 
 A dialect is chosen, in this order, by its name in the worker's settings; by the entry
 ``tool_parser_type`` of the tokenizer's configuration, which is mlx-lm's; by the words of the chat
-template (:attr:`Dialect.words`); by the vocabulary (:attr:`Dialect.tokens`).
+template (:attr:`Dialect.words`); by the vocabulary (:attr:`Dialect.tokens`). If none of these names
+one and the chat template reads no tools, the prompt describes them, and asks for JSON between
+``<tool_call>`` and ``</tool_call>`` (:mod:`mayfly_worker.text.tool_prompt`).
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from mayfly_worker.text.dialects.dialect import (
     Thought,
 )
 from mayfly_worker.text.dialects.families import DIALECTS, IN_ORDER
+from mayfly_worker.text.tool_prompt import describes_tools
 
 AUTO = "auto"
 """Value of the option ``--tool-parser`` for the dialect that the model's chat template names."""
@@ -64,8 +67,11 @@ def dialect_named(name: str) -> Dialect | None:
 def choose_format(tokenizer: Any, tool_parser: str = AUTO) -> OutputFormat:
     """Chooses a model's output format, which :func:`output_format` returns from then on.
     ``tool_parser`` is the value of the option. Raises ValueError if there is no such dialect."""
+    calls = _own_dialect(tokenizer) if tool_parser == AUTO else dialect_named(tool_parser)
+    if calls is None and tool_parser == AUTO and describes_tools(tokenizer):
+        calls = DIALECTS["json_tools"]
     chosen = OutputFormat(
-        _own_dialect(tokenizer) if tool_parser == AUTO else dialect_named(tool_parser),
+        calls,
         _own_thought(tokenizer),
         _own_framing(tokenizer),
         (*tokenizer.structural_markers, *_dropped(tokenizer)),
