@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Literal
 
+from mayfly_protocol.capabilities import Capabilities
 from mayfly_protocol.counters import WorkerCounters
 
 LoadPhase = Literal["starting", "warming", "loading", "canary"]
@@ -60,35 +61,22 @@ class Loading:
     total: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ModelCard:
-    """Properties of a loaded model that front ends need.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCard(Capabilities):
+    """Properties of a loaded model that front ends need, its capabilities among them.
 
     ``digest`` is equal for two workers exactly if their weights, tokenizer, chat template, adapter
     and KV precision are equal: a request that one worker has begun is continued only by a worker
-    with the same digest. ``rows`` is the most sequences that the worker decodes together.
-    ``sampling`` holds the sampling parameters that a request gets if it does not name them.
-    ``tool_parser`` names the form in which tool calls are read from the model's text, and is empty
-    if they are not; ``template_tools`` says that the chat template takes tools: without a
-    ``tool_parser``, only calls that a request demands are read then, which a grammar enforces.
-    ``template_variables`` are the names that the chat template reads and a request may set in
-    ``chat_template_kwargs``.
+    with the same digest. ``sampling`` holds the sampling parameters that a request gets if it does
+    not name them.
     """
 
     digest: str
     architecture: str = ""
-    context: int = 0
     vocabulary: int = 0
     kv_bytes_per_token: int = 0
     weight_bytes: int = 0
-    chat: bool = True
-    tools: bool = False
-    reasoning: bool = False
-    rows: int = 0
     sampling: dict[str, float] = field(default_factory=dict)
-    tool_parser: str = ""
-    template_tools: bool = False
-    template_variables: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

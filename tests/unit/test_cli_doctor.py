@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from mayfly_cli.app import app
 from mayfly_cli.commands.doctor import size
+from mayfly_protocol.capabilities import Capabilities, shown
 
 DIAGNOSIS: dict[str, Any] = {
     "model": "big",
@@ -26,12 +27,12 @@ DIAGNOSIS: dict[str, Any] = {
     "kv_bytes_per_row": 77_000_000,
     "max_rows": 32,
     "fits": True,
-    "batchable": True,
+    "capabilities": shown(Capabilities(context=262144, context_from="a key", rows=32, window=512)),
     "rows": [{"context": 2048, "rows": 32}, {"context": 262144, "rows": 2}],
 }
 
 
-def shown(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> tuple[int, list[list[str]]]:
+def shown_lines(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> tuple[int, list[list[str]]]:
     monkeypatch.setattr(
         "mayfly_cli.commands.doctor.examine", lambda command: {**DIAGNOSIS, **changes}
     )
@@ -63,7 +64,7 @@ def test_a_missing_mlx_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_sizes_and_rows_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    code, lines = shown(monkeypatch)
+    code, lines = shown_lines(monkeypatch)
     assert code == 0
     assert lines[0] == ["big", "(qwen3_next)", "on", "Apple", "M4", "Max"]
     assert ["weights", "44.9", "GB"] in lines
@@ -84,14 +85,22 @@ def test_sizes_and_rows_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ["262,144", "2"] in lines
 
 
+def test_capabilities_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, lines = shown_lines(monkeypatch)
+    assert ["context", "262,144", "tokens", "(a", "key)"] in lines
+    assert ["sequences", "32", "at", "once"] in lines
+    assert ["window", "512", "tokens"] in lines
+
+
 def test_M09_a_model_that_runs_one_sequence_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    code, lines = shown(monkeypatch, batchable=False, max_rows=1)
+    can = Capabilities(rows=1, one_row_because="mlx-lm cannot batch caches of the class Odd")
+    code, lines = shown_lines(monkeypatch, capabilities=shown(can), max_rows=1)
     assert code == 0
-    assert ["batching", "none:", "mlx-lm", "cannot", "batch"] in [line[:5] for line in lines]
+    assert f"sequences one at a time: {can.one_row_because}".split() in lines
 
 
 def test_what_does_not_fit_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    code, lines = shown(monkeypatch, fits=False, rows=[{"context": 2048, "rows": 0}])
+    code, lines = shown_lines(monkeypatch, fits=False, rows=[{"context": 2048, "rows": 0}])
     assert code == 1
     assert lines[-1] == ["It", "does", "not", "fit."]
 

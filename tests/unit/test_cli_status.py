@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 from mayfly_cli.app import app
 from mayfly_cli.commands.status import table
+from mayfly_protocol.capabilities import Capabilities, shown
 from support.server import free_port
 
 SLOT = {
@@ -65,6 +66,23 @@ def test_a_table_has_a_row_a_slot(monkeypatch: pytest.MonkeyPatch) -> None:
         "40",
     ]
     assert second.split()[6] == "-"  # no process, no pid
+
+
+def test_capabilities_of_each_model_are_given_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Capabilities(context=4096, context_from="the option context", rows=8)
+    alone = Capabilities(rows=1, one_row_because="mlx-lm cannot batch caches of the class Odd")
+    slots = [
+        {**SLOT, "slot": "a", "capabilities": shown(one)},
+        {**SLOT, "slot": "b", "capabilities": {**shown(one), "of a later version": 1}},
+        {**SLOT, "slot": "c", "model": "odd", "capabilities": shown(alone)},
+        {**SLOT, "slot": "d", "model": "none yet", "capabilities": None},
+    ]
+    answer = {"nodes": [{"node": "mac-1", "pid": 99, "slots": slots}]}
+    result = ask(monkeypatch, httpx.Response(200, json=answer))
+    lines = result.stdout.splitlines()[5:]
+    assert [line for line in lines if not line.startswith("  ")] == ["", "smol [4-bit]", "", "odd"]
+    assert "  context: 4,096 tokens (the option context)" in lines
+    assert f"  sequences: one at a time: {alone.one_row_because}" in lines
 
 
 def test_a_node_without_slots_is_shown() -> None:

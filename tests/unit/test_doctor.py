@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from mayfly_protocol.capabilities import shown
 from mayfly_protocol.settings import WorkerSettings
 from mayfly_worker.doctor import CONTEXTS, Fit, diagnose, fits
 from mayfly_worker.engine.admission import Budget
@@ -44,17 +46,20 @@ def test_it_knows_what_loading_will_measure(architecture: str, tmp_path: Path) -
     assert told.context == loaded.card.context
     assert told.max_rows == loaded.card.rows
     assert told.architecture == loaded.card.architecture
+    # What no file says shows only when the model runs.
+    assert told.capabilities == shown(replace(loaded.card, padding=None))
 
 
 def test_M09_a_model_that_cannot_be_batched_is_said_to_run_alone(tmp_path: Path) -> None:
     folder = tiny.build(tmp_path, head_dim=64)
     told = diagnose(settings(folder, kv_bits=8))
-    assert (told.batchable, told.max_rows) == (False, 1)
-    assert diagnose(settings(folder)).batchable
+    because = "mlx-lm cannot batch caches of the class QuantizedKVCache"
+    assert (told.capabilities["one_row_because"], told.max_rows) == (because, 1)
+    assert diagnose(settings(folder)).capabilities["one_row_because"] == ""
     with capture_logs() as logged:
         load(settings(folder, kv_bits=8), lambda *_: None)
     [said] = [line for line in logged if "one sequence at a time" in line["event"]]
-    assert said["reason"] == "mlx-lm cannot batch caches of the class QuantizedKVCache"
+    assert said["reason"] == because
 
 
 def test_a_transformers_tokens_cost_keys_and_values(tmp_path: Path) -> None:

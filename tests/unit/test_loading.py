@@ -19,11 +19,13 @@ from mlx_lm.tuner.utils import linear_to_lora_layers
 from mlx_lm.utils import load_model
 from structlog.testing import capture_logs
 
+from mayfly_protocol.capabilities import in_words
 from mayfly_protocol.faults import classify_exception
 from mayfly_protocol.settings import WorkerSettings
 from mayfly_worker.fetch.model_folder import check
 from mayfly_worker.fetch.reporting import FetchError
-from mayfly_worker.model.loading import context_length, digest, load
+from mayfly_worker.model.capabilities import context_of
+from mayfly_worker.model.loading import digest, load
 from mayfly_worker.model.page_cache import WeightReader
 from mayfly_worker.model.weight_files import INDEX, ModelLoadError, tensor_names, weight_files
 from support.models.scripted import ScriptedReply
@@ -407,12 +409,12 @@ def test_B07_a_template_that_reads_tools_nowhere_is_said(copied: Path) -> None:
     config["chat_template"] = "{{ mood }}{{ messages[0].content }}"
     (copied / "tokenizer_config.json").write_text(json.dumps(config))
     (copied / "chat_template.jinja").unlink(missing_ok=True)
-    with capture_logs() as logged:
-        card = load(settings(copied), quiet).card
+    card = load(settings(copied), quiet).card
     assert (card.template_tools, card.template_variables) == (False, ("mood",))
     assert (card.tools, card.tool_parser) == (True, "json_tools")
-    said = "prompts describe the tools of requests in their system message"
-    assert said in [line["event"] for line in logged]
+    assert in_words(card)["tools"].startswith("described in the system message")
+    unread = load(settings(copied, tool_parser="none"), quiet).card
+    assert in_words(unread)["tool calls"] == "left in the text unless a request demands them"
 
 
 def test_N16_a_folder_with_a_scaled_context_or_an_option_for_it(copied: Path) -> None:
@@ -444,28 +446,39 @@ def test_the_digest_knows_what_decides_the_answers(copied: Path) -> None:
     assert len(seen) == 6
 
 
+NAMED = "max_position_embeddings in config.json"
+EXTENDED = "max_position_embeddings of 512, extended by rope_scaling in config.json"
+
+
 @pytest.mark.parametrize(
-    ("config", "limit", "context"),
+    ("config", "limit", "context", "source"),
     [
-        ({"max_position_embeddings": 128}, 64, 128),
-        ({"text_config": {"max_position_embeddings": 256}}, 64, 256),
-        ({"max_position_embeddings": 512, "rope_scaling": YARN}, 512, 2048),
-        ({"max_position_embeddings": 2048, "rope_scaling": YARN}, 512, 2048),
+        ({"max_position_embeddings": 128}, 64, 128, NAMED),
+        ({"text_config": {"max_position_embeddings": 256}}, 64, 256, NAMED),
+        ({"max_position_embeddings": 512, "rope_scaling": YARN}, 512, 2048, EXTENDED),
+        ({"max_position_embeddings": 2048, "rope_scaling": YARN}, 512, 2048, NAMED),
         (
             {"max_position_embeddings": 512, "rope_scaling": {"type": "yarn", "factor": 2.5}},
             0,
             1280,
+            EXTENDED,
         ),
-        ({"max_position_embeddings": 512, "rope_scaling": LINEAR}, 512, 512),
-        ({"text_config": {"max_position_embeddings": 512, "rope_scaling": YARN}}, 0, 2048),
-        ({}, 512, 512),
-        ({}, int(1e30), 0),
+        ({"max_position_embeddings": 512, "rope_scaling": LINEAR}, 512, 512, NAMED),
+        (
+            {"text_config": {"max_position_embeddings": 512, "rope_scaling": YARN}},
+            0,
+            2048,
+            EXTENDED,
+        ),
+        ({"n_positions": 96}, 512, 96, "n_positions in config.json"),
+        ({}, 512, 512, "model_max_length of the tokenizer"),
+        ({}, int(1e30), 0, ""),
     ],
 )
 def test_N16_the_context_is_what_the_model_was_made_for(
-    config: dict[str, Any], limit: int, context: int
+    config: dict[str, Any], limit: int, context: int, source: str
 ) -> None:
     class Tokenizer:
         model_max_length = limit
 
-    assert context_length(config, Tokenizer()) == context
+    assert context_of(config, Tokenizer()) == (context, source)

@@ -43,7 +43,12 @@ def test_the_context_is_what_memory_holds_of_it(loaded: LoadedModel, budget: Bud
     card = loaded.card
     assert within(card, budget).context == ROOM
     assert within(replace(card, context=0), budget).context == ROOM
-    assert within(replace(card, context=100), budget).context == 100
+    fits = replace(card, context=100)
+    assert within(fits, budget) == fits
+    assert within(card, budget).context_from == (
+        "what fits into memory, instead of 2,048 by max_position_embeddings in config.json"
+    )
+    assert within(replace(card, context=0), budget).context_from == "what fits into memory"
     assert within(card, replace(budget, bytes_per_row=20 * BYTES)).context == ROOM - 20
     assert within(card, replace(budget, kv_bytes=0)).context == 1, "0 would mean no limit"
     assert within(card, replace(budget, bytes_per_token=0)) == card

@@ -15,7 +15,7 @@ from mayfly_worker.request_errors import InvalidInput
 from mayfly_worker.text.chat_template import RESERVED_KWARGS, template_variables
 from mayfly_worker.text.detokenize import hugging_face
 from mayfly_worker.text.prompts import render
-from mayfly_worker.text.tool_prompt import reads_tools
+from mayfly_worker.text.tool_prompt import tools_place
 from support import vocabularies
 
 FUNCTION = {"name": "sum", "description": "Adds <|im_end|>.", "parameters": {"type": "object"}}
@@ -216,7 +216,12 @@ def test_F06_tools_are_given_where_the_template_reads_them(place: str) -> None:
 
 def test_F06_the_place_of_tools_is_found() -> None:
     for template in ("{{ messages[0].content }}", "{# tools #}{{ messages[0].content }}"):
-        assert not reads_tools(tokenizer_of(template))
-    assert not reads_tools(tokenizer_of(""))
-    assert not reads_tools(tokenizer_of("{% if %}"))
-    assert all(reads_tools(tokenizer_of(template)) for template in PLACES.values())
+        assert tools_place(tokenizer_of(template)) is None
+    found = {name: tools_place(tokenizer_of(template)) for name, template in PLACES.items()}
+    assert found == {
+        "objects": "tools",
+        "functions": "bare",
+        "xml": "xml_tools",
+        "system": "system",
+    }
+    assert tools_place(tokenizer_of("{% if %}")) == "tools"  # nobody knows

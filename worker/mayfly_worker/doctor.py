@@ -23,14 +23,16 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from mayfly_protocol.capabilities import shown
 from mayfly_protocol.lifecycle import Exit
 from mayfly_protocol.settings import WorkerSettings
 from mayfly_worker.engine.admission import Budget
 from mayfly_worker.fetch.reporting import FetchError, claim_stdout
 from mayfly_worker.fetch.resolve import find
 from mayfly_worker.model import memory
-from mayfly_worker.model.loading import assemble, cache_factory, context_length
-from mayfly_worker.model.probe import can_batch, kv_cost
+from mayfly_worker.model.capabilities import capabilities_of
+from mayfly_worker.model.loading import assemble, cache_factory
+from mayfly_worker.model.probe import kv_cost
 from mayfly_worker.model.weight_files import ModelLoadError, weight_files
 
 CONTEXTS = (2048, 8192, 32768)
@@ -54,8 +56,8 @@ class Diagnosis:
     use, and ``kv_budget`` the part of ``memory_bytes`` for the KV caches of running sequences. A
     sequence takes ``kv_bytes_per_row`` whatever its length, and ``kv_bytes_per_token`` more for
     each token. ``context`` is in tokens, 0 if the model has no limit. ``rows`` lists how many
-    sequences fit at several lengths. Unless ``batchable``, sequences run one at a time, because
-    mlx-lm cannot batch the model's caches."""
+    sequences fit at several lengths. ``capabilities`` are those that show without loading the
+    model, as a JSON object."""
 
     model: str
     path: str
@@ -71,7 +73,7 @@ class Diagnosis:
     max_rows: int
     fits: bool
     rows: list[Fit]
-    batchable: bool
+    capabilities: dict[str, Any]
 
 
 def diagnose(settings: WorkerSettings) -> Diagnosis:
@@ -83,23 +85,22 @@ def diagnose(settings: WorkerSettings) -> Diagnosis:
     model, tokenizer, config = assemble(settings)
     new_cache = cache_factory(model, config, settings)
     cost = kv_cost(model, new_cache)
-    batchable = can_batch(new_cache())
+    can = capabilities_of(tokenizer, config, settings, new_cache())
     weight_bytes = _weight_bytes(model)
     limit = memory.limit_bytes(settings)
     budget = Budget(
-        max_rows=settings.max_rows if batchable else 1,
+        max_rows=can.rows,
         kv_bytes=memory.kv_bytes(settings, limit, weight_bytes),
         bytes_per_token=cost.per_token,
         bytes_per_row=cost.per_row,
     )
-    context = settings.context or context_length(config, tokenizer)
-    rows = fits(budget, context)
+    rows = fits(budget, can.context)
     return Diagnosis(
         model=settings.model_name,
         path=settings.model_path,
         architecture=str(config.get("model_type", "")),
         device=str(mx.device_info().get("device_name", mx.default_device())),
-        context=context,
+        context=can.context,
         file_bytes=sum(file.stat().st_size for file in weight_files(Path(settings.model_path))),
         weight_bytes=weight_bytes,
         memory_bytes=limit,
@@ -109,7 +110,7 @@ def diagnose(settings: WorkerSettings) -> Diagnosis:
         max_rows=budget.max_rows,
         fits=rows[0].rows > 0,
         rows=rows,
-        batchable=batchable,
+        capabilities=shown(can),
     )
 
 

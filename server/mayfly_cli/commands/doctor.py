@@ -17,6 +17,7 @@ import typer
 from mayfly_cli.config.keys import TABLE
 from mayfly_cli.config.options import typer_option
 from mayfly_cli.failure import fail
+from mayfly_protocol.capabilities import from_shown, in_words
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -123,8 +124,8 @@ def as_text(diagnosis: dict[str, Any]) -> RenderableType:
         f"{size(diagnosis['memory_bytes'])}, of which {size(diagnosis['kv_budget'])} "
         "for the KV caches of what runs",
     )
-    if not diagnosis["batchable"]:
-        needs.add_row("batching", "none: mlx-lm cannot batch this model's caches")
+    for subject, text in in_words(from_shown(diagnosis["capabilities"])).items():
+        needs.add_row(subject, text)
     rows = Table(box=None, pad_edge=False, header_style="bold")
     rows.add_column("CONTEXT", justify="right")
     rows.add_column("SEQUENCES AT ONCE")

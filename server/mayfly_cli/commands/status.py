@@ -9,6 +9,7 @@ import typer
 
 from mayfly_cli.commands.client import DEFAULT_URL, Url, connect, get_json
 from mayfly_cli.failure import fail
+from mayfly_protocol.capabilities import from_shown, in_words
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -34,7 +35,23 @@ def status(
 
         # A file or pipe has no width, and no name is to be cut off there.
         width = None if sys.stdout.isatty() else 1000
-        Console(width=width).print(table(answer["nodes"]))
+        console = Console(width=width)
+        console.print(table(answer["nodes"]))
+        for line in models(answer["nodes"]):
+            console.print(line, markup=False, highlight=False)
+
+
+def models(nodes: list[dict[str, Any]]) -> list[str]:
+    """Describes the capabilities of each model that a worker has loaded, a line for each
+    capability. Workers of one model differ where their machines do: each description is given
+    once."""
+    described: dict[tuple[str, ...], None] = {}
+    for slot in (slot for node in nodes for slot in node["slots"]):
+        if slot.get("capabilities"):
+            words = in_words(from_shown(slot["capabilities"]))
+            lines = (f"  {subject}: {text}" for subject, text in words.items())
+            described["", str(slot["model"]), *lines] = None
+    return [line for lines in described for line in lines]
 
 
 def table(nodes: list[dict[str, Any]]) -> Table:

@@ -9,14 +9,15 @@ The tests validate answers against the document; the running server does not.
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Annotated, Any, get_type_hints
 
 from fastapi import FastAPI
-from pydantic import ConfigDict, GetJsonSchemaHandler, TypeAdapter, with_config
+from pydantic import ConfigDict, Field, GetJsonSchemaHandler, TypeAdapter, with_config
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 from typing_extensions import TypedDict
 
+from mayfly_protocol import capabilities
 from mayfly_server.errors import ErrorAnswer
 from mayfly_server.http.auth import PROBES
 from mayfly_server.http.errors import AnthropicErrorAnswer
@@ -41,6 +42,18 @@ REFERENCE = "#/components/schemas/{model}"
 class AnswerObject(TypedDict):
     """Base class of every JSON object in an answer: an object has the fields of its class and no
     others."""
+
+
+# One field for each capability of a model.
+ModelCapabilities: Any = with_config(ConfigDict(extra="forbid"))(
+    TypedDict(  # type: ignore[operator]
+        "ModelCapabilities",
+        {
+            name: Annotated[kind, Field(description=capabilities.HELP[name])]
+            for name, kind in get_type_hints(capabilities.Capabilities).items()
+        },
+    )
+)
 
 
 class DocumentedAs:

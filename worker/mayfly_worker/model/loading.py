@@ -19,7 +19,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,9 +32,10 @@ from mlx_lm.utils import load_adapters, load_config, load_model, load_tokenizer
 from mayfly_protocol.lifecycle import LoadPhase, ModelCard
 from mayfly_protocol.settings import WorkerSettings
 from mayfly_worker.engine import caches
+from mayfly_worker.model.capabilities import capabilities_of
 from mayfly_worker.model.generation_config import recommended
 from mayfly_worker.model.json_files import check_tokenizer_files, json_object
-from mayfly_worker.model.model_config import TranslatedConfig, scaled_context
+from mayfly_worker.model.model_config import TranslatedConfig
 from mayfly_worker.model.page_cache import WeightReader
 from mayfly_worker.model.probe import Probe, probe
 from mayfly_worker.model.reference_store import ReferenceStore
@@ -44,15 +45,12 @@ from mayfly_worker.model.weight_files import (
     only_weight_files,
     weight_files,
 )
-from mayfly_worker.text.chat_template import template_variables
 from mayfly_worker.text.dialects.registry import (
     AUTO,
     NONE,
     choose_format,
     dialect_named,
-    output_format,
 )
-from mayfly_worker.text.tool_prompt import describes_tools, reads_tools
 
 ReportProgress = Callable[[LoadPhase, int, int], None]
 """Callback for the progress of loading: phase, bytes done, bytes in all."""
@@ -108,45 +106,28 @@ def load(
     reader.follow(partial(report, "warming"))
     report("loading", 0, 0)
     model, tokenizer, config = assemble(settings)
-    form = output_format(tokenizer)
-    if describes_tools(tokenizer):
-        _log.info(
-            "prompts describe the tools of requests in their system message",
-            reason="the model's chat template reads tools nowhere",
-        )
-    elif form.calls is None and settings.tool_parser != NONE and tokenizer.has_chat_template:
-        _log.warning(
-            "the model's tool calls are left in its text",
-            reason="its chat template takes tools, and no tool parser is known for its words; "
-            "--tool-parser names one, and tool_choice 'required' works without",
-        )
     weight_bytes = materialize(model, report)
     new_cache = cache_factory(model, config, settings)
     sampling = recommended(folder) if settings.generation_config == "auto" else {}
     identity = digest(folder, settings, sampling)
     found = _probed(model, new_cache, settings, ReferenceStore.of(settings.canary_dir, identity))
-    if not found.batchable:
-        _log.warning("the model runs one sequence at a time", reason=found.unbatchable_because)
-    elif not found.padding_safe:
-        _log.info(
-            "prompts are prefilled one at a time",
-            reason="this model's recurrent layers read padding",
+    can = capabilities_of(tokenizer, config, settings, new_cache(), found)
+    if can.one_row_because:
+        _log.warning("the model runs one sequence at a time", reason=can.one_row_because)
+    if can.chat and not can.tools and settings.tool_parser != NONE:
+        _log.warning(
+            "the model's tool calls are left in its text",
+            reason="its chat template takes tools, and no tool parser is known for its words; "
+            "--tool-parser names one, and tool_choice 'required' works without",
         )
     card = ModelCard(
+        **asdict(can),
         digest=identity,
         architecture=str(config.get("model_type", "")),
-        context=settings.context or context_length(config, tokenizer),
         vocabulary=found.width,
         kv_bytes_per_token=found.cost.per_token,
         weight_bytes=weight_bytes,
-        chat=bool(tokenizer.has_chat_template),
-        tools=form.calls is not None,
-        reasoning=bool(tokenizer.has_thinking),
-        rows=settings.max_rows if found.batchable else 1,
         sampling=sampling,
-        tool_parser=form.calls.name if form.calls else "",
-        template_tools=reads_tools(tokenizer),
-        template_variables=template_variables(tokenizer),
     )
     return LoadedModel(model, tokenizer, card, found, new_cache)
 
@@ -305,19 +286,6 @@ def _layers(parameters: list[tuple[str, mx.array]]) -> Iterator[list[mx.array]]:
         match = re.match(r"(.*?\blayers\.\d+)\.", name)
         groups.setdefault(match.group(1) if match else name, []).append(parameter)
     yield from groups.values()
-
-
-def context_length(config: dict[str, Any], tokenizer: Any) -> int:
-    """Returns a model's context length in tokens: from its configuration, with what the scaling of
-    its rotary position embeddings (RoPE) adds, else the tokenizer's limit if there is one, else 0
-    (unlimited)."""
-    text = config.get("text_config") or {}
-    for holder in (config, text):
-        for name in ("max_position_embeddings", "n_positions", "max_seq_len", "model_max_length"):
-            if isinstance(value := holder.get(name), int) and value > 0:
-                return scaled_context(value, text, config)
-    limit = getattr(tokenizer, "model_max_length", 0)
-    return int(limit) if isinstance(limit, int) and 0 < limit < 1 << 30 else 0
 
 
 def digest(folder: Path, settings: WorkerSettings, sampling: dict[str, float]) -> str:

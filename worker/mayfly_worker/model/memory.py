@@ -93,4 +93,9 @@ def within(card: ModelCard, budget: Budget) -> ModelCard:
     if budget.bytes_per_token <= 0:
         return card
     room = max(1, budget.longest_alone())
-    return replace(card, context=min(card.context or room, room))
+    if card.context and card.context <= room:
+        return card
+    source = "what fits into memory"
+    if card.context:
+        source += f", instead of {card.context:,} by {card.context_from}"
+    return replace(card, context=room, context_from=source)

@@ -107,9 +107,13 @@ def probe(model: Any, new_cache: caches.Factory, references: ReferenceStore) -> 
     )
 
 
-def can_batch(cache: caches.Cache) -> bool:
-    """True if sequences with KV caches of this type may decode together."""
-    return all(hasattr(layer, "merge") for layer in leaves(cache))
+def why_unbatchable(cache: caches.Cache) -> str:
+    """Returns why sequences with KV caches of this type cannot decode together; an empty text if
+    their type allows it."""
+    for layer in leaves(cache):
+        if not hasattr(layer, "merge"):
+            return f"mlx-lm cannot batch caches of the class {type(layer).__name__}"
+    return ""
 
 
 def kv_cost(model: Any, new_cache: caches.Factory) -> KVCost:
@@ -154,13 +158,11 @@ def _unbatchable_because(
     Only a positive result is stored for later workers: a negative result may come from a faulty
     device.
     """
-    for layer in leaves(cache):
-        if not can_batch([layer]):
-            return f"mlx-lm cannot batch caches of the class {type(layer).__name__}"
+    if because := why_unbatchable(cache):
+        return because
     question = ("batching", batches[0].prompts, _TOLERANCE)
     if references.known(question):
         return ""
-    because = ""
     for attempt in batches:
         because = attempt.decode()
         if not because:

@@ -34,11 +34,6 @@ def tools_place(tokenizer: Any) -> ToolsPlace | None:
     return "tools" if place is None and refused else place
 
 
-def reads_tools(tokenizer: Any) -> bool:
-    """True if a model's chat template writes the tools of a request into the prompt."""
-    return bool(tokenizer.has_chat_template) and _tried(tokenizer)[0] is not None
-
-
 def describes_tools(tokenizer: Any) -> bool:
     """True if prompts describe the tools of a request because the model's chat template reads
     none."""

@@ -20,11 +20,12 @@ from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
 from mayfly_protocol import PROTOCOL_VERSION
+from mayfly_protocol.capabilities import shown
 from mayfly_protocol.counters import STATUS
 from mayfly_protocol.faults import KINDS
 from mayfly_protocol.roster import Autopsy, Loss, Roster, SlotState, SlotView
 from mayfly_server.api.dependencies import FrontDep
-from mayfly_server.api.openapi import AnswerObject
+from mayfly_server.api.openapi import AnswerObject, ModelCapabilities
 from mayfly_server.dispatch.fleet import Fleet
 from mayfly_server.http import sse
 
@@ -57,6 +58,10 @@ class SlotStatus(_SlotCounters):  # type: ignore[misc]
     incarnation: int
     pid: int
     rows: Annotated[int, Field(description="Sequences that may run at once; 0 while unknown.")]
+    capabilities: Annotated[
+        ModelCapabilities | None,
+        Field(description="The model's capabilities; null until the model is loaded."),
+    ]
     phase: str
     load_done: int
     load_total: int
@@ -168,6 +173,7 @@ def _slot(view: SlotView) -> SlotStatus:
         incarnation=view.incarnation,
         pid=view.pid,
         rows=view.card.rows if view.card else 0,
+        capabilities=shown(view.card) if view.card else None,
         **{name: getattr(view, name) for name in STATUS},
         phase=view.phase,
         load_done=view.load_done,

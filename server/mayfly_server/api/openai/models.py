@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter
 from pydantic import Field
 
+from mayfly_protocol.capabilities import shown
 from mayfly_server.api.dependencies import Front, FrontDep
-from mayfly_server.api.openapi import AnswerObject
+from mayfly_server.api.openapi import AnswerObject, ModelCapabilities
 from mayfly_server.dispatch.fleet import ServedModel
 from mayfly_server.errors import NotServed
 
@@ -50,6 +51,10 @@ class ModelObject(AnswerObject):
             description="Sampling parameters of requests that do not name them, as the model's "
             "authors recommend; OpenAI's defaults hold for those that are absent."
         ),
+    ]
+    mayfly: Annotated[
+        ModelCapabilities | None,
+        Field(description="The model's capabilities here; null until the model is loaded."),
     ]
     type: Literal["model"]
     display_name: str
@@ -94,6 +99,7 @@ def _model(front: Front, model: ServedModel) -> ModelObject:
             name: int(value) if name == "top_k" else value
             for name, value in (model.card.sampling if model.card else {}).items()
         },
+        "mayfly": shown(model.card) if model.card else None,
         "type": "model",
         "display_name": model.name,
         "created_at": datetime.fromtimestamp(front.started, UTC).isoformat(),
