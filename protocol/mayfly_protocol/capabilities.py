@@ -97,7 +97,7 @@ def in_words(can: Capabilities) -> dict[str, str]:
         words["prefix cache"] = (
             "at any length"
             if can.prefixes == "any_length"
-            else ("at the ends of earlier prompts, answers and system prompts")
+            else "at the ends of earlier prompts, answers and system prompts"
         )
     if can.window:
         words["window"] = f"{can.window:,} tokens"
@@ -107,12 +107,12 @@ def in_words(can: Capabilities) -> dict[str, str]:
     words["tools"] = (
         "in the chat template"
         if can.template_tools
-        else ("described in the system message, as the chat template reads none")
+        else "described in the system message, as the chat template reads none"
     )
     words["tool calls"] = (
         f"read as {can.tool_parser}"
         if can.tool_parser
-        else ("left in the text unless a request demands them")
+        else "left in the text unless a request demands them (--tool-parser names their form)"
     )
     words["template variables"] = ", ".join(can.template_variables) or "none"
     return words

@@ -30,6 +30,7 @@ from rich.progress import (
 )
 from rich.segment import ControlType
 
+from mayfly_protocol.capabilities import in_words
 from mayfly_protocol.common.secrets import API_KEY_VARIABLE
 from mayfly_protocol.roster import SlotView
 from mayfly_reaper.observer import NOBODY, About, Observer
@@ -103,6 +104,7 @@ class Reporter:
         self._prompt = prompt
         self._needs_key = needs_key
         self._shown: dict[str, tuple[str, int, str]] = {}
+        self._models = _LoadedModels()
         self._last_note = ""
         self._ready: str | None = None
         self._address: str | None = None
@@ -131,6 +133,9 @@ class Reporter:
                 view = replace(view, detail="")  # the last note contains this detail
             self._renderer.line(f"{view.slot}: {slot_text(view)}")
         if view.state == "ready":
+            if words := self._models.new_words(view):
+                described = "; ".join(f"{subject} {text}" for subject, text in words.items())
+                self._renderer.line(f"{view.model}: {described}")
             self._ready = view.model
             self._announce()
 
@@ -155,6 +160,22 @@ class Reporter:
         self._renderer.line(f"\nServing {self._ready} on {self._address}\n")
         curl = curl_command(self._address, self._ready, self._prompt, needs_key=self._needs_key)
         self._renderer.line(f"{curl}\n")
+
+
+class _LoadedModels:
+    """Capabilities of each model that were shown, so that they are shown once, and again only if
+    another worker's differ."""
+
+    def __init__(self) -> None:
+        self._words: dict[str, dict[str, str]] = {}
+
+    def new_words(self, view: SlotView) -> dict[str, str]:
+        """Returns the capabilities of a ready worker's model in words; none if they were shown."""
+        words = in_words(view.card) if view.card is not None else {}
+        if not words or self._words.get(view.model) == words:
+            return {}
+        self._words[view.model] = words
+        return words
 
 
 def slot_text(view: SlotView) -> str:
@@ -310,6 +331,7 @@ class LogLines:
         self._log = structlog.get_logger(__name__)
         self._fetching = ""
         self._shown: dict[str, tuple[str, int, str]] = {}
+        self._models = _LoadedModels()
 
     def fetching(self, what: str, done: int, total: int) -> None:
         if what != self._fetching:
@@ -334,6 +356,9 @@ class LogLines:
             pid=view.pid,
             detail=view.detail,
         )
+        if view.state == "ready" and (words := self._models.new_words(view)):
+            fields = {subject.replace(" ", "_"): text for subject, text in words.items()}
+            self._log.info("model loaded", model=view.model, **fields)
 
     def front_end_ready(self, host: str, port: int) -> None:
         self._log.info("front end is ready", host=host, port=port)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from structlog.testing import capture_logs
 
 from mayfly_cli.progress import LogLines
+from mayfly_protocol.lifecycle import ModelCard
 from mayfly_protocol.roster import SlotState, SlotView
 from mayfly_reaper.observer import About
 
@@ -29,6 +32,18 @@ def test_a_slot_is_told_when_it_changes() -> None:
         ("failed", 2, "error"),
     ]
     assert all(t["slot"] == "m-0" for t in told)
+
+
+def test_M09_what_a_model_can_do_is_a_line() -> None:
+    card = ModelCard(digest="d", rows=1, one_row_because="mlx-lm cannot batch its caches")
+    with capture_logs() as told:
+        lines = LogLines()
+        for incarnation in (1, 2):
+            lines.slot_changed(replace(view("ready", incarnation), card=card))
+    [line] = [each for each in told if each["event"] == "model loaded"]
+    assert (line["model"], line["log_level"]) == ("m", "info")
+    assert line["sequences"] == "one at a time: mlx-lm cannot batch its caches"
+    assert line["tool_calls"].startswith("left in the text")
 
 
 def test_a_note_says_which_worker_it_is_about() -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import json
 import shlex
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from mayfly_cli.progress import Bars, PlainLines, Reporter, curl_command, server_address, slot_text
+from mayfly_protocol.lifecycle import ModelCard
 from mayfly_protocol.roster import SlotView
 from support.fake_clock import FakeClock
 
@@ -88,6 +90,23 @@ def test_the_address_waits_for_a_worker_and_the_front_end_and_is_told_once() -> 
     reporter.slot_changed(view("ready", incarnation=2))
     reporter.front_end_ready("127.0.0.1", 8000)
     assert sum("Serving" in line for line in lines) == 1
+
+
+def test_M09_what_a_model_can_do_is_said_once_and_again_if_it_changed() -> None:
+    lines: list[str] = []
+    reporter = Reporter(PlainLines(lines.append, FakeClock(100.0)))
+    card = ModelCard(
+        digest="d", rows=1, one_row_because="mlx-lm cannot batch its caches", chat=False
+    )
+    for incarnation in (1, 2):
+        reporter.slot_changed(view("ready", incarnation=incarnation, card=card))
+    reporter.slot_changed(view("ready", incarnation=3, card=replace(card, context=4096)))
+    said = [line for line in lines if line.startswith("smol: ")]
+    alone = "sequences one at a time: mlx-lm cannot batch its caches"
+    assert said == [
+        f"smol: context no limit; {alone}; chat no chat template: completions only",
+        f"smol: context 4,096 tokens; {alone}; chat no chat template: completions only",
+    ]
 
 
 def test_a_replacement_is_told_and_repeats_are_not() -> None:

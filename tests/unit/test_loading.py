@@ -414,7 +414,7 @@ def test_B07_a_template_that_reads_tools_nowhere_is_said(copied: Path) -> None:
     assert (card.tools, card.tool_parser) == (True, "json_tools")
     assert in_words(card)["tools"].startswith("described in the system message")
     unread = load(settings(copied, tool_parser="none"), quiet).card
-    assert in_words(unread)["tool calls"] == "left in the text unless a request demands them"
+    assert in_words(unread)["tool calls"].startswith("left in the text unless a request demands")
 
 
 def test_N16_a_folder_with_a_scaled_context_or_an_option_for_it(copied: Path) -> None:

@@ -55,13 +55,6 @@ def test_it_says_hello_loads_and_is_ready(shared: WorkerProcess) -> None:
     assert last.done == last.total > 0
 
 
-def test_its_log_says_what_the_model_can_do(shared: WorkerProcess) -> None:
-    shared.stderr.seek(0)
-    [line] = [line for line in shared.stderr.read().decode().splitlines() if "model loaded" in line]
-    assert "2,048 tokens (max_position_embeddings in config.json)" in line
-    assert "at once" in line and "tool_calls" in line
-
-
 def test_an_answer_from_first_to_last_message(shared: WorkerProcess) -> None:
     answer = shared.ask(generation(max_tokens=8))
     assert isinstance(answer.messages[0], Accepted)

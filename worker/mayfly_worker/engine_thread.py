@@ -21,10 +21,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import structlog
-
 from mayfly_protocol.breadcrumb import BreadcrumbWriter
-from mayfly_protocol.capabilities import in_words
 from mayfly_protocol.faults import Classification, classify_exception
 from mayfly_protocol.lifecycle import LoadPhase, Scope
 from mayfly_protocol.settings import WorkerSettings
@@ -40,8 +37,6 @@ from mayfly_worker.model.memory import plan, within
 from mayfly_worker.model.page_cache import WeightReader
 from mayfly_worker.model.weight_files import ModelLoadError
 from mayfly_worker.prefix_cache import PrefixCache
-
-_log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +135,7 @@ class EngineThread:
 
         loaded = load(self._settings, report, self._weight_reader)
         budget = plan(self._settings, loaded)
-        card = within(loaded.card, budget)
-        _log.info("model loaded", **{key.replace(" ", "_"): v for key, v in in_words(card).items()})
-        return replace(loaded, card=card), budget
+        return replace(loaded, card=within(loaded.card, budget)), budget
 
     def _run(self, engine: Engine, build: Callable[[], Engine], canary: Canary) -> Engine | None:
         """Runs an engine until it raises. Returns the engine that replaces it, or None if the
