@@ -101,8 +101,21 @@ class WorkerSettings:
     ] = None
     """Bits per value of a quantized KV cache, one of the widths that MLX has; None: not
     quantized."""
+    kv_group_size: Annotated[
+        int | None,
+        Option(
+            "Quantize the KV cache in groups of this number of values; by default 64, or 32 where "
+            "64 does not divide the width of the model's heads.",
+            one_of=(32, 64, 128),
+        ),
+    ] = None
     max_kv_size: Annotated[
-        int | None, Option("Keep at most this number of tokens in the KV cache.", at_least=1)
+        int | None,
+        Option(
+            "Keep at most this number of tokens in the KV cache: the first 4 of a conversation, "
+            "and its last ones.",
+            at_least=16,
+        ),
     ] = None
     max_rows: Annotated[
         int,

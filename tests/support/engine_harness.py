@@ -88,6 +88,7 @@ class EngineHarness:
         padding_safe: bool = True,
         max_kv_size: int | None = None,
         kv_bits: int | None = None,
+        kv_group_size: int | None = None,
         bucketed: bool = False,
         pass_cost_tokens: float = float("inf"),
     ) -> None:
@@ -100,7 +101,7 @@ class EngineHarness:
             chunks=chunks or ChunkSizer(1.0, 1.0),
             prefixes=self.prefixes,
             emit=self.events.extend,
-            new_cache=caches.factory(model, max_kv_size, kv_bits),
+            new_cache=caches.factory(model, max_kv_size, kv_bits, kv_group_size),
             batchable=batchable,
             padding_safe=padding_safe,
             bucketed=bucketed,

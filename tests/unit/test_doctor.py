@@ -22,6 +22,7 @@ from mayfly_worker.engine.admission import Budget
 from mayfly_worker.fetch.reporting import FetchError
 from mayfly_worker.fetch.resolve import find
 from mayfly_worker.model.loading import load
+from mayfly_worker.model.weight_files import ModelLoadError
 from support.models import tiny
 
 
@@ -51,15 +52,43 @@ def test_it_knows_what_loading_will_measure(architecture: str, tmp_path: Path) -
 
 
 def test_M09_a_model_that_cannot_be_batched_is_said_to_run_alone(tmp_path: Path) -> None:
-    folder = tiny.build(tmp_path, head_dim=64)
-    told = diagnose(settings(folder, kv_bits=8))
-    because = "mlx-lm cannot batch caches of the class QuantizedKVCache"
+    text = {
+        "model_type": "llama4_text",
+        "attention_bias": False,
+        "attention_chunk_size": 32,
+        "head_dim": tiny.HEAD_DIM,
+        "hidden_size": 64,
+        "interleave_moe_layer_step": 1,
+        "intermediate_size": 64,
+        "intermediate_size_mlp": 64,
+        "max_position_embeddings": 2048,
+        "num_attention_heads": 4,
+        "num_experts_per_tok": 1,
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 2,
+        "num_local_experts": 2,
+        "rms_norm_eps": 1e-5,
+        "rope_scaling": None,
+        "rope_theta": 10000.0,
+        "use_qk_norm": True,
+        "vocab_size": 1800,
+    }
+    folder = tiny.build(tmp_path, architecture="llama4", text_config=text)
+    told = diagnose(settings(folder))
+    because = "mlx-lm cannot batch caches of the class ChunkedKVCache"
     assert (told.capabilities["one_row_because"], told.max_rows) == (because, 1)
-    assert diagnose(settings(folder)).capabilities["one_row_because"] == ""
     with capture_logs() as logged:
-        load(settings(folder, kv_bits=8), lambda *_: None)
+        load(settings(folder), lambda *_: None)
     [said] = [line for line in logged if "one sequence at a time" in line["event"]]
     assert said["reason"] == because
+
+
+def test_M11_a_model_whose_heads_cannot_be_quantized_is_refused(tmp_path: Path) -> None:
+    folder = tiny.build(tmp_path, head_dim=80)
+    with pytest.raises(ModelLoadError, match="a width of 80, which no size of groups divides"):
+        diagnose(settings(folder, kv_bits=8))
+    told = diagnose(settings(tiny.build(tmp_path, head_dim=96), kv_bits=8))
+    assert told.capabilities["one_row_because"] == ""
 
 
 def test_a_transformers_tokens_cost_keys_and_values(tmp_path: Path) -> None:

@@ -16,10 +16,11 @@ from mlx_lm.models.cache import (
     BatchKVCache,
     KVCache,
     QuantizedKVCache,
-    RotatingKVCache,
     make_prompt_cache,
 )
 
+from mayfly_worker.engine.bounded_caches import KEPT as KEPT
+from mayfly_worker.engine.bounded_caches import BoundedKVCache, GroupedKVCache
 from mayfly_worker.prefix_cache.layers import leaves
 
 Cache = list[Any]
@@ -29,32 +30,35 @@ Factory = Callable[[], Cache]
 """Function that makes an empty KV cache for one sequence."""
 
 
-def factory(model: Any, max_kv_size: int | None = None, kv_bits: int | None = None) -> Factory:
+def factory(
+    model: Any,
+    max_kv_size: int | None = None,
+    kv_bits: int | None = None,
+    kv_group_size: int | None = None,
+) -> Factory:
     """Returns a function that makes empty KV caches for this model.
 
-    ``max_kv_size`` bounds each cache to a sliding window of that many tokens (only for models that
-    :func:`can_be_bounded` accepts), ``kv_bits`` quantizes keys and values to that many bits. The
-    window is a plain one: mlx-lm's own bounded cache also keeps the first tokens of a sequence, but
-    only outside a batch, so that answers would depend on other requests.
+    ``max_kv_size`` bounds each cache to the first tokens of a sequence and its last ones, that many
+    in all (only for models that :func:`can_be_bounded` accepts). ``kv_bits`` quantizes the keys and
+    values of layers that grow with every token, from the first token on, in groups of
+    ``kv_group_size`` values (None: the largest that fits).
     """
 
-    def fresh() -> Cache:
+    def replaced(layer: Any) -> Any:
+        if type(layer) is not KVCache:
+            return layer
         if max_kv_size is not None:
-            return [RotatingKVCache(max_kv_size) for _ in model.layers]
-        cache: Cache = make_prompt_cache(model)
-        if kv_bits is None:
-            return cache
-        return [
-            layer.to_quantized(bits=kv_bits) if isinstance(layer, KVCache) else layer
-            for layer in cache
-        ]
+            return BoundedKVCache(max_kv_size)
+        if kv_bits is not None:
+            return GroupedKVCache(kv_bits, kv_group_size or 0)
+        return layer
 
-    return fresh
+    return lambda: [replaced(layer) for layer in make_prompt_cache(model)]
 
 
 def can_be_bounded(model: Any) -> bool:
-    """True if a sliding window may replace this model's own KV caches: each of them is a plain
-    cache that grows with every token.
+    """True if bounded caches may replace this model's own KV caches: each of them is a plain cache
+    that grows with every token.
 
     mlx-lm's ``make_prompt_cache`` is stricter and ignores the bound for every model that makes its
     own caches. Llama makes its own for variants with sliding layers, and otherwise returns plain
@@ -176,7 +180,7 @@ def _take(layer: Any, row: int, length: int) -> Any:
 
 def trimmable(cache: Cache) -> bool:
     """True if a KV cache of this type can be cut back to any length, however long it grew."""
-    return all(type(layer) in (KVCache, QuantizedKVCache) for layer in cache)
+    return all(type(layer) in (KVCache, GroupedKVCache) for layer in cache)
 
 
 def quantized(cache: Cache) -> bool:

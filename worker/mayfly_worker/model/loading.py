@@ -37,7 +37,7 @@ from mayfly_worker.model.generation_config import recommended
 from mayfly_worker.model.json_files import check_tokenizer_files, json_object
 from mayfly_worker.model.model_config import TranslatedConfig
 from mayfly_worker.model.page_cache import WeightReader
-from mayfly_worker.model.probe import Probe, probe
+from mayfly_worker.model.probe import Probe, bounded_as_unbounded, probe
 from mayfly_worker.model.reference_store import ReferenceStore
 from mayfly_worker.model.weight_files import (
     ModelLoadError,
@@ -109,8 +109,13 @@ def load(
     weight_bytes = materialize(model, report)
     new_cache = cache_factory(model, config, settings)
     sampling = recommended(folder) if settings.generation_config == "auto" else {}
+    if settings.max_kv_size is not None and not bounded_as_unbounded(model, new_cache):
+        raise ModelLoadError(
+            "max_kv_size changes the answers of this model even where nothing has to be dropped, "
+            "because its code relies on how its own caches work; leave the option out"
+        )
     identity = digest(folder, settings, sampling)
-    found = _probed(model, new_cache, settings, ReferenceStore.of(settings.canary_dir, identity))
+    found = probe(model, new_cache, ReferenceStore.of(settings.canary_dir, identity))
     can = capabilities_of(tokenizer, config, settings, new_cache(), found)
     if can.one_row_because:
         _log.warning("the model runs one sequence at a time", reason=can.one_row_because)
@@ -234,8 +239,8 @@ def cache_factory(model: Any, config: dict[str, Any], settings: WorkerSettings) 
     """Returns a function that makes empty KV caches for this model.
 
     Raises:
-        ModelLoadError: ``max_kv_size`` or ``kv_bits`` is set and has no effect on this model's
-            caches.
+        ModelLoadError: ``max_kv_size``, ``kv_bits`` or ``kv_group_size`` is set, and has no effect
+            on this model's caches or does not fit them.
     """
     kind = config.get("model_type")
     if settings.max_kv_size is not None and not caches.can_be_bounded(model):
@@ -243,26 +248,27 @@ def cache_factory(model: Any, config: dict[str, Any], settings: WorkerSettings) 
             f"max_kv_size has no effect on a {kind} model: some of its layers keep a window or "
             "a state of their own; leave the option out"
         )
-    new_cache = caches.factory(model, settings.max_kv_size, settings.kv_bits)
-    if settings.kv_bits is not None and not caches.quantized(new_cache()):
+    new_cache = caches.factory(
+        model, settings.max_kv_size, settings.kv_bits, settings.kv_group_size
+    )
+    if settings.kv_bits is None:
+        if settings.kv_group_size is not None:
+            raise ModelLoadError("kv_group_size has no effect without kv_bits; leave it out")
+        return new_cache
+    if not caches.quantized(new_cache()):
         bounded = " that max_kv_size bounds" if settings.max_kv_size is not None else ""
         raise ModelLoadError(
             f"kv_bits has no effect on the cache of a {kind} model{bounded}; leave the option out"
         )
-    return new_cache
-
-
-def _probed(
-    model: Any, new_cache: caches.Factory, settings: WorkerSettings, references: ReferenceStore
-) -> Probe:
     try:
-        return probe(model, new_cache, references)
+        # A forward pass that is built but not computed shows the widths of all keys and values.
+        model(mx.array([[0, 0]]), cache=new_cache())
     except (ValueError, TypeError, AttributeError) as error:
-        if settings.kv_bits is None:
-            raise
         raise ModelLoadError(
-            f"this model's cache cannot be quantized to {settings.kv_bits} bits: {error}"
+            f"this model's cache cannot be quantized to {settings.kv_bits} bits: {error}; "
+            "leave kv_bits out"
         ) from error
+    return new_cache
 
 
 def materialize(model: Any, report: ReportProgress) -> int:
@@ -305,6 +311,10 @@ def digest(folder: Path, settings: WorkerSettings, sampling: dict[str, float]) -
             elif path.suffix == ".safetensors":
                 sha.update(path.name.encode() + _sampled(path))
     sha.update(repr((settings.kv_bits, settings.max_kv_size)).encode())
+    if settings.max_kv_size is not None:
+        sha.update(f"first {caches.KEPT} kept".encode())
+    if settings.kv_group_size is not None:
+        sha.update(f"groups of {settings.kv_group_size}".encode())
     if settings.tool_parser != AUTO:
         sha.update(settings.tool_parser.encode())
     if sampling:

@@ -116,6 +116,22 @@ def why_unbatchable(cache: caches.Cache) -> str:
     return ""
 
 
+def bounded_as_unbounded(model: Any, new_cache: caches.Factory) -> bool:
+    """True if the model's logits are the same with bounded caches, which ``new_cache`` makes, as
+    with its own, while a sequence is short enough that nothing is dropped."""
+    last = []
+    for make in (new_cache, caches.factory(model)):
+        cache = make()
+        try:
+            for tokens in (_SHORT, _SHORT, [_NEXT], [_NEXT]):
+                logits = model(mx.array([tokens]), cache=cache)[:, -1, :].astype(mx.float32)
+        except _UNABLE:
+            return False
+        last.append(logits)
+    bounded, own = last
+    return bool((mx.max(mx.abs(bounded - own)) <= _TOLERANCE * mx.std(own)).item())
+
+
 def kv_cost(model: Any, new_cache: caches.Factory) -> KVCost:
     """Returns the bytes of KV cache per token and per sequence, of a model whose weights are not
     loaded.
