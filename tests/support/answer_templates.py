@@ -131,3 +131,37 @@ ANSWERS = {kind: answer + CALLS for kind, answer in THINKING.items()} | {"joined
 def answering(kind: str) -> str:
     """The template of a ``kind`` of :data:`ANSWERS`."""
     return with_answers(ANSWERS[kind])
+
+
+HARMONY = """\
+{{- '<|start|>system<|message|>Reasoning: ' + (reasoning_effort or 'medium') + '<|end|>' }}
+{%- if tools %}{{- '<|start|>developer<|message|>' }}
+{%- for tool in tools %}{{- tool.function.name + '\\n' }}{% endfor %}{{- '<|end|>' }}{% endif %}
+{%- set called = namespace(name='') %}
+{%- for message in messages %}{% set content = message.content %}
+{%- if message.role == 'assistant' and message.tool_calls %}
+{%- set rest = loop.index %}{% set call = message.tool_calls[0].function %}
+{%- if content and message.thinking %}{{- raise_exception('one of both') }}{% endif %}
+{%- set ended = messages[rest:] | rejectattr('tool_calls', 'defined')
+    | selectattr('role', 'equalto', 'assistant') | list %}
+{%- set thought = content or message.thinking %}
+{%- if thought and not ended %}
+{{- '<|start|>assistant<|channel|>analysis<|message|>' + thought + '<|end|>' }}
+{%- endif %}
+{{- '<|start|>assistant to=functions.' + call.name + '<|channel|>commentary json<|message|>' }}
+{{- call.arguments | tojson + '<|call|>' }}{% set called.name = call.name %}
+{%- elif message.role == 'assistant' %}
+{%- if loop.last and not add_generation_prompt %}
+{%- if message.thinking %}
+{{- '<|start|>assistant<|channel|>analysis<|message|>' + message.thinking + '<|end|>' }}
+{%- endif %}
+{{- '<|start|>assistant<|channel|>final<|message|>' + content + '<|return|>' }}
+{%- else %}{{- '<|start|>assistant<|channel|>final<|message|>' + content + '<|end|>' }}{% endif %}
+{%- elif message.role == 'tool' %}
+{{- '<|start|>functions.' + called.name + ' to=assistant<|channel|>commentary<|message|>' }}
+{{- content | tojson + '<|end|>' }}
+{%- else %}{{- '<|start|>' + message.role + '<|message|>' + content + '<|end|>' }}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start|>assistant' }}{% endif %}"""
+"""As gpt-oss has: one call in a message, whose name its result gets, and no thoughts of earlier
+answers but those before calls that no answer has followed."""

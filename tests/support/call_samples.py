@@ -118,6 +118,41 @@ SAMPLES = [
         "<|tool_call:args|>{}<|tool_call:end|><|calls|>",
         PARIS + TIME,
     ),
+    # F01
+    Sample(
+        "harmony",
+        "<|channel|>analysis<|message|>Which city?<|end|><|start|>assistant<|channel|>commentary "
+        f"to=functions.get_weather <|constrain|>json<|message|>{_ARGUMENTS}<|call|>",
+        PARIS,
+    ),
+    Sample(
+        "harmony",
+        "<|channel|>commentary<|message|>Let me see.<|end|><|start|>assistant "
+        f"to=functions.get_weather<|channel|>commentary json<|message|>{_ARGUMENTS}<|call|>",
+        PARIS,
+        "Let me see.",
+    ),
+    Sample(
+        "harmony",
+        f" to=functions.get_weather<|channel|>commentary <|constrain|>json<|message|>{_ARGUMENTS}"
+        "<|call|><|start|>assistant to=functions.get_time<|channel|>commentary<|message|>{}",
+        PARIS + TIME,
+    ),
+    Sample(
+        "harmony",
+        "<|channel|>commentary to=functions.get_weather<|constrain|>json<|message|>"
+        f"{_ARGUMENTS}<|end|><|start|>assistant<|channel|>final<|message|>Soon.<|return|>",
+        PARIS,
+        "Soon.",
+    ),
+    Sample(
+        "harmony",
+        f"<|channel|>analysis to=functions.get_weather code<|message|>{_ARGUMENTS}<|call|>",
+        PARIS,
+    ),
+    Sample(
+        "harmony", "<|channel|>commentary to=get_time <|constrain|>json<|message|><|call|>", TIME
+    ),
     Sample("phi4_mini", f"<|tool_call|>[{_JSON}]<|/tool_call|>", PARIS),
     Sample("phi4_mini", f"<|tool_call|>{_JSON}<|/tool_call|>", PARIS),
     Sample("phi4_mini", f"functools[{_JSON}, {_TOOL_TIME}]", PARIS + TIME),

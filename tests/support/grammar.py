@@ -49,7 +49,7 @@ def accepts(compiled: CompiledGrammar, text: str, tokenizer: Any = PLAIN) -> boo
         if id not in allowed(matcher):
             return False
         matcher.consume(id)
-    return END in allowed(matcher)
+    return not tokenizer.eos_token_ids.isdisjoint(allowed(matcher))
 
 
 def schema(value: Any, **options: Any) -> CompiledGrammar:

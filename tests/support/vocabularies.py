@@ -15,6 +15,7 @@ from transformers.tokenization_python import PreTrainedTokenizer
 
 from mayfly_worker.text.dialects.families import DIALECTS
 from mayfly_worker.text.dialects.registry import choose_format
+from support.answer_templates import HARMONY
 from support.models import tokenizer as kinds
 
 CONTEXT = 2048
@@ -92,13 +93,29 @@ INSIDE = (
 """Tokens within tool calls, in some dialects."""
 
 
+HARMONY_MARKERS = (
+    *("<|return|>", "<|constrain|>", "<|channel|>", "<|start|>", "<|end|>", "<|message|>"),
+    "<|call|>",
+)
+
+
+@lru_cache
+def harmony(template: str = HARMONY) -> TokenizerWrapper:
+    """A tokenizer with the special tokens of gpt-oss, and a template in the shape of its own."""
+    rust = kinds.train("plain")
+    rust.add_special_tokens([AddedToken(marker, special=True) for marker in HARMONY_MARKERS])
+    inner = PreTrainedTokenizerFast(tokenizer_object=rust, eos_token=kinds.PAD, pad_token=kinds.PAD)
+    inner.chat_template = template
+    return TokenizerWrapper(inner)
+
+
 @lru_cache
 def with_parser(name: str, *, special: bool = False) -> TokenizerWrapper:
     """A byte-level tokenizer of a model that writes tool calls in the dialect of this name. The
     dialect's markers are single tokens of the vocabulary, special tokens with ``special``."""
     dialect = DIALECTS[name]
     rust = kinds.train("plain")
-    markers = [*dialect.starts, *dialect.ends]
+    markers = [*dialect.starts, *dialect.ends, *(HARMONY_MARKERS if name == "harmony" else ())]
     rust.add_tokens([AddedToken(m, special=special, normalized=False) for m in markers])
     rust.add_special_tokens([AddedToken(token, special=True) for token in INSIDE])
     tokenizer = TokenizerWrapper(

@@ -32,7 +32,7 @@ class WordText:
     """Stands for a choice's text: every token is a word."""
 
     reasoning_tokens = 0
-
+    protocol = False
     stop = None
 
     def feed(self, token: int, *, eos: bool) -> TextPiece:

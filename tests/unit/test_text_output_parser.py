@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from mayfly_worker.text.automaton import Automaton
 from mayfly_worker.text.call_ids import call_id
-from mayfly_worker.text.dialects.dialect import REASONING, Dialect
+from mayfly_worker.text.dialects.dialect import REASONING, Dialect, Framing, Routed
 from mayfly_worker.text.dialects.families import DIALECTS, FORCED
 from mayfly_worker.text.markers import Markers, Transitions, guided_markers, markers_of
 from mayfly_worker.text.output_parser import OutputParser
@@ -273,20 +273,22 @@ def test_forced_calls_that_were_cut_off_are_content() -> None:
 
 
 def test_a_header_names_the_state_that_follows() -> None:
-    """Its text is dropped, or begins the text of the call that it belongs to."""
+    """Its text is dropped; its recipient begins the text of a call."""
 
-    def route(header: str) -> str:
-        return "tool" if "to=" in header else "reasoning" if header == "thought" else "normal"
+    def route(header: str, *, cut: bool = False) -> Routed:
+        tool = header.partition("to=")[2]
+        return Routed("reasoning" if header == "thought" else "normal", tool, tool)
 
     edges = {"normal": ["<h>"], "reasoning": ["<h>"], "tool": ["<h>"]}
     states = {
         state: Transitions(Automaton(out), ("header",) * len(out)) for state, out in edges.items()
     }
     states["header"] = Transitions(Automaton(["<m>"]), ("routed",))
-    found = Markers(states, initial="normal", endless_calls=True, route=route)
+    framing = Framing(route=route)
+    found = Markers(states, initial="normal", endless_calls=True, framing=framing)
 
     def parse(text: str, tools: Any) -> Any:
-        header, _, arguments = text.partition("<m>")
+        header, _, arguments = text.partition(" ")
         return {"name": header.removeprefix("to="), "arguments": json.loads(arguments)}
 
     def parser() -> OutputParser:
@@ -296,7 +298,7 @@ def test_a_header_names_the_state_that_follows() -> None:
     text = '<h>thought<m>hm<h>final<m>Yes.<h>to=sum<m>{"x": 1}'
     assert run(parser(), list(text)) == ("Yes.", "hm", [ParsedCall("sum", '{"x": 1}')])
     unknown = "<h>to=other<m>{}"
-    assert run(parser(), list(unknown + "<h>final<m>Yes.")) == (unknown + "Yes.", "", [])
+    assert run(parser(), list(unknown + "<h>final<m>Yes.")) == ("to=other {}\n\nYes.", "", [])
 
 
 # mlx-lm's formats

@@ -155,11 +155,12 @@ class Preparer:
 
     def _grammar(self, generation: Generation, rendered: RenderedPrompt) -> CompiledGrammar | None:
         prompt, constraint = generation.prompt, generation.output.constraint
+        begun = {"in_reasoning": rendered.in_reasoning, "in_answer": rendered.in_answer}
         if isinstance(prompt, ChatPrompt) and prompt.tools and prompt.tool_choice == "required":
-            return self._grammars.tools(prompt, in_reasoning=rendered.in_reasoning)
+            return self._grammars.tools(prompt, **begun)
         if constraint is None:
             return None
-        return self._grammars.compile(constraint, in_reasoning=rendered.in_reasoning)
+        return self._grammars.compile(constraint, **begun)
 
     def _choice(
         self,

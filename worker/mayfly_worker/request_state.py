@@ -159,7 +159,7 @@ class RequestState:
             text=echo + piece.text,
             reasoning=piece.reasoning,
             tool_calls=piece.tool_calls,
-            logprobs=_logprobs(token, text_of),
+            logprobs=() if text.protocol else _logprobs(token, text_of),
             finish=finish,
             stop=text.stop if finish is not None else None,
         )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import partial
+from itertools import groupby
 from threading import Lock
 from typing import Any
 
@@ -20,13 +22,17 @@ from mayfly_worker.grammar.sources import (
     MAX_CHARACTERS,
     GrammarSource,
     Schema,
+    call_headers,
     compact,
     constraint_grammar,
+    message_rule,
     thought_rule,
     tool_call_grammar,
 )
 from mayfly_worker.request_errors import GrammarFailed, InvalidInput
 from mayfly_worker.text.detokenize import hugging_face
+from mayfly_worker.text.dialects.dialect import HEADER, NORMAL, REASONING
+from mayfly_worker.text.dialects.registry import output_format
 
 MAX_KEPT = 64
 """Number of compiled grammars that are kept for later requests."""
@@ -59,7 +65,8 @@ class GrammarCompiler:
 
     With ``in_reasoning`` the prompt ends inside reasoning: the model may end the reasoning as it
     likes, and the grammar holds for the text after it. Without ``in_reasoning`` the model cannot
-    begin to reason.
+    begin to reason. ``in_answer`` says that the prompt ends inside the text of the answer. Where a
+    model's answers have headers, the grammar begins with them, and the thought may be missing.
     """
 
     def __init__(self, tokenizer: Any, width: int) -> None:
@@ -67,11 +74,14 @@ class GrammarCompiler:
         logits."""
         self._tokenizer = tokenizer
         self._width = width
+        self._guide = output_format(tokenizer).framing.guide
         self._vocabulary: LLTokenizer | None = None
-        self._kept: OrderedDict[tuple[str, bool], CompiledGrammar] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, str], CompiledGrammar] = OrderedDict()
         self._lock = Lock()
 
-    def compile(self, constraint: Constraint, *, in_reasoning: bool = False) -> CompiledGrammar:
+    def compile(
+        self, constraint: Constraint, *, in_reasoning: bool = False, in_answer: bool = False
+    ) -> CompiledGrammar:
         """Compiles the grammar of a constraint on a request's output. ``in_reasoning`` says that
         the prompt ends inside reasoning, after which the grammar holds.
 
@@ -79,33 +89,38 @@ class GrammarCompiler:
             InvalidInput: the constraint is malformed, impossible, or not supported by llguidance;
                 the message names the place in the constraint.
         """
-        return self._compiled(constraint_grammar(constraint), in_reasoning)
+        before = self._before(in_reasoning=in_reasoning, in_answer=in_answer, call=False)
+        return self._compiled(constraint_grammar(constraint), before)
 
-    def tools(self, prompt: ChatPrompt, *, in_reasoning: bool = False) -> CompiledGrammar:
+    def tools(
+        self, prompt: ChatPrompt, *, in_reasoning: bool = False, in_answer: bool = False
+    ) -> CompiledGrammar:
         """Compiles the grammar of an answer that has to call tools, written as a JSON array of
-        objects with ``name`` and ``arguments``. ``in_reasoning`` says that the prompt ends inside
-        reasoning, after which the grammar holds.
+        objects with ``name`` and ``arguments``, or as one message in a model's own framing.
+        ``in_reasoning`` says that the prompt ends inside reasoning, after which the grammar holds.
 
         Raises:
             InvalidInput: the parameters of a tool are malformed, impossible, or not supported by
                 llguidance.
         """
-        return self._compiled(tool_call_grammar(prompt), in_reasoning)
+        headers = partial(call_headers, self._guide, self._lark) if self._guide else None
+        before = self._before(in_reasoning=in_reasoning, in_answer=in_answer, call=True)
+        return self._compiled(tool_call_grammar(prompt, headers), before)
 
-    def _compiled(self, source: GrammarSource, in_reasoning: bool) -> CompiledGrammar:
-        key = (source.text(), in_reasoning)
+    def _compiled(self, source: GrammarSource, before: str) -> CompiledGrammar:
+        key = (source.text(), before)
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key]
-        compiled = self._compile(source, in_reasoning)
+        compiled = self._compile(source, before)
         with self._lock:
             self._kept[key] = compiled
             while len(self._kept) > MAX_KEPT:
                 self._kept.popitem(last=False)
         return compiled
 
-    def _compile(self, source: GrammarSource, in_reasoning: bool) -> CompiledGrammar:
+    def _compile(self, source: GrammarSource, before: str) -> CompiledGrammar:
         vocabulary = self._llguidance()
         matcher = self._start(source.text())
         if matcher.is_error():
@@ -117,8 +132,8 @@ class GrammarCompiler:
                 )
         if error := _trial_error(matcher):
             raise InvalidInput(self._explained(source, error), source.param)
-        if in_reasoning:
-            matcher = self._start(source.after(self._thought_rule(vocabulary)).text())
+        if before:
+            matcher = self._start(source.after(before).text())
         return CompiledGrammar(matcher, self._width, vocabulary.vocab_size)
 
     def _start(self, grammar: str) -> LLMatcher:
@@ -129,10 +144,33 @@ class GrammarCompiler:
             matcher.compute_bitmask()
         return matcher
 
-    def _thought_rule(self, vocabulary: LLTokenizer) -> str:
+    def _before(self, *, in_reasoning: bool, in_answer: bool, call: bool) -> str:
+        """Returns the Lark rule ``thought`` of all that comes before the grammar's text; an empty
+        text if nothing does."""
+        if self._guide is not None:
+            if in_answer and not call:
+                return ""
+            state = NORMAL if in_answer else REASONING if in_reasoning else HEADER
+            return message_rule(self._guide, self._lark, state=state, call=call)
+        if not in_reasoning:
+            return ""
         ids = self._tokenizer.think_end_tokens
-        special = any(vocabulary.is_special_token(id) for id in ids)
+        special = any(self._llguidance().is_special_token(id) for id in ids)
         return thought_rule(self._tokenizer.think_end, ids, special)
+
+    def _lark(self, text: str) -> str:
+        """Returns a text as a part of a Lark rule, with its special tokens by their ids."""
+        ids = self._tokenizer.encode(text, add_special_tokens=False)
+        special = self._llguidance().is_special_token
+        parts = []
+        for marked, group in groupby(ids, special):
+            each = list(group)
+            parts += (
+                [f"<[{id}]>" for id in each]
+                if marked
+                else [json.dumps(self._tokenizer.decode(each))]
+            )
+        return " ".join(parts)
 
     def _explained(self, source: GrammarSource, error: str) -> str:
         for name, schema in source.schemas:

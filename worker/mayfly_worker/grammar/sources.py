@@ -8,7 +8,7 @@ can go on writing whitespace for ever.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from mayfly_protocol.requests import ChatPrompt, Constraint
 from mayfly_worker.request_errors import InvalidInput
+from mayfly_worker.text.dialects.dialect import HEADER, NORMAL, REASONING, Guide
 
 MAX_CHARACTERS = 250_000
 MAX_PROPERTIES = 2_000
@@ -64,10 +65,13 @@ def constraint_grammar(constraint: Constraint) -> GrammarSource:
     return _WRITERS[constraint.kind](constraint.value, constraint.param)
 
 
-def tool_call_grammar(prompt: ChatPrompt) -> GrammarSource:
+def tool_call_grammar(
+    prompt: ChatPrompt, headers: Callable[[str], str] | None = None
+) -> GrammarSource:
     """Returns the grammar of ``[{"name":…,"arguments":{…}},…]`` with tools of the prompt: one call
     or, if the request allows parallel calls, up to 16 (``MAX_CALLS``); if the request forces one
-    tool, one call of that tool.
+    tool, one call of that tool. With ``headers``, which returns the Lark text that a call of the
+    tool of a name begins with, it is that of one call, its arguments alone after the header.
 
     Raises:
         InvalidInput: there is no tool to call, or a tool's parameters are no schema of an object.
@@ -78,14 +82,18 @@ def tool_call_grammar(prompt: ChatPrompt) -> GrammarSource:
     if not tools:
         raise InvalidInput("tool_choice forces a call of a tool that is not there", "tool_choice")
     one = prompt.forced_tool is not None or not prompt.parallel_tool_calls
+    several = '"[" call "]"' if one else f'"[" call ("," call){{0,{MAX_CALLS - 1}}} "]"'
     rules = [
-        'start: "[" call "]"' if one else f'start: "[" call ("," call){{0,{MAX_CALLS - 1}}} "]"',
+        f"start: {'call' if headers else several}",
         "call: " + " | ".join(f"call_{n}" for n in range(len(tools))),
     ]
     parts, schemas = [], []
     for n, tool in enumerate(tools):
         opening = f'{{"name":{json.dumps(tool["name"])},"arguments":'
-        rules.append(f'call_{n}: {json.dumps(opening)} @arguments_{n} "}}"')
+        if headers is None:
+            rules.append(f'call_{n}: {json.dumps(opening)} @arguments_{n} "}}"')
+        else:
+            rules.append(f"call_{n}: {headers(tool['name'])} @arguments_{n}")
         schema = _parameters(tool)
         parts.append({"name": f"arguments_{n}", "json_schema": compact(schema)})
         schemas.append((f"the parameters of tool {tool['name']!r}", schema))
@@ -107,6 +115,23 @@ def thought_rule(end: str, end_ids: Sequence[int], special: bool) -> str:
         f"spelled[lazy]: /(?s:.*){marker}/\n"
         f"TEXT: /(?s:.*)/ & ~/(?s:.*{marker}.*)/\n"
     )
+
+
+def call_headers(guide: Guide, lark: Callable[[str], str], name: str) -> str:
+    """Returns the headers that a call of the tool ``name`` may have, as a part of a Lark rule;
+    ``lark`` writes a text with special tokens as such a part."""
+    return f"({' | '.join(lark(header.format(name)) for header in guide.call)})"
+
+
+def message_rule(guide: Guide, lark: Callable[[str], str], *, state: str, call: bool) -> str:
+    """Returns the Lark rule ``thought`` of what comes before an answer, or before a ``call``, in a
+    model's own framing: the thought and, of an answer, the header. ``state`` is that in which the
+    prompt ends: HEADER, REASONING or, before a call only, NORMAL."""
+    begin, end = map(lark, guide.thought)
+    before = {HEADER: f"({begin} TEXT {end})?", REASONING: f"TEXT {end}", NORMAL: end}[state]
+    header = "" if call else f" ({' | '.join(map(lark, guide.answer))})"
+    marker = regex_to_lark(_quoted(guide.thought[1]), "")
+    return f"thought: {before}{header}\nTEXT: /(?s:.*)/ & ~/(?s:.*{marker}.*)/\n"
 
 
 def _quoted(text: str) -> str:

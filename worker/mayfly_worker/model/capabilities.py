@@ -54,7 +54,8 @@ def capabilities_of(
     if settings.context:
         context = Context(settings.context, "the option context")
     because = probe.unbatchable_because if probe is not None else why_unbatchable(cache)
-    calls = output_format(tokenizer).calls
+    form = output_format(tokenizer)
+    calls = form.calls
     chat = bool(tokenizer.has_chat_template)
     return Capabilities(
         context=context.tokens,
@@ -65,7 +66,7 @@ def capabilities_of(
         prefixes="any_length" if caches.trimmable(cache) else "stored_lengths",
         window=max(map(_window, leaves(cache)), default=0),
         chat=chat,
-        reasoning=bool(tokenizer.has_thinking),
+        reasoning=form.reasons,
         tools=calls is not None,
         tool_parser=calls.name if calls is not None else "",
         template_tools=chat and not describes_tools(tokenizer),

@@ -261,6 +261,10 @@ def settable_variables(kwargs: Mapping[str, Any], tokenizer: Any, *, tools: bool
         asked = kwargs.get(other)
         if isinstance(asked, bool) and name in names and other not in names:
             known.setdefault(name, asked)
+    efforts = output_format(tokenizer).framing.efforts
+    effort = known.get("reasoning_effort")
+    if isinstance(effort, str) and effort in efforts:
+        known["reasoning_effort"] = efforts[effort]
     return known
 
 

@@ -18,10 +18,10 @@ from mayfly_protocol.requests import ChatPrompt, FinishReason, Generation
 from mayfly_protocol.serving import ToolCallDelta
 from mayfly_worker.text.call_ids import call_id
 from mayfly_worker.text.detokenize import Detokenizer
-from mayfly_worker.text.dialects.dialect import REASONING
+from mayfly_worker.text.dialects.dialect import NORMAL, REASONING
 from mayfly_worker.text.dialects.families import FORCED
 from mayfly_worker.text.dialects.registry import output_format
-from mayfly_worker.text.markers import guided_markers, markers_of
+from mayfly_worker.text.markers import guided_markers, marker_ids, markers_of
 from mayfly_worker.text.output_parser import OutputParser
 from mayfly_worker.text.prompts import RenderedPrompt
 from mayfly_worker.text.stops import StopMatcher
@@ -82,6 +82,7 @@ class ChoiceText:
             if generation.output.split
             else None
         )
+        self._markers = marker_ids(tokenizer) if self._parser is not None else None
         self._call_count = 0
         self._ended = False
         self.tokens = 0
@@ -90,6 +91,8 @@ class ChoiceText:
         self.reasoning_tokens = 0
         """Number of token ids that belong to the reasoning of this choice, including its end
         marker."""
+        self.protocol = False
+        """True if the token id that was fed last belongs to a header, and not to the answer."""
 
     @property
     def stop(self) -> str | None:
@@ -110,7 +113,15 @@ class ChoiceText:
             text = self._detokenizer.add(id) if self._include_stop else ""
             return self._finish(text, "stop", by_model=True)
         text = self._detokenizer.add(id, in_call=in_call)
-        return self._take(text) if text else NOTHING
+        if self._parser is None:
+            return self._take(text) if text else NOTHING
+        in_header = self._parser.in_header
+        literal = self._markers is not None and id not in self._markers
+        piece = self._take(text, literal=literal) if text else NOTHING
+        self.protocol = self._parser.in_header or (
+            in_header and not (piece.text or piece.reasoning)
+        )
+        return piece
 
     def end(self, reason: FinishReason) -> TextPiece:
         """Ends the choice without another id, because its token budget is used up (``length``) or
@@ -132,7 +143,7 @@ class ChoiceText:
         """True once the choice has so many tokens (``min_tokens``) that a stop string ends it."""
         return self.tokens >= self._min_tokens
 
-    def _take(self, text: str) -> TextPiece:
+    def _take(self, text: str, *, literal: bool = False) -> TextPiece:
         if self._parser is None:
             stopped = False
             if self._stops is not None:
@@ -140,7 +151,7 @@ class ChoiceText:
             self._ended = stopped
             return TextPiece(text, finish="stop" if stopped else None)
         self._parser.armed = self._armed
-        self._parser.feed(text)
+        self._parser.feed(text, literal=literal)
         if self._parser.full:
             self._ended = True
             return self._emit("stop")
@@ -200,24 +211,23 @@ def _output_parser(
     prompt = generation.prompt
     chat = prompt if isinstance(prompt, ChatPrompt) else ChatPrompt(messages=())
     offered = chat.tools if chat.tool_choice != "none" else ()
-    state = REASONING if rendered.in_reasoning else None
-    if offered and chat.tool_choice == "required":
-        return OutputParser(
-            guided_markers(tokenizer),
-            state=state,
-            tools=ToolCallParser(offered, FORCED),
-            forced=True,
-            parallel=chat.parallel_tool_calls,
-            early=generation.output.early_calls,
-            stops=stops,
-        )
-    if generation.output.constraint is not None:
-        return OutputParser(guided_markers(tokenizer), state=state, stops=stops)
-    dialect = output_format(tokenizer).calls if offered else None
+    state = REASONING if rendered.in_reasoning else NORMAL if rendered.in_answer else None
+    form = output_format(tokenizer)
+    dialect = form.calls if offered else None
+    required = bool(offered) and chat.tool_choice == "required"
+    constrained = generation.output.constraint is not None
+    markers = markers_of(tokenizer, dialect is not None)
+    if required or constrained:
+        guide = form.framing.guide
+        if guide is None:
+            markers = guided_markers(tokenizer)
+        dialect = (guide.calls if guide else FORCED) if required else None
     return OutputParser(
-        markers_of(tokenizer, dialect is not None),
+        markers,
         state=state,
+        header=rendered.header,
         tools=ToolCallParser(offered, dialect) if dialect else None,
+        forced=dialect is FORCED,
         parallel=chat.parallel_tool_calls,
         early=generation.output.early_calls,
         stops=stops,

@@ -21,13 +21,12 @@ because mlx-lm's machine holds back more text than could still become a marker.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from mayfly_worker.text.automaton import Automaton
-from mayfly_worker.text.dialects.dialect import NORMAL, REASONING, ROUTED, TOOL
+from mayfly_worker.text.dialects.dialect import NORMAL, REASONING, ROUTED, TOOL, Framing
 from mayfly_worker.text.dialects.registry import output_format
 
 
@@ -46,12 +45,12 @@ class Markers:
     """A model's output format: the states of its text (normal, reasoning, tool call) and the
     markers that lead from one state to another. ``initial`` is the first state of an answer, unless
     the prompt ends inside reasoning; ``endless_calls`` says that a tool call has no end marker.
-    ``route`` returns the state to which the text of a header leads."""
+    ``framing`` has the readers of headers."""
 
     states: dict[str, Transitions]
     initial: str
     endless_calls: bool
-    route: Callable[[str], str] | None = None
+    framing: Framing | None = None
 
     def transitions(self, state: str) -> Transitions:
         return self.states.get(state, _NO_TRANSITIONS)
@@ -68,11 +67,13 @@ def markers_of(tokenizer: Any, tools: bool) -> Markers:
     """Returns the markers of a model's output; ``tokenizer`` is mlx-lm's ``TokenizerWrapper``.
     Markers of tool calls are included only with ``tools``."""
     form = output_format(tokenizer)
+    edges = _edges(tokenizer, tools)
+    starts = form.calls.starts if form.calls else ()
     return Markers(
-        _transitions(_edges(tokenizer, tools)),
+        _transitions(edges),
         initial=form.framing.initial,
-        endless_calls=form.calls is None or not form.calls.ends,
-        route=form.framing.route,
+        endless_calls=all(marker in starts for marker, _ in edges.get(TOOL, ())),
+        framing=form.framing,
     )
 
 
@@ -121,3 +122,14 @@ def marker_strings(tokenizer: Any) -> tuple[str, ...]:
     """Returns every string that marks reasoning, tool calls or other parts of a model's output."""
     edges = _edges(tokenizer, True)
     return tuple({marker: None for out in edges.values() for marker, _ in out if marker})
+
+
+@lru_cache(maxsize=8)
+def marker_ids(tokenizer: Any) -> frozenset[int] | None:
+    """Returns the ids of a model's markers if each of them is a special token, and the model writes
+    them with these alone (:class:`Framing`); else None."""
+    special = {t.content: id for id, t in tokenizer.added_tokens_decoder.items() if t.special}
+    ids = [special.get(marker) for marker in marker_strings(tokenizer)]
+    if output_format(tokenizer).framing.route is None or None in ids:
+        return None
+    return frozenset(id for id in ids if id is not None)

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from mayfly_worker.text.automaton import NONE, ROOT
-from mayfly_worker.text.dialects.dialect import NORMAL, REASONING, ROUTED, TOOL
+from mayfly_worker.text.dialects.dialect import (
+    HEADER,
+    NORMAL,
+    REASONING,
+    ROUTED,
+    TOOL,
+    Framing,
+    Routed,
+)
 from mayfly_worker.text.markers import Markers
 from mayfly_worker.text.stops import StopMatcher
 from mayfly_worker.text.tool_calls import CallPiece, CallText, ToolCallParser
@@ -15,7 +23,8 @@ class OutputParser:
     last call or thought; only text that could still become a marker is held back, such whitespace,
     and tool calls until they are whole or, with ``early``, until their parts are certain.
 
-    ``content``, ``reasoning`` and ``calls`` gather the results until the caller empties them.
+    ``content``, ``reasoning`` and ``calls`` gather the results until the caller empties them;
+    ``header`` is the text of the header that is open.
     ``full`` says that the rest of the text is dropped, since the answer has all the calls it may
     have, a stop string has ended its content (``stopped``), or it is ``broken``: its last call
     cannot be read or was cut off, although parts of the call were given out. Stop strings that are
@@ -28,6 +37,7 @@ class OutputParser:
         markers: Markers,
         *,
         state: str | None = None,
+        header: str = "",
         tools: ToolCallParser | None = None,
         forced: bool = False,
         parallel: bool = True,
@@ -35,7 +45,8 @@ class OutputParser:
         stops: StopMatcher | None = None,
     ) -> None:
         """``state`` is the state in which the answer begins: normal text, reasoning or tool call
-        (None: the initial state of ``markers``). With ``forced`` all text except for reasoning is
+        (None: the initial state of ``markers``), ``header`` the beginning of a header in the
+        prompt, which the answer goes on with. With ``forced`` all text except for reasoning is
         parsed as tool calls; without ``parallel`` only the first call counts. ``stops`` searches
         the content for stop strings; a call or a thought ends such a search."""
         self._markers = markers
@@ -49,11 +60,15 @@ class OutputParser:
         self.full = self.cut = self.broken = self.stopped = False
         self.armed = True
         self._stops = stops
-        self._opening = self._entered = self._quoted = ""
+        self._opening = self._quoted = ""
         self._called_from = NORMAL
         self._call: CallText | None = None
         self._held = ""
-        self._header = ""
+        self.header = header
+        self._framing = markers.framing or Framing()
+        self._called_in = NORMAL
+        self._written: set[str] = set()
+        self._parted: set[str] = set()
         self._gap = "" if tools is not None and not forced else None
         self._called = False
         self._beginning = ""
@@ -73,20 +88,25 @@ class OutputParser:
     def in_reasoning(self) -> bool:
         return self.state == REASONING
 
-    def feed(self, text: str) -> None:
-        while text:
-            text = self._read(text)
+    @property
+    def in_header(self) -> bool:
+        return self.state not in (NORMAL, REASONING, TOOL)
 
-    def _read(self, text: str) -> str:
-        """Reads text. Returns the text that is to be read again, since the marker before it did not
-        begin a call; otherwise an empty text."""
+    def feed(self, text: str, *, literal: bool = False) -> None:
+        """Takes the next text, which is no marker if it is ``literal``, even if it spells one."""
+        while text:
+            text = self._read(text, literal=literal)
+
+    def _read(self, text: str, *, literal: bool) -> str:
+        """Reads text. Returns the text that is to be read again, since it was taken for a call or a
+        header and is none; otherwise an empty text."""
         if (
             not self._held
             and not self.full
-            and self._transitions.automaton.no_match_begins_in(text)
+            and (literal or self._transitions.automaton.no_match_begins_in(text))
         ):
             self._put(text)
-            return self._after_marker_alone("")
+            return self._taken_back("")
         buffer = self._held + text
         begin, read = 0, len(self._held)
         while not self.full:
@@ -96,19 +116,25 @@ class OutputParser:
                 certain = len(buffer) - automaton.depth[self._node]
                 self._put(buffer[begin:certain])
                 self._held = buffer[certain:]
-                return self._after_marker_alone("")
+                return self._taken_back("")
             marker = automaton.strings[match]
             self._put(buffer[begin : read - len(marker)])
-            if again := self._after_marker_alone(buffer[read - len(marker) :]):
+            if again := self._taken_back(buffer[read - len(marker) :]):
                 return again
             self._follow(marker, self._transitions.targets[match])
             begin = read
         return ""
 
-    def _after_marker_alone(self, rest: str) -> str:
+    def _taken_back(self, rest: str) -> str:
         """If the text after a start marker of calls does not begin like one, makes the marker text
         of the thought or of the content in which it stands, and returns the text, with ``rest``
-        that has come since, to be read again."""
+        that has come since, to be read again. So for a text in a header's place that is none."""
+        may_be_header = self._framing.may_be_header
+        if self.state == HEADER and may_be_header and not may_be_header(self.header):
+            text, self.header = self.header + (rest or self._held), ""
+            self._held = ""
+            self._enter(NORMAL)
+            return text
         if not self.in_call or self._call is None or not self._call.foreign:
             return ""
         text = self._call.text + (rest or self._held)
@@ -131,7 +157,7 @@ class OutputParser:
             return
         self._put(self._held)
         self._held = ""
-        while again := self._after_marker_alone(""):
+        while again := self._taken_back(""):
             self.feed(again)
             self._put(self._held)
             self._held = ""
@@ -148,6 +174,7 @@ class OutputParser:
             self.cut = not self._close("", whole=complete or self._markers.endless_calls)
         elif self._call is not None:
             self.cut = not self._close("", whole=True)
+        self._end_header(cut=not complete)
         if self._gap and not self._called:
             self._add_content(self._gap)
             self._gap = None
@@ -158,7 +185,7 @@ class OutputParser:
             return
         if self.state == REASONING:
             self._end_search()
-            self.reasoning += text
+            self.reasoning += self._parting(REASONING) + text
         elif self.state == TOOL or (self._forced and self.state == NORMAL):
             self._put_into_call(text)
         elif self.state == NORMAL and self._bare:
@@ -166,7 +193,7 @@ class OutputParser:
         elif self.state == NORMAL:
             self._put_content(text)
         else:
-            self._header += text
+            self.header += text
 
     def _put_content(self, text: str) -> None:
         """Takes text of the answer's content. Whitespace at its beginning and after a call is held
@@ -182,6 +209,9 @@ class OutputParser:
     def _add_content(self, text: str) -> None:
         if self.full:
             return
+        if text and (parting := self._parting(NORMAL)):
+            self._end_search()
+            self.content += parting
         if self._stops is not None:
             text, self.stopped = self._stops.feed(text, armed=self.armed)
             self.full = self.stopped
@@ -249,36 +279,67 @@ class OutputParser:
             return
         if self.in_call:
             self._close(marker if target == NORMAL else "", whole=True)
-        header, self._header = self._header, ""
-        if target == ROUTED and self._markers.route is not None:
-            target = self._markers.route(header)
-            if target == TOOL and self._tools is None:
-                target = NORMAL
-            if target == TOOL:
-                self._opening = self._entered
-                self._put_into_call(header + marker)
+        if target == ROUTED and self._framing.route is not None:
+            header, self.header = self.header, ""
+            routed = self._framing.route(header)
+            self._begin_message(routed)
+            if self._tools is not None and routed.tool in self._tools.names:
+                self._called_in = routed.state
+                self._enter(TOOL)
+            self._put(f"to={routed.recipient} " if routed.recipient else "")
+            return
+        self._end_header()
+        if target == HEADER and marker in self._framing.kept:
+            self.header = marker
         elif target == TOOL:
             self._opening = marker
             self._called_from = NORMAL if self.in_call else self.state
             if self._tools is not None and marker in self._tools.kept:
                 self._opening = ""
                 self._put_into_call(marker)
-        self._entered = marker
         self._enter(target)
+
+    def _begin_message(self, routed: Routed) -> None:
+        """Begins a message after its header."""
+        self._enter(routed.state)
+        if routed.state in self._written:
+            self._parted.add(routed.state)
+
+    def _end_header(self, *, cut: bool = False) -> None:
+        """Ends a header that no message follows: text in it that is none of a header's is taken as
+        that of its message."""
+        header, self.header = self.header, ""
+        route = self._framing.route
+        if self.state == HEADER and route is not None and (routed := route(header, cut=cut)).rest:
+            self._begin_message(routed)
+            self._put(routed.rest)
+
+    def _parting(self, state: str) -> str:
+        """Returns an empty line if the next text is of another message than the text of the same
+        ``state`` before it."""
+        self._written.add(state)
+        if state not in self._parted:
+            return ""
+        self._parted.remove(state)
+        return "\n\n"
 
     def _close(self, ending: str, *, whole: bool) -> bool:
         """Ends the text between the markers of tool calls, which is parsed if it is ``whole``. Text
-        that is no call becomes content, with the closing marker ``ending`` and, unless a call came
-        before, the opening marker. Returns True if all of the text was calls that can be made."""
+        that is no call becomes content, or part of the thought if it is a message of the thought,
+        with the closing marker ``ending`` and, unless a call came before, the opening marker.
+        Returns True if all of the text was calls that can be made."""
         call = self._call or CallText(self._tools, early=False, parallel=self._parallel)
         call.end(whole=whole)
         self._take_pieces(call)
         rest = call.text if not self.full else ""
-        if not call.counted or rest:
+        if self._called_in == REASONING and (not call.counted or rest):
+            self.reasoning += self._parting(REASONING) + rest
+        elif not call.counted or rest:
             self._put_content(f"{'' if call.counted else self._opening}{rest}{ending}")
         else:
             self._gap = ""
             self._called = True
         self._opening = self._quoted = ""
+        self._called_in = NORMAL
         self._call = None
         return call.counted and not call.broken and not rest

@@ -23,7 +23,11 @@ from mayfly_worker.text.chat_template import (
     switches_of,
 )
 from mayfly_worker.text.control_tokens import encode
+from mayfly_worker.text.dialects.dialect import NORMAL
+from mayfly_worker.text.dialects.registry import output_format
 from mayfly_worker.text.earlier_answers import restore
+from mayfly_worker.text.markers import markers_of
+from mayfly_worker.text.output_parser import OutputParser
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +35,14 @@ class RenderedPrompt:
     """A prompt as token ids. The first ``system_tokens`` ids belong to the system prompt and the
     tools; other conversations with the same system prompt and tools begin with the same ids (0 if
     there is neither). ``in_reasoning`` says that the prompt ends inside reasoning, which the model
-    goes on with."""
+    goes on with; ``in_answer``, that it ends inside the answer's text, in a format in which answers
+    begin with a header. ``header`` is the beginning of this header in the prompt."""
 
     ids: list[int]
     system_tokens: int = 0
     in_reasoning: bool = False
+    in_answer: bool = False
+    header: str = ""
 
 
 def render(prompt: Prompt, tokenizer: Any, width: int) -> RenderedPrompt:
@@ -119,10 +126,17 @@ def _render_chat(prompt: ChatPrompt, tokenizer: Any) -> RenderedPrompt:
             f"the model's chat template refused these messages: {error}", "messages"
         ) from error
     ids = encode(text, tokenizer)
-    return RenderedPrompt(
-        ids,
-        _system_tokens(ids, given, template, tokenizer),
-        _leaves_thought_open(ids, tokenizer),
+    begun = RenderedPrompt(ids, _system_tokens(ids, given, template, tokenizer))
+    start = output_format(tokenizer).framing.start
+    if not start or start not in text:
+        return replace(begun, in_reasoning=_leaves_thought_open(ids, tokenizer))
+    message = OutputParser(markers_of(tokenizer, False))
+    message.feed(text.rpartition(start)[2])
+    return replace(
+        begun,
+        in_reasoning=message.in_reasoning,
+        in_answer=message.state == NORMAL,
+        header=message.header,
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 from mayfly_worker.text.dialects.call_readers import ParseCalls, Reader
 
@@ -71,21 +72,65 @@ class Thought:
     begins_open: bool = False
 
 
+class Routed(NamedTuple):
+    """Content of a message's header: the ``state`` of the message's text, the ``recipient`` if it
+    names one, and the name of the ``tool`` that this may be. ``rest`` is the text in a header that
+    no message follows, if the text is none of a header's."""
+
+    state: str
+    recipient: str = ""
+    tool: str = ""
+    rest: str = ""
+
+
+class Route(Protocol):
+    """Function that reads a message's header."""
+
+    def __call__(self, header: str, *, cut: bool = False) -> Routed:
+        """Returns the header's content; with ``cut`` the answer was cut off within the header."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guide:
+    """Form of an answer that a grammar enforces in a model's own framing: a thought, which may be
+    missing, and the answer or a call. ``thought`` are the texts around the thought. ``answer`` are
+    the headers that the answer may have, ``call`` those of a call, with ``{}`` for the tool's name;
+    ``calls`` is the dialect of such calls."""
+
+    calls: Dialect
+    thought: tuple[str, str]
+    answer: tuple[str, ...]
+    call: tuple[str, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Framing:
     """States of an output besides content, reasoning and tool calls, such as headers of messages.
 
     ``transitions`` has for each state its markers, each with the state to which it leads.
     ``initial`` is the state in which an answer begins. In a state that is neither NORMAL, REASONING
-    nor TOOL the text is a header. If a header's marker leads to ROUTED, ``route`` returns the next
-    state for the header's text, which begins after the marker that led into the header. A header
-    that is routed to TOOL belongs to the call: the call's text is the header, the marker, and the
-    text after it, so that a dialect's parser finds the call's name in it.
+    nor TOOL the text is a header. If a header's marker leads to ROUTED, ``route`` returns what the
+    header's text says, which begins after the marker that led into the header, or with it if the
+    marker is one of ``kept``. A message to a tool of the request is a call, whose text is
+    ``to=RECIPIENT``, a space, and the message's text. A framing with ``route`` has markers that are
+    special tokens: ordinary tokens that spell one are text, if the vocabulary has all of them.
     """
 
     transitions: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
     initial: str = NORMAL
-    route: Callable[[str], str] | None = None
+    route: Route | None = None
+    may_be_header: Callable[[str], bool] | None = None
+    """Returns False as soon as a text in the state HEADER is certainly no header, but content."""
+    start: str = ""
+    """Marker of the message in which prompts end; the answer begins within this message."""
+    kept: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ()
+    """Tokens that end an answer, whatever the model's configuration says."""
+    guide: Guide | None = None
+    """Form of the answers that a grammar enforces; without, it is that of every other model."""
+    efforts: Mapping[str, str] = field(default_factory=dict)
+    """Values of the template variable ``reasoning_effort`` that the model does not know, each with
+    the nearest that it knows."""
     words: Words = ()
     """Strings in the chat template by which the framing is chosen."""
 
@@ -100,3 +145,8 @@ class OutputFormat:
     thought: Thought | None
     framing: Framing = Framing()
     dropped: tuple[str, ...] = ()
+
+    @property
+    def reasons(self) -> bool:
+        """True if the model's answers have thoughts."""
+        return self.thought is not None or REASONING in self.framing.transitions

@@ -22,7 +22,7 @@ from mlx_lm.tool_parsers import (
     qwen3_coder,
 )
 
-from mayfly_worker.text.dialects import json_calls, markup_readers, python_calls
+from mayfly_worker.text.dialects import harmony, json_calls, markup_readers, python_calls
 from mayfly_worker.text.dialects.call_readers import (
     ParseCalls,
     Reader,
@@ -88,6 +88,7 @@ def _json(
 
 IN_ORDER = (
     # Words that no other family's templates have
+    harmony.CALLS,
     Dialect(
         name="deepseek_v32",
         parse=markup_readers.parse_dsml,

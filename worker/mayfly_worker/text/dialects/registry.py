@@ -24,6 +24,7 @@ from mayfly_worker.text.dialects.dialect import (
     Thought,
 )
 from mayfly_worker.text.dialects.families import DIALECTS, IN_ORDER
+from mayfly_worker.text.dialects.harmony import HARMONY
 from mayfly_worker.text.tool_prompt import describes_tools
 
 AUTO = "auto"
@@ -32,6 +33,7 @@ NONE = "none"
 """Value of the option ``--tool-parser`` that turns the parsing of tool calls off."""
 
 _FRAMINGS = (
+    HARMONY,
     # Solar Open: <|begin|>assistant<|think|>…<|end|><|begin|>assistant<|content|>…<|end|>
     Framing(
         initial=HEADER,
@@ -73,9 +75,11 @@ def choose_format(tokenizer: Any, tool_parser: str = AUTO) -> OutputFormat:
     chosen = OutputFormat(
         calls,
         _own_thought(tokenizer),
-        _own_framing(tokenizer),
+        framing := _own_framing(tokenizer, calls),
         (*tokenizer.structural_markers, *_dropped(tokenizer)),
     )
+    vocabulary = tokenizer.get_vocab()
+    tokenizer.eos_token_ids |= {vocabulary[end] for end in framing.ends if end in vocabulary}
     setattr(tokenizer, _FORMAT, chosen)
     return chosen
 
@@ -120,9 +124,11 @@ def _own_thought(tokenizer: Any) -> Thought | None:
     return Thought(name="mlx_lm", start=tokenizer.think_start, end=tokenizer.think_end)
 
 
-def _own_framing(tokenizer: Any) -> Framing:
+def _own_framing(tokenizer: Any, calls: Dialect | None) -> Framing:
     template = _template(tokenizer)
     for framing in _FRAMINGS:
+        if calls is not None and framing.guide is not None and framing.guide.calls is calls:
+            return framing
         if any(all(word in template for word in group) for group in framing.words):
             return framing
     return Framing(
