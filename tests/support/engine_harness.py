@@ -86,6 +86,7 @@ class EngineHarness:
         chunks: ChunkSizer | None = None,
         batchable: bool = True,
         padding_safe: bool = True,
+        mixed_states: bool = True,
         max_kv_size: int | None = None,
         kv_bits: int | None = None,
         kv_group_size: int | None = None,
@@ -104,6 +105,7 @@ class EngineHarness:
             new_cache=caches.factory(model, max_kv_size, kv_bits, kv_group_size),
             batchable=batchable,
             padding_safe=padding_safe,
+            mixed_states=mixed_states,
             bucketed=bucketed,
             pass_cost_tokens=pass_cost_tokens,
         )

@@ -29,6 +29,7 @@ from mayfly_worker.model.weight_files import ModelLoadError
 from mayfly_worker.prefix_cache.layers import leaves
 from support.engine_harness import GREEDY, EngineHarness, EngineRequest, FixedChunks
 from support.models import tiny
+from support.models.configurations import configuration
 
 pytestmark = pytest.mark.heavy
 
@@ -81,6 +82,7 @@ class ServedModel:
             self.found.width,
             batchable=self.found.batchable,
             padding_safe=self.found.padding_safe,
+            mixed_states=self.found.mixed_states,
             max_rows=max_rows if self.found.batchable else 1,
             max_kv_size=self.case.max_kv_size,
             kv_bits=self.case.kv_bits,
@@ -302,60 +304,31 @@ def test_a_model_that_is_not_padding_safe_would_be_wrong_in_a_group(tmp_path: Pa
     assert together[1].ids() != alone[1]
 
 
-ONE_ROW: dict[str, dict[str, Any]] = {
-    # The masks of a batch do not fit scores of grouped heads.
-    "M01 gemma2": {"architecture": "gemma2"},
-    # Positions of a batch are taken for one number.
-    "M01 gpt_bigcode": {
-        "architecture": "gpt_bigcode",
-        "n_embd": 64,
-        "n_head": 4,
-        "n_layer": 2,
-        "n_inner": 128,
-        "n_positions": 2048,
-        "layer_norm_epsilon": 1e-5,
-    },
-    # Layers that reuse keys take the batch's longest row for each row's length.
-    "M02 afm7": {
-        "architecture": "afm7",
-        "hidden_dim": 64,
-        "num_layers": 3,
-        "num_kv_reuse_layers": 1,
-        "num_heads": 4,
-        "num_kv_heads": 2,
-    },
-    # Blocks of a batch are counted from its padding.
-    "M03 minimax": {
-        "architecture": "minimax_m3_vl",
-        "text_config": {
-            "hidden_size": 64,
-            "intermediate_size": 64,
-            "dense_intermediate_size": 64,
-            "shared_intermediate_size": 64,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "num_hidden_layers": 2,
-            "num_local_experts": 4,
-            "num_experts_per_tok": 2,
-            "vocab_size": 1800,
-            "head_dim": 16,
-            "index_block_size": 32,
-            "index_topk_blocks": 3,
-            "index_n_heads": 2,
-            "index_head_dim": 16,
-        },
-    },
+ONE_ROW = {
+    "M01": "gemma2",  # the masks of a batch do not fit scores of grouped heads
+    "M01 too": "gpt_bigcode",  # positions of a batch are taken for one number
+    "M02": "afm7",  # layers that reuse keys take the batch's longest row for each row's length
+    "M03": "minimax_m3_vl",  # blocks of a batch are counted from its padding
 }
+
+
+def loaded_tiny(
+    folder: Path, module: str, max_kv_size: int | None = None, **config: Any
+) -> ServedModel:
+    """Loads a tiny model of one of mlx-lm's modules, as a worker does."""
+    tiny.build(folder, architecture=module, **configuration(module) | config)
+    settings = WorkerSettings("test/0", 1, "", "", str(folder), "test", max_kv_size=max_kv_size)
+    loaded = load(settings, lambda *_: None)
+    case = ModelCase(module, max_kv_size=max_kv_size)
+    return ServedModel(case, loaded.model, loaded.probe, loaded.new_cache)
 
 
 @pytest.mark.parametrize("name", ONE_ROW)
 def test_M01_M02_M03_a_model_that_a_batch_breaks_is_served_alone(tmp_path: Path, name: str) -> None:
-    folder = tiny.build(tmp_path, **ONE_ROW[name])
     with capture_logs() as logged:
-        loaded = load(WorkerSettings("test/0", 1, "", "", str(folder), "test"), lambda *_: None)
-    assert loaded.card.rows == 1
+        served = loaded_tiny(tmp_path, ONE_ROW[name])
+    assert not served.found.batchable
     assert "the model runs one sequence at a time" in [line["event"] for line in logged]
-    served = ServedModel(ModelCase(name), loaded.model, loaded.probe, loaded.new_cache)
     rng = random.Random(19)
     asks = [EngineRequest(prompt(rng, n), GREEDY, max_tokens=12) for n in (1, 130, 60)]
     asks.append(EngineRequest([*asks[1].tokens, *prompt(rng, 20)], GREEDY, max_tokens=12))
@@ -363,36 +336,79 @@ def test_M01_M02_M03_a_model_that_a_batch_breaks_is_served_alone(tmp_path: Path,
         assert answer.ids() == served.greedy(ask.tokens, 12)
 
 
-LAYERS = {
-    # Two passes over the layers, each with caches of its own.
-    "nanbeige": {"num_loops": 2},
-    # A layer without attention has no cache.
-    "nemotron-nas": {
-        "model_type": "nemotron-nas",
-        "block_configs": [
-            {"attention": {"n_heads_in_group": 2}, "ffn": {"ffn_mult": 1.0}},
-            {"attention": {"no_op": True}, "ffn": {"ffn_mult": 1.0}},
-        ],
-    },
-    # The last layers read the cache of the layer before them.
-    "afm7": ONE_ROW["M02 afm7"],
-}
-
-
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(
+    "module",
+    [
+        "nanbeige",  # two passes over the layers, each with caches of its own
+        "nemotron-nas",  # a layer without attention has no cache
+        "afm7",  # the last layers read the cache of the layer before them
+    ],
+)
 def test_M06_caches_are_bounded_where_layers_and_caches_do_not_pair(
-    tmp_path: Path, name: str
+    tmp_path: Path, module: str
 ) -> None:
-    folder = tiny.build(tmp_path, **({"architecture": name} | LAYERS[name]))
-    settings = WorkerSettings("test/0", 1, "", "", str(folder), "test", max_kv_size=WINDOW)
-    loaded = load(settings, lambda *_: None)
-    served = ServedModel(
-        ModelCase(name, max_kv_size=WINDOW), loaded.model, loaded.probe, loaded.new_cache
-    )
+    served = loaded_tiny(tmp_path, module, WINDOW)
     rng = random.Random(21)
     asks = [EngineRequest(prompt(rng, n), GREEDY, max_tokens=20) for n in (1, 20, 90)]
     for ask, answer in zip(asks, served.harness().run(asks), strict=True):
         assert answer.ids() == served.greedy(ask.tokens, 20)
+
+
+@pytest.mark.parametrize(
+    ("module", "config"),
+    [
+        # It takes a state of zeros for another than none.
+        ("recurrent_gemma", {}),
+        # It keeps the last tokens, of which a short prompt has fewer.
+        ("longcat_flash_ngram", {"ngram_vocab_size_ratio": 1}),
+        # It takes them for the same.
+        ("lfm2", {}),
+    ],
+)
+def test_M04_a_prompt_of_a_token_or_two_joins_a_running_batch_as_if_alone(
+    tmp_path: Path, module: str, config: dict[str, Any]
+) -> None:
+    served = loaded_tiny(tmp_path, module, **config)
+    assert served.found.batchable
+    assert served.found.mixed_states is (module == "lfm2")
+    rng = random.Random(20)
+    harness = served.harness()
+    asks = [
+        EngineRequest(prompt(rng, length), GREEDY, max_tokens=24, n=n)
+        for length, n in ((40, 1), (1, 1), (2, 2), (1, 2), (3, 1), (30, 1))
+    ]
+    keys = []
+    for ask in asks:
+        keys.append(harness.submit(ask))
+        for _ in range(3):
+            harness.turn()
+    assert harness.engine.running == sum(ask.n for ask in asks)
+    harness.finish()
+    for key, ask in zip(keys, asks, strict=True):
+        alone = served.greedy(ask.tokens, 24)
+        assert [harness.answers[key].ids(choice) for choice in range(ask.n)] == [alone] * ask.n
+
+
+def test_short_prompts_tell_a_model_that_reads_their_padding(tmp_path: Path) -> None:
+    """Nemotron-H adds the last tokens of a prompt to its state once more for its padding."""
+    served = loaded_tiny(tmp_path, "nemotron_h")
+    assert (served.found.batchable, served.found.padding_safe) == (True, False)
+    rng = random.Random(21)
+    asks = [EngineRequest(prompt(rng, n), GREEDY, max_tokens=9) for n in (2, 5, 30, 7)]
+    for ask, answer in zip(asks, served.harness().run(asks), strict=True):
+        assert answer.ids() == served.greedy(ask.tokens, 9)
+
+
+def test_a_model_whose_code_fails_on_any_prompt_is_refused(tmp_path: Path) -> None:
+    layers = ["conv", "sliding_attention", "full_attention"]
+    with pytest.raises(ModelLoadError, match=r"test cannot be run: its code raised AttributeErr"):
+        loaded_tiny(tmp_path, "gear", layer_types=layers)
+
+
+@pytest.mark.skipif(mx.metal.is_available(), reason="its kernels run here")
+def test_a_model_with_kernels_for_metal_alone_is_refused_elsewhere(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"test cannot be run on this device: .* a Mac"):
+        loaded_tiny(tmp_path, "bitnet")
 
 
 class Rounding(nn.Module):

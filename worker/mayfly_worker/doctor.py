@@ -31,7 +31,7 @@ from mayfly_worker.fetch.reporting import FetchError, claim_stdout
 from mayfly_worker.fetch.resolve import find
 from mayfly_worker.model import memory
 from mayfly_worker.model.capabilities import capabilities_of
-from mayfly_worker.model.loading import assemble, cache_factory
+from mayfly_worker.model.loading import assemble, cache_factory, run_errors
 from mayfly_worker.model.probe import kv_cost
 from mayfly_worker.model.weight_files import ModelLoadError, weight_files
 
@@ -84,7 +84,8 @@ def diagnose(settings: WorkerSettings) -> Diagnosis:
     """
     model, tokenizer, config = assemble(settings)
     new_cache = cache_factory(model, config, settings)
-    cost = kv_cost(model, new_cache)
+    with run_errors(settings):
+        cost = kv_cost(model, new_cache)
     can = capabilities_of(tokenizer, config, settings, new_cache())
     weight_bytes = _weight_bytes(model)
     limit = memory.limit_bytes(settings)

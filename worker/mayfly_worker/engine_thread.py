@@ -173,6 +173,7 @@ class EngineThread:
             new_cache=loaded.new_cache,
             batchable=loaded.probe.batchable,
             padding_safe=loaded.probe.padding_safe,
+            mixed_states=loaded.probe.mixed_states,
             bucketed=loaded.bucketed,
             pass_cost_tokens=pass_cost_tokens(
                 loaded.card.weight_bytes, loaded.probe.cost.per_token

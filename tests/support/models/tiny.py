@@ -139,7 +139,9 @@ ARCHITECTURES: dict[str, Callable[[int, int], Config]] = {
 }
 
 
-def _weights(model: Any, vocabulary: int, seed: int) -> list[tuple[str, mx.array]]:
+def _weights(
+    model: Any, vocabulary: int, seed: int, embeddings: float
+) -> list[tuple[str, mx.array]]:
     """Random values for a model's parameters, drawn from the seed in the order of their names;
     ``vocabulary`` is the tokenizer's number of tokens."""
     rng = np.random.default_rng(seed)
@@ -149,8 +151,10 @@ def _weights(model: Any, vocabulary: int, seed: int) -> list[tuple[str, mx.array
             new = np.log(rng.uniform(1.0, 16.0, old.shape))
         elif old.ndim < 2:
             new = np.array(old)
+        elif not mx.issubdtype(old.dtype, mx.floating):
+            new = rng.integers(0, 1 << 32, old.shape)
         elif name.endswith("embed_tokens.weight") or name.endswith("embeddings.weight"):
-            new = rng.normal(0.0, 1.0, old.shape)
+            new = rng.normal(0.0, embeddings, old.shape)
         elif name == "lm_head.weight":
             new = rng.normal(0.0, _LOGIT_SCALE * old.shape[1] ** -0.5, old.shape)
             new[:3] = 0.0
@@ -158,7 +162,7 @@ def _weights(model: Any, vocabulary: int, seed: int) -> list[tuple[str, mx.array
         else:
             fan_in = old.shape[1] if "conv1d" in name else old.shape[-1]
             new = rng.normal(0.0, 2.0 * fan_in**-0.5, old.shape)
-        drawn.append((name, mx.array(new.astype(np.float32))))
+        drawn.append((name, mx.array(new).astype(old.dtype)))
     return drawn
 
 
@@ -172,15 +176,17 @@ def build(
     context: int = 2048,
     tokenizer: tokenizers.Kind = "plain",
     padding: int = 0,
+    embeddings: float = 1.0,
     template: str | None = None,
     **config: Any,
 ) -> Path:
     """Saves a tiny random-weight model into ``folder`` (made if need be) and returns the folder.
 
-    ``padding`` is the number of logits beyond the tokenizer's vocabulary. ``template`` replaces the
-    chat template; with an empty one the model has none. ``config`` overrides entries of
-    config.json, and completes those of an architecture that is not in ``ARCHITECTURES``, which
-    has a transformer's.
+    ``padding`` is the number of logits beyond the tokenizer's vocabulary. ``embeddings`` is the
+    standard deviation of the embeddings: large ones make a model that scales them up, and that has
+    no other output layer, repeat a token for ever. ``template`` replaces the chat template; with an
+    empty one the model has none. ``config`` overrides entries of config.json, and completes those
+    of an architecture that is not in ``ARCHITECTURES``, which has a transformer's.
     """
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary = tokenizers.save(folder, tokenizer, context=context, template=template)
@@ -195,7 +201,7 @@ def build(
     }
     module = importlib.import_module(f"mlx_lm.models.{architecture}")
     model = module.Model(module.ModelArgs.from_dict(whole))
-    weights = _weights(model, tokens, seed)
+    weights = _weights(model, tokens, seed, embeddings)
     model.update(tree_unflatten(weights))
     mx.save_safetensors(str(folder / "model.safetensors"), dict(weights), {"format": "mlx"})
     (folder / "config.json").write_text(json.dumps(whole, indent=2))

@@ -13,6 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.cache import (
+    ArraysCache,
     BatchKVCache,
     KVCache,
     QuantizedKVCache,
@@ -186,6 +187,12 @@ def trimmable(cache: Cache) -> bool:
 def quantized(cache: Cache) -> bool:
     """True if any layer of the KV cache stores quantized keys and values."""
     return any(isinstance(layer, QuantizedKVCache) for layer in cache)
+
+
+def state_shapes(cache: Cache) -> list[tuple[int, ...] | None]:
+    """Returns the shape of a row of each recurrent state, None for one that is not there yet."""
+    states = [layer.cache for layer in leaves(cache) if isinstance(layer, ArraysCache)]
+    return [None if array is None else array.shape[1:] for each in states for array in each]
 
 
 def arrays(cache: Cache) -> list[Any]:

@@ -146,6 +146,11 @@ class DecodeBatch:
         self.rows = [self.rows[i] for i in stay]
         self._rebuild(counts)
 
+    def has_states_like(self, cache: Cache) -> bool:
+        """True if the recurrent states of this batch have the shapes of those of ``cache``, but for
+        the number of rows."""
+        return caches.state_shapes(self._cache) == caches.state_shapes(cache)
+
     def take(self, row: int) -> tuple[list[int], Cache]:
         """Returns the tokens that a row's KV cache holds, and a copy of that cache (lazy
         arrays)."""

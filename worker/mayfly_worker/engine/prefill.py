@@ -129,7 +129,9 @@ class PrefillGroup:
         self._model(mx.array(inputs), cache=self._cache)
         if ragged:
             for layer in self._cache:
-                layer.finalize()
+                # Some models make caches for layers that use none.
+                if getattr(layer, "keys", layer) is not None:
+                    layer.finalize()
         caches.evaluate(self._cache)
         self.shape = (len(self.prompts), width, caches.columns(self._cache))
         for p, n in zip(self.prompts, lengths, strict=True):

@@ -71,6 +71,8 @@ class Engine:
         width: length of a row of logits.
         padding_safe: prompts of different lengths may be prefilled together (some state-space
             models ignore the padding mask).
+        mixed_states: a sequence that has just begun, whose recurrent states are empty or shorter,
+            may decode together with others.
         batchable: sequences may decode together. A model for which this is false is run with its
             plain caches, and needs a budget of one sequence.
         bucketed: chunks are padded to a few lengths, since new shapes are expensive on CUDA.
@@ -91,6 +93,7 @@ class Engine:
         new_cache: caches.Factory,
         batchable: bool = True,
         padding_safe: bool = True,
+        mixed_states: bool = True,
         bucketed: bool = False,
         pass_cost_tokens: float = float("inf"),
         counters: EngineCounters | None = None,
@@ -117,7 +120,7 @@ class Engine:
         self._waiting: deque[Start] = deque()
         self._groups: deque[PrefillGroup] = deque()
         self._planned_shapes: set[tuple[int, int, int]] = set()
-        self._decode = SubBatches(model, width, pass_cost_tokens)
+        self._decode = SubBatches(model, width, pass_cost_tokens, mixed_states=mixed_states)
         self._owners: dict[int, Start] = {}  # request by id of a running sequence
         self._events: list[Event] = []
 

@@ -12,6 +12,9 @@ A batch pads every row to the length of its longest row, and each step reads the
 second batch costs a second forward pass at each step. Both costs can be counted in tokens of one
 row's KV cache, so new rows join the sub-batch to which they add the least cost.
 
+Some models take a state of zeros for another than none, or keep a shorter one of the first few
+tokens. Their sequences join only a sub-batch whose states have the same shapes, or a new one.
+
 From outside, the sub-batches look like one batch, whose rows are numbered through all of them.
 """
 
@@ -28,7 +31,7 @@ from mayfly_worker.engine.decode import DecodeBatch
 from mayfly_worker.engine.sequence import SequenceState
 
 MOST = 2
-"""Largest number of sub-batches of the decode batch."""
+"""Largest number of sub-batches of the decode batch into which lengths alone split it."""
 
 METAL_LAUNCH_BYTES = 1 << 30
 CUDA_LAUNCH_BYTES = 2 << 30
@@ -78,13 +81,20 @@ def cheapest_batch(
 
 
 class SubBatches:
-    """One or two decode batches with the interface of a single batch, except that the caller steps
-    each of ``batches`` itself."""
+    """Decode batches with the interface of a single batch, except that the caller steps each of
+    ``batches`` itself.
 
-    def __init__(self, model: Any, width: int, pass_cost: float) -> None:
+    With ``mixed_states`` false, sequences are in one of them only if their recurrent states have
+    the same shapes.
+    """
+
+    def __init__(
+        self, model: Any, width: int, pass_cost: float, *, mixed_states: bool = True
+    ) -> None:
         self._model = model
         self._width = width
         self._pass_cost = pass_cost
+        self._mixed_states = mixed_states
         self.batches: list[DecodeBatch] = []
 
     def __len__(self) -> int:
@@ -97,11 +107,13 @@ class SubBatches:
     def join(self, rows: Sequence[SequenceState], cache: Cache) -> None:
         """Adds sequences to the decode batch; ``cache`` is their batched KV cache, which holds all
         tokens of each sequence but the last."""
-        lengths = [[len(row.tokens) for row in batch.rows] for batch in self.batches]
+        open_to = [b for b in self.batches if self._mixed_states or b.has_states_like(cache)]
+        lengths = [[len(row.tokens) for row in batch.rows] for batch in open_to]
         index = cheapest_batch(lengths, [len(row.tokens) for row in rows], self._pass_cost)
-        if index == len(self.batches):
-            self.batches.append(DecodeBatch(self._model, self._width))
-        self.batches[index].join(rows, cache)
+        if index == len(open_to):
+            open_to.append(DecodeBatch(self._model, self._width))
+            self.batches.append(open_to[-1])
+        open_to[index].join(rows, cache)
 
     def remove(self, rows: Sequence[int]) -> None:
         """Removes sequences by their row indices, which count through all sub-batches."""

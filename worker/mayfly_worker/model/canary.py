@@ -84,6 +84,7 @@ class Canary:
             new_cache=loaded.new_cache,
             batchable=loaded.probe.batchable,
             padding_safe=loaded.probe.padding_safe,
+            mixed_states=loaded.probe.mixed_states,
             bucketed=loaded.bucketed,
             counters=counters,
         )

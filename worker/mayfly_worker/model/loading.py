@@ -37,7 +37,7 @@ from mayfly_worker.model.generation_config import recommended
 from mayfly_worker.model.json_files import check_tokenizer_files, json_object
 from mayfly_worker.model.model_config import TranslatedConfig
 from mayfly_worker.model.page_cache import WeightReader
-from mayfly_worker.model.probe import Probe, bounded_as_unbounded, probe
+from mayfly_worker.model.probe import UNABLE, Probe, bounded_as_unbounded, probe
 from mayfly_worker.model.reference_store import ReferenceStore
 from mayfly_worker.model.weight_files import (
     ModelLoadError,
@@ -56,6 +56,8 @@ ReportProgress = Callable[[LoadPhase, int, int], None]
 """Callback for the progress of loading: phase, bytes done, bytes in all."""
 
 _SAMPLE = 1 << 20
+_METAL_ONLY = "[metal_kernel] No Metal back-end"
+"""Beginning of the error by which MLX refuses a kernel that is written for Metal."""
 _log = structlog.get_logger()
 
 TERSE = (KeyError, IndexError, AttributeError, AssertionError, ZeroDivisionError)
@@ -115,7 +117,8 @@ def load(
             "because its code relies on how its own caches work; leave the option out"
         )
     identity = digest(folder, settings, sampling)
-    found = probe(model, new_cache, ReferenceStore.of(settings.canary_dir, identity))
+    with run_errors(settings):
+        found = probe(model, new_cache, ReferenceStore.of(settings.canary_dir, identity))
     can = capabilities_of(tokenizer, config, settings, new_cache(), found)
     if can.one_row_because:
         _log.warning("the model runs one sequence at a time", reason=can.one_row_because)
@@ -124,6 +127,16 @@ def load(
             "the model's tool calls are left in its text",
             reason="its chat template takes tools, and no tool parser is known for its words; "
             "--tool-parser names one, and tool_choice 'required' works without",
+        )
+    if found.batchable and not found.padding_safe:
+        _log.info(
+            "prompts are prefilled one at a time",
+            reason="this model's layers read the padding of shorter prompts",
+        )
+    if found.batchable and not found.mixed_states:
+        _log.info(
+            "sequences that begin with a token or two are decoded apart from longer ones",
+            reason="this model's layers take an empty state for another than zeros",
         )
     card = ModelCard(
         **asdict(can),
@@ -269,6 +282,25 @@ def cache_factory(model: Any, config: dict[str, Any], settings: WorkerSettings) 
             "leave kv_bits out"
         ) from error
     return new_cache
+
+
+@contextmanager
+def run_errors(settings: WorkerSettings) -> Iterator[None]:
+    """Context in which every error that means that a model cannot run any prompt becomes a
+    ModelLoadError."""
+    try:
+        yield
+    except UNABLE as error:
+        raise ModelLoadError(
+            f"{settings.model_name} cannot be run: its code raised {type(error).__name__}: {error}"
+        ) from error
+    except RuntimeError as error:
+        if _METAL_ONLY not in str(error):
+            raise
+        raise ModelLoadError(
+            f"{settings.model_name} cannot be run on this device: its code has kernels for Metal "
+            "alone; serve it on a Mac"
+        ) from error
 
 
 def materialize(model: Any, report: ReportProgress) -> int:

@@ -36,17 +36,21 @@ weights: a second's work. Larger models get a shorter prompt there."""
 _ATTEMPTS = 3
 """Number of different sets of prompts with which decoding in a batch has to fail. In 16 bits a
 right model of experts may choose another expert by rounding alone, in one of them."""
-_UNABLE = (ValueError, TypeError, AttributeError, IndexError, KeyError, NotImplementedError)
-"""Exceptions by which a model or its cache shows that it cannot run a batch. (MLX reports shapes
-that do not fit as ValueError, and faults of the device as RuntimeError.)"""
-_SHORT = [9, 6, 8]
+UNABLE = (ValueError, TypeError, AttributeError, IndexError, KeyError, NotImplementedError)
+"""Exceptions by which a model or its cache shows that it cannot run a prompt, or a batch. (MLX
+reports shapes that do not fit as ValueError, and faults of the device as RuntimeError.)"""
+_SHORT = [9, 6, 8, 5, 3, 9, 4, 2, 7]
+_SHORT_LENGTHS = (1, 2, 3, 5, 9)
+"""Lengths of the short test prompts: nothing, less and more is prefilled than a convolution reads,
+and what the first of them leave in a cache may be less than a longer prompt leaves."""
 _NEXT = 7
 _PADDING = 5
 """Difference in length of the two longest test prompts: not a multiple of any size of blocks."""
 _TOLERANCE = 0.2
+_TOLERANCE_FLOAT32 = 0.02
 """Largest difference, in standard deviations of the logits, that the padding of a prompt or other
 sequences in a batch may make to a sequence's logits in a model that honours the padding mask. In
-float32 they were seen to move logits by 1e-5 where a model honours the mask, and by 0.25 to several
+float32 they were seen to move logits by 1e-5 where a model honours the mask, and by 0.17 to several
 standard deviations where a model ignores it. In bfloat16 on a GPU, rounding alone was seen to move
 them by 0.06 to 1.4."""
 _ROUNDING = 2
@@ -76,33 +80,48 @@ class Probe:
     ``width`` is the length of a row of logits, which may exceed the tokenizer's vocabulary.
     ``batchable``: sequences may decode together; otherwise ``unbatchable_because`` says why not.
     ``padding_safe``: prompts of different lengths may be prefilled together (some state-space
-    models ignore the padding mask).
+    models ignore the padding mask). ``mixed_states``: a sequence that has just begun may decode
+    together with others (some models take the zeros that stand for its state in a batch for
+    another state than none).
     """
 
     width: int
     cost: KVCost
     batchable: bool
     padding_safe: bool
+    mixed_states: bool = True
     unbatchable_because: str = ""
 
 
 def probe(model: Any, new_cache: caches.Factory, references: ReferenceStore) -> Probe:
     """Finds a model's properties by running a few tokens through it. The tests of batching and
     padding are left out if ``references`` (stored results of earlier workers) have their
-    results."""
+    results.
+
+    Raises:
+        Exception: the model's code cannot run a prompt.
+    """
     cache = new_cache()
     logits = model(mx.array([_SHORT]), cache=cache)
     width = logits.shape[-1]
+    tolerance = _TOLERANCE_FLOAT32 if logits.dtype == mx.float32 else _TOLERANCE
     batches = [
-        _Batches(model, new_cache, _prompts(model, cache, width, attempt))
+        _Batches(model, new_cache, _prompts(model, cache, width, attempt), tolerance)
         for attempt in range(_ATTEMPTS)
     ]
-    because = _unbatchable_because(batches, cache, references)
+    because = why_unbatchable(cache)
+    mixed = False
+    if not because:
+        because = _reason("batching", _Batches.decode, batches, references)
+        mixed = not because
+        if because and caches.state_shapes(cache):
+            because = _reason("batching of like states", _Batches.decode_alike, batches, references)
     return Probe(
         width=width,
         cost=_cost(cache),
         batchable=not because,
-        padding_safe=not because and _padding_safe(batches[0], references),
+        padding_safe=mixed and not _reason("padding", _Batches.prefill, batches[:1], references),
+        mixed_states=mixed,
         unbatchable_because=because,
     )
 
@@ -125,7 +144,7 @@ def bounded_as_unbounded(model: Any, new_cache: caches.Factory) -> bool:
         try:
             for tokens in (_SHORT, _SHORT, [_NEXT], [_NEXT]):
                 logits = model(mx.array([tokens]), cache=cache)[:, -1, :].astype(mx.float32)
-        except _UNABLE:
+        except UNABLE:
             return False
         last.append(logits)
     bounded, own = last
@@ -166,37 +185,22 @@ def _flat(state: Any) -> Iterator[mx.array]:
             yield from _flat(item)
 
 
-def _unbatchable_because(
-    batches: list[_Batches], cache: caches.Cache, references: ReferenceStore
-) -> str:
-    """Returns why sequences of this model cannot decode together; empty if they can.
+def _reason(name: str, test: _Test, batches: list[_Batches], references: ReferenceStore) -> str:
+    """Returns why a test fails with each of these sets of prompts; empty if it succeeds with one.
 
     Only a positive result is stored for later workers: a negative result may come from a faulty
     device.
     """
-    if because := why_unbatchable(cache):
-        return because
-    question = ("batching", batches[0].prompts, _TOLERANCE)
+    question = (name, batches[0].prompts, batches[0].tolerance)
     if references.known(question):
         return ""
+    because = ""
     for attempt in batches:
-        because = attempt.decode()
+        because = test(attempt)
         if not because:
             references.store(question, True)
-            return ""
+            break
     return because
-
-
-def _padding_safe(batches: _Batches, references: ReferenceStore) -> bool:
-    """True if prompts of different lengths may be prefilled together. Only a positive result is
-    stored, as in :func:`_unbatchable_because`."""
-    question = ("padding", batches.prompts, _TOLERANCE)
-    if references.known(question):
-        return True
-    because = batches.prefill()
-    if not because:
-        references.store(question, True)
-    return not because
 
 
 class _Batches:
@@ -204,15 +208,36 @@ class _Batches:
     not those that each prompt has alone; empty if they are, up to a tolerance or to what rounding
     makes of them."""
 
-    def __init__(self, model: Any, new_cache: caches.Factory, prompts: list[list[int]]) -> None:
+    def __init__(
+        self,
+        model: Any,
+        new_cache: caches.Factory,
+        prompts: list[list[int]],
+        tolerance: float,
+    ) -> None:
         self._model = model
         self._new_cache = new_cache
         self.prompts = prompts
+        self.tolerance = tolerance
 
     def decode(self) -> str:
         """Tests prompts that are prefilled one at a time and decode together."""
-        chosen = [0, 1, 2]
+        return self._decode(list(range(len(self.prompts))))
 
+    def decode_alike(self) -> str:
+        """Tests prompts that decode together only if they leave states of the same shapes in a
+        cache; each is in a batch twice."""
+        alike: list[tuple[Any, list[int]]] = []
+        for i in range(len(self.prompts)):
+            shapes = caches.state_shapes(self._prefilled([i]).take(0))
+            found = next((chosen for known, chosen in alike if known == shapes), None)
+            if found is None:
+                alike.append((shapes, [i, i]))
+            else:
+                found.append(i)
+        return next((why for _, chosen in alike if (why := self._decode(chosen))), "")
+
+    def _decode(self, chosen: list[int]) -> str:
         def batch() -> caches.Cache:
             joined: caches.Cache = []
             for i in chosen:
@@ -222,8 +247,12 @@ class _Batches:
         return self._differs(chosen, batch)
 
     def prefill(self) -> str:
-        """Tests prompts that are prefilled together, too. (A prompt of one token never is.)"""
+        """Tests prompts that are prefilled together, too: two long ones and a short one, and short
+        ones. (A prompt of one token is never prefilled.)"""
         chosen = [i for i, prompt in enumerate(self.prompts) if len(prompt) > 1]
+        return self._prefill(chosen[:3]) or (self._prefill(chosen[2:]) if chosen[3:] else "")
+
+    def _prefill(self, chosen: list[int]) -> str:
         return self._differs(
             chosen, lambda: self._prefilled(chosen).split(list(range(len(chosen))))
         )
@@ -233,10 +262,10 @@ class _Batches:
         try:
             together = self._decoded(chosen, batch())
             mx.eval(together)
-        except _UNABLE as error:
+        except UNABLE as error:
             return f"a batch raised {type(error).__name__}: {error}"
         worst = mx.max(mx.abs(together - alone))
-        if (worst <= _TOLERANCE * mx.std(alone)).item():
+        if (worst <= self.tolerance * mx.std(alone)).item():
             return ""
         if (worst <= _ROUNDING * self._rounding(chosen, alone)).item():
             return ""
@@ -283,14 +312,17 @@ class _Batches:
         return mx.concatenate(steps, axis=-1).astype(mx.float32)
 
 
+_Test = Callable[[_Batches], str]
+
+
 def _prompts(model: Any, cache: caches.Cache, width: int, attempt: int) -> list[list[int]]:
     """Returns test prompts: two long ones of different lengths, whose windows and blocks begin at
-    different places of a batch; one of a single token, which joins with an empty cache; and one
-    that is shorter than a convolution, if none of the others is."""
+    different places of a batch; and short ones, the shortest of which joins with an empty cache."""
     some = min(width, 997)
     long = [(7 * i + 3 + attempt) % some for i in range(_reach(model, cache))]
     shorter = [(5 * i + 4 + attempt) % some for i in range(len(long) - _PADDING)]
-    return [long, shorter, _SHORT[:1], *([_SHORT] if len(shorter) > len(_SHORT) else [])]
+    short = [_SHORT[:n] for n in _SHORT_LENGTHS if n == 1 or n < len(shorter)]
+    return [long, shorter, *short]
 
 
 def _reach(model: Any, cache: caches.Cache) -> int:
