@@ -87,6 +87,7 @@ class EngineHarness:
         batchable: bool = True,
         padding_safe: bool = True,
         mixed_states: bool = True,
+        cuttable: bool = True,
         max_kv_size: int | None = None,
         kv_bits: int | None = None,
         kv_group_size: int | None = None,
@@ -106,6 +107,7 @@ class EngineHarness:
             batchable=batchable,
             padding_safe=padding_safe,
             mixed_states=mixed_states,
+            cuttable=cuttable,
             bucketed=bucketed,
             pass_cost_tokens=pass_cost_tokens,
         )

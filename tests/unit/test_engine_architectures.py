@@ -83,6 +83,7 @@ class ServedModel:
             batchable=self.found.batchable,
             padding_safe=self.found.padding_safe,
             mixed_states=self.found.mixed_states,
+            cuttable=self.found.cuttable,
             max_rows=max_rows if self.found.batchable else 1,
             max_kv_size=self.case.max_kv_size,
             kv_bits=self.case.kv_bits,
@@ -397,6 +398,23 @@ def test_short_prompts_tell_a_model_that_reads_their_padding(tmp_path: Path) -> 
     asks = [EngineRequest(prompt(rng, n), GREEDY, max_tokens=9) for n in (2, 5, 30, 7)]
     for ask, answer in zip(asks, served.harness().run(asks), strict=True):
         assert answer.ids() == served.greedy(ask.tokens, 9)
+
+
+def test_a_model_whose_tokens_depend_on_where_a_prompt_is_cut_gets_prompts_whole(
+    tmp_path: Path,
+) -> None:
+    served = loaded_tiny(tmp_path, "phi3small")
+    rng = random.Random(22)
+    harness = served.harness(chunks=FixedChunks(32, 32))
+    ask = EngineRequest(prompt(rng, 70), GREEDY, max_tokens=9, n=2)
+    right = served.greedy(ask.tokens, 9)
+    for _ in range(2):
+        [answer] = harness.run([ask])
+        assert [answer.ids(choice) for choice in range(2)] == [right, right]
+        assert answer.cached == 0
+    resumed = replace(ask, tokens=ask.tokens + right[:4], generated=4, n=1)
+    [answer] = harness.run([resumed])
+    assert answer.ids() == right[4:]
 
 
 def test_a_model_whose_code_fails_on_any_prompt_is_refused(tmp_path: Path) -> None:

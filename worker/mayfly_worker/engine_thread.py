@@ -174,6 +174,7 @@ class EngineThread:
             batchable=loaded.probe.batchable,
             padding_safe=loaded.probe.padding_safe,
             mixed_states=loaded.probe.mixed_states,
+            cuttable=loaded.probe.cuttable,
             bucketed=loaded.bucketed,
             pass_cost_tokens=pass_cost_tokens(
                 loaded.card.weight_bytes, loaded.probe.cost.per_token

@@ -55,6 +55,12 @@ class Prompt:
     def left(self) -> int:
         return self.target - self.fed
 
+    @property
+    def uncut(self) -> int:
+        """Number of tokens of the next chunk with which nothing is fed otherwise than when it came:
+        the prompt whole, and tokens that other workers generated one by one."""
+        return max(1, len(self.row.tokens) - self.row.generated - 1 - self.fed)
+
     def next_length(self, at_most: int) -> int:
         """Returns the number of tokens of this prompt that the next chunk takes: at most
         ``at_most``, and not beyond the next of the prompt's ``stops``."""

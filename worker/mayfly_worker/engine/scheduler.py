@@ -73,6 +73,7 @@ class Engine:
             models ignore the padding mask).
         mixed_states: a sequence that has just begun, whose recurrent states are empty or shorter,
             may decode together with others.
+        cuttable: prompts may be prefilled in chunks, and from the prefix cache.
         batchable: sequences may decode together. A model for which this is false is run with its
             plain caches, and needs a budget of one sequence.
         bucketed: chunks are padded to a few lengths, since new shapes are expensive on CUDA.
@@ -94,6 +95,7 @@ class Engine:
         batchable: bool = True,
         padding_safe: bool = True,
         mixed_states: bool = True,
+        cuttable: bool = True,
         bucketed: bool = False,
         pass_cost_tokens: float = float("inf"),
         counters: EngineCounters | None = None,
@@ -105,11 +107,12 @@ class Engine:
         self._width = width
         self._budget = budget
         self._chunks = chunks
-        self._prefixes = prefixes
+        self._prefixes = prefixes if cuttable else PrefixCache(0)
+        self._cuttable = cuttable
         self._emit = emit
         self._new_cache = new_cache
         self._batchable = batchable
-        self._padding_safe = padding_safe and batchable
+        self._padding_safe = padding_safe and batchable and cuttable
         self._bucketed = bucketed and self._padding_safe
         self._trimmable = caches.trimmable(new_cache())
         self.commands: SimpleQueue[Command] = SimpleQueue()
@@ -325,7 +328,7 @@ class Engine:
             self._begin_pass("prefill", [p.row for p in group.prompts])
             size = self._chunks.size(decoding=bool(len(self._decode)), rows=len(group))
             begin = time.monotonic()
-            fed = group.feed(size)
+            fed = group.feed(size if self._cuttable else group.prompts[0].uncut)
             took = time.monotonic() - begin
             planned = self._bucketed and group.shape not in self._planned_shapes
             if planned:

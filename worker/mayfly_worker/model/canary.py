@@ -85,6 +85,7 @@ class Canary:
             batchable=loaded.probe.batchable,
             padding_safe=loaded.probe.padding_safe,
             mixed_states=loaded.probe.mixed_states,
+            cuttable=loaded.probe.cuttable,
             bucketed=loaded.bucketed,
             counters=counters,
         )

@@ -133,6 +133,11 @@ def load(
             "prompts are prefilled one at a time",
             reason="this model's layers read the padding of shorter prompts",
         )
+    if not found.cuttable:
+        _log.warning(
+            "prompts are prefilled whole, and nothing is kept in the prefix cache",
+            reason="the tokens of this model depend on where a prompt is cut into chunks",
+        )
     if found.batchable and not found.mixed_states:
         _log.info(
             "sequences that begin with a token or two are decoded apart from longer ones",

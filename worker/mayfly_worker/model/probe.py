@@ -39,6 +39,10 @@ right model of experts may choose another expert by rounding alone, in one of th
 UNABLE = (ValueError, TypeError, AttributeError, IndexError, KeyError, NotImplementedError)
 """Exceptions by which a model or its cache shows that it cannot run a prompt, or a batch. (MLX
 reports shapes that do not fit as ValueError, and faults of the device as RuntimeError.)"""
+_UNCUT = ("phi3small",)
+"""Model types whose tokens depend on where a prompt is cut: mlx-lm counts the blocks of their
+sparse attention from the end of each chunk. (They are named because comparing tells in float32
+alone: in 16 bits, cutting a prompt moves the logits of other models, too.)"""
 _SHORT = [9, 6, 8, 5, 3, 9, 4, 2, 7]
 _SHORT_LENGTHS = (1, 2, 3, 5, 9)
 """Lengths of the short test prompts: nothing, less and more is prefilled than a convolution reads,
@@ -82,7 +86,8 @@ class Probe:
     ``padding_safe``: prompts of different lengths may be prefilled together (some state-space
     models ignore the padding mask). ``mixed_states``: a sequence that has just begun may decode
     together with others (some models take the zeros that stand for its state in a batch for
-    another state than none).
+    another state than none). ``cuttable``: a prompt may be prefilled in chunks, some of which are
+    another request's.
     """
 
     width: int
@@ -90,6 +95,7 @@ class Probe:
     batchable: bool
     padding_safe: bool
     mixed_states: bool = True
+    cuttable: bool = True
     unbatchable_because: str = ""
 
 
@@ -122,6 +128,7 @@ def probe(model: Any, new_cache: caches.Factory, references: ReferenceStore) -> 
         batchable=not because,
         padding_safe=mixed and not _reason("padding", _Batches.prefill, batches[:1], references),
         mixed_states=mixed,
+        cuttable=getattr(model, "model_type", "") not in _UNCUT,
         unbatchable_because=because,
     )
 
