@@ -28,8 +28,10 @@ from mayfly_worker.model.capabilities import context_of
 from mayfly_worker.model.loading import digest, load
 from mayfly_worker.model.page_cache import WeightReader
 from mayfly_worker.model.weight_files import INDEX, ModelLoadError, tensor_names, weight_files
+from support.models import tiny
 from support.models.scripted import ScriptedReply
 
+ORIGINAL = "original_max_position_embeddings"
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
 LINEAR = {"rope_type": "linear", "factor": 8.0}
 
@@ -424,6 +426,41 @@ def test_N16_a_folder_with_a_scaled_context_or_an_option_for_it(copied: Path) ->
     (copied / "config.json").write_text(json.dumps(config))
     assert load(settings(copied), quiet).card.context == 2048
     assert load(settings(copied, context=100), quiet).card.context == 100
+
+
+def test_M07_a_qwen3_with_yarn_has_the_factor_times_its_original_context(tmp_path: Path) -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    options = {"architecture": "qwen3", "context": 40960, "rope_scaling": yarn}
+    folder = tiny.build(tmp_path, **options)
+    assert load(settings(folder), quiet).card.context == 131072
+    assert load(settings(folder, context=65536), quiet).card.context == 65536
+
+
+@pytest.mark.parametrize(
+    ("named", "scaling", "context"),
+    [
+        # As published, with what each family names as its max_position_embeddings.
+        (131072, {"rope_type": "llama3", "factor": 8.0, ORIGINAL: 8192}, 131072),  # Llama 3.1
+        (131072, {"rope_type": "yarn", "factor": 32.0, ORIGINAL: 4096}, 131072),  # gpt-oss
+        (163840, {"type": "yarn", "factor": 40, ORIGINAL: 4096}, 163840),  # DeepSeek V3
+        (16384, {"type": "linear", "factor": 4.0}, 16384),  # DeepSeek Coder
+        (131072, {"rope_type": "linear", "factor": 8.0}, 131072),  # Gemma 3
+        (4096, {"type": "dynamic", "factor": 2.0}, 4096),
+        (128000, {"type": "mrope", "mrope_section": [16, 24, 24]}, 128000),  # Qwen2.5-VL
+    ],
+)
+def test_M07_other_scalings_leave_the_context_that_a_configuration_names(
+    named: int, scaling: dict[str, Any], context: int
+) -> None:
+    config = {"max_position_embeddings": named, "rope_scaling": scaling}
+    assert context_of(config, object()).tokens == context
+
+
+def test_M07_longrope_has_the_context_that_a_configuration_names() -> None:
+    """The original context tells which of the two lists of factors a length takes."""
+    scaling = {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
+    config = {"max_position_embeddings": 131072, ORIGINAL: 4096, "rope_scaling": scaling}
+    assert context_of(config, object()).tokens == 131072
 
 
 def test_the_digest_knows_what_decides_the_answers(copied: Path) -> None:

@@ -15,6 +15,7 @@ from mayfly_protocol.settings import WorkerSettings
 from mayfly_worker.model.loading import assemble
 from mayfly_worker.model.weight_files import ModelLoadError
 from support.models import tiny
+from support.models.configurations import configuration
 
 Config = dict[str, Any]
 
@@ -32,7 +33,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     def make(architecture: str) -> Path:
         if architecture not in folders:
             folder = tmp_path_factory.mktemp("model") / architecture
-            tiny.build(folder, architecture=architecture)
+            known = architecture in tiny.ARCHITECTURES
+            config = {} if known else configuration(architecture)
+            tiny.build(folder, architecture=architecture, **config)
             folders[architecture] = folder
         return folders[architecture]
 
@@ -129,6 +132,11 @@ def test_N15_scaling_has_the_original_context_that_transformers_assumes(
         ("llama", {"rope_parameters": YARN | {"attention_factor": 1.0}}, "attention_factor"),
         ("mamba2", {"rope_parameters": DEFAULT}, "rope_theta"),
         ("mamba2", {"rope_scaling": LINEAR}, "rope_scaling of the type linear"),
+        ("mixtral", {"rope_scaling": YARN}, "rope_scaling of the type yarn"),
+        ("gemma2", {"rope_scaling": YARN}, "rope_scaling of the type yarn"),
+        ("lfm2", {"rope_scaling": YARN}, "rope_scaling of the type yarn"),
+        # It reads the factors of longrope, which are 1 where the scaling has none.
+        ("minicpm3", {"rope_scaling": LINEAR}, "rope_scaling of the type linear"),
     ],
 )
 def test_N15_what_a_models_code_does_not_read_is_refused(

@@ -31,6 +31,8 @@ _STRETCHED = ("yarn", "llama3", "longrope")
 """Types of RoPE that are stretched from an original context, by default the model's context."""
 _EXTENDING = ("yarn", "deepseek_yarn", "telechat3-yarn", "linear", "dynamic", "llama3")
 """Types of RoPE that extend the original context by a factor."""
+_FACTORS = {"factor", "long_factor", "alpha"}
+"""Keys of a scaling by which the positions are scaled; each type has one of them."""
 _ORIGINAL = "original_max_position_embeddings"
 _NUMBER = (int, float)
 _LOCAL = ("rope_local_base_freq", "rope_local_theta", "swa_rope_theta")
@@ -110,7 +112,7 @@ class TranslatedConfig:
         if self._partial and not (whole or known & rotated or self._type in _FIXED_PART):
             unread.append("partial_rotary_factor")
         if self._scaled and not any(
-            scaled.read - {"type", "rope_type", "rope_theta"} for scaled in self._scaled
+            scaled.read & scaled.keys() & _FACTORS for scaled in self._scaled
         ):
             unread.append(f"rope_scaling of the type {_type_of(self._scaled[0])}")
         if any(_unusual_attention_factor(scaled) for scaled in self._scaled):
