@@ -153,3 +153,13 @@ def test_N15_an_output_layer_of_its_own_is_used_if_the_config_does_not_tie_it(
     right = logits(folder, {"tie_word_embeddings": False})
     assert mx.array_equal(logits(folder, {}, ("tie_word_embeddings",)), right)
     assert not mx.allclose(logits(folder, {"tie_word_embeddings": True}), right)
+
+
+@pytest.mark.parametrize("kind", ["llama3", "yarn"])
+def test_scaling_counts_in_a_model_of_a_type_that_transformers_does_not_know(
+    made: Callable[[str], Path], kind: str
+) -> None:
+    """Its tokenizer is loaded without the rules that transformers has for RoPE of other models."""
+    folder = made("nemotron-nas")
+    scaling = {"rope_type": kind, "factor": 8.0, "original_max_position_embeddings": 32}
+    assert not mx.allclose(logits(folder, {"rope_scaling": scaling}), logits(folder, {}))

@@ -28,6 +28,7 @@ import mlx.core as mx
 import structlog
 from mlx.utils import tree_flatten
 from mlx_lm.utils import load_adapters, load_config, load_model, load_tokenizer
+from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from mayfly_protocol.lifecycle import LoadPhase, ModelCard
 from mayfly_protocol.settings import WorkerSettings
@@ -175,15 +176,20 @@ def assemble(settings: WorkerSettings) -> tuple[Any, Any, dict[str, Any]]:
         if settings.adapter:
             model = load_adapters(model, settings.adapter)
             model.eval()
-        tokenizer = _load_tokenizer(folder, config.get("eos_token_id"), trust=trust)
+        tokenizer = _load_tokenizer(folder, config, trust=trust)
         choose_format(tokenizer, settings.tool_parser)
     return model, tokenizer, config
 
 
-def _load_tokenizer(folder: Path, eos_token_ids: Any, *, trust: bool) -> Any:
+def _load_tokenizer(folder: Path, config: dict[str, Any], *, trust: bool) -> Any:
+    # Without this setting the tokenizer would ask on stdin for leave to run remote code.
+    options: dict[str, Any] = {"trust_remote_code": trust}
+    if config.get("model_type") not in CONFIG_MAPPING and not (trust and config.get("auto_map")):
+        # Of a type of model that transformers does not know, it reads the tokenizer's class alone,
+        # and yet refuses configurations by rules for models that it knows.
+        options["config"] = PreTrainedConfig(tokenizer_class=config.get("tokenizer_class"))
     try:
-        # Without this setting the tokenizer would ask on stdin for leave to run remote code.
-        return load_tokenizer(folder, {"trust_remote_code": trust}, eos_token_ids=eos_token_ids)
+        return load_tokenizer(folder, options, eos_token_ids=config.get("eos_token_id"))
     except (OSError, MemoryError, *CANNOT_LOAD):
         raise
     except Exception as error:  # the tokenizers library raises no more special ones
