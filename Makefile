@@ -29,7 +29,7 @@ MADE := $(VENV)/.made
 RUNTIME := $(VENV)/.runtime$(addprefix -,$(EXTRA))
 DEV := $(VENV)/.dev
 
-.PHONY: help serve test test-fast coverage test-fleet test-long test-gpu test-agents lint format bench docs dashboards metrics lock wheel hooks clean distclean
+.PHONY: help serve test test-fast coverage test-fleet test-long test-gpu test-agents lint format bench docs dashboards models metrics lock wheel hooks clean distclean
 .DELETE_ON_ERROR:
 
 help: ## List the commands
@@ -59,6 +59,9 @@ bench: $(RUNTIME) ## Measure speed beside mlx-lm (ARGS="MODEL_FOLDER --concurren
 
 dashboards: $(DEV) ## Write Grafana's dashboards anew, from grafana/generate.py
 	$(BIN)/python grafana/generate.py
+
+models: $(DEV) ## Compare every model module of mlx-lm with the engine, in a table (ARGS="llama mamba2")
+	$(BIN)/python scripts/manual/model_table.py $(ARGS)
 
 metrics: $(DEV) ## Write the tables of docs/metrics.md anew, from the metrics
 	$(BIN)/python scripts/manual/metric_tables.py
