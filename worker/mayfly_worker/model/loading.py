@@ -129,11 +129,6 @@ def load(
             reason="its chat template takes tools, and no tool parser is known for its words; "
             "--tool-parser names one, and tool_choice 'required' works without",
         )
-    if found.batchable and not found.padding_safe:
-        _log.info(
-            "prompts are prefilled one at a time",
-            reason="this model's layers read the padding of shorter prompts",
-        )
     if not found.cuttable:
         _log.warning(
             "prompts are prefilled whole, and nothing is kept in the prefix cache",
