@@ -39,10 +39,11 @@ class ChatPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """Raw text as a prompt, tokenized with the tokenizer's own special tokens (BOS)."""
+    """Raw text as a prompt; with ``special``, with the tokenizer's own special tokens (BOS)."""
 
     text: str
     kind: Literal["text"] = "text"
+    special: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +58,33 @@ Prompt = Annotated[ChatPrompt | TextPrompt | TokenPrompt, Field(discriminator="k
 
 
 @dataclass(frozen=True, slots=True)
+class Dry:
+    """Penalty for repetitions ("don't repeat yourself"): a token that would extend a repetition of
+    ``length`` tokens loses ``multiplier * base ** (length - allowed_length)``, if the repetition
+    has at least ``allowed_length`` tokens. Repetitions are searched for in the last ``window``
+    tokens, prompt and output (None: in all), and do not go past a text of ``breakers``.
+    """
+
+    multiplier: float
+    base: float = 1.75
+    allowed_length: int = 2
+    window: int | None = None
+    breakers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Sampling:
     """Sampling parameters of a request.
 
     ``seed`` is always set: the front end draws a seed if the client gave none, so that another
     worker that continues the request samples the same tokens. ``temperature`` 0 is greedy sampling.
-    ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 turn these filters off. Penalties depend on the output
-    only, never on the prompt. ``logit_bias`` pairs a token id with a number that is added to its
-    logit. ``unnamed`` are the names of the parameters that the client left to the server: the
-    worker gives these the values that the model's authors recommend.
+    ``top_k`` 0, ``top_p`` 1, ``min_p`` 0, ``typical_p`` 1, ``top_n_sigma`` 0 and
+    ``xtc_probability`` 0 turn these filters off. Penalties depend on the output only, never on the
+    prompt; one with a window (a number of tokens) depends on the last tokens of prompt and output
+    instead. ``logit_bias`` pairs a token id with a number that is added to its logit.
+    ``allowed_ids``, unless empty, are the only ids that may be sampled; ``bad_words`` are texts
+    that may not be generated. ``unnamed`` are the names of the parameters that the client left to
+    the server: the worker gives these the values that the model's authors recommend.
     """
 
     seed: int
@@ -78,6 +97,16 @@ class Sampling:
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     unnamed: tuple[str, ...] = ()
+    typical_p: float = 1.0
+    top_n_sigma: float = 0.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    repetition_window: int | None = None
+    presence_window: int | None = None
+    frequency_window: int | None = None
+    dry: Dry | None = None
+    bad_words: tuple[str, ...] = ()
+    allowed_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +144,8 @@ class Output:
     and cannot be combined with ``logprobs``. With ``split``, reasoning blocks and tool calls are
     taken out of the text (chat); without ``split`` the text is sent unchanged (completions). With
     ``early_calls``, tool calls are sent in pieces as they are generated, otherwise each as a whole.
+    ``special_tokens`` keeps special tokens in the text, but not those that separate reasoning and
+    tool calls if the text is split. ``prompt_ids`` asks for the prompt's token ids.
     """
 
     logprobs: int | None = None
@@ -122,12 +153,15 @@ class Output:
     split: bool = False
     constraint: Constraint | None = None
     early_calls: bool = False
+    special_tokens: bool = False
+    prompt_ids: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
     """One prompt with all its parameters: the part of the message ``Submit`` that stays equal when
-    the request is tried again on another worker."""
+    the request is tried again on another worker. ``prompt_limit`` is the number of the prompt's
+    last tokens that are kept; -1 keeps as many as leave room for the answer in the context."""
 
     model: str
     prompt: Prompt
@@ -135,3 +169,4 @@ class Generation:
     ending: Ending = field(default_factory=Ending)
     output: Output = field(default_factory=Output)
     n: int = 1
+    prompt_limit: int | None = None

@@ -11,7 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mayfly_protocol.requests import Sampling
-from mayfly_worker.engine.sampler import Sampler, SequenceSampling, healthy, keys_at, stream_of
+from mayfly_worker.engine.sampler import (
+    RowMemory,
+    Sampler,
+    SequenceSampling,
+    healthy,
+    keys_at,
+    stream_of,
+)
 
 WIDTH = 97
 
@@ -121,7 +128,7 @@ def test_counts_survive_a_rebuild() -> None:
     first = Sampler([row], 3)
     first(x, [0])
     other = SequenceSampling(Sampling(seed=0, temperature=0.0))
-    second = Sampler([other, row], 3, [None, first.counts_of(0)])
+    second = Sampler([other, row], 3, [RowMemory(), first.memory_of(0)])
     assert second(mx.concatenate([x, x]), [0, 1]).tolist() == [0, 1]
 
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from mayfly_worker.engine import caches
 from mayfly_worker.engine.caches import Cache
-from mayfly_worker.engine.sampler import Sampler, healthy
+from mayfly_worker.engine.sampler import RowMemory, Sampler, healthy
 from mayfly_worker.engine.sequence import Logprobs, SampledToken, SequenceState
 from mayfly_worker.prefix_cache.layers import arrays
 from mayfly_worker.request_errors import GrammarFailed
@@ -127,10 +127,12 @@ class DecodeBatch:
         last = mx.array([r.tokens[-1] for r in rows], dtype=mx.uint32)
         self._cache = caches.extend(self._cache, cache)
         self._inputs = last if self._inputs is None else mx.concatenate([self._inputs, last])
-        counts = [self._sampler.counts_of(i) for i in range(len(self.rows))]
+        memories = [self._sampler.memory_of(i) for i in range(len(self.rows))]
         self.rows = [*self.rows, *rows]
         self._fresh += len(rows)
-        self._rebuild(counts + [self._replayed(r) for r in rows])
+        self._rebuild(
+            memories + [RowMemory.of(r.sampling, r.tokens, r.generated, self._width) for r in rows]
+        )
 
     def remove(self, rows: Sequence[int]) -> None:
         """Removes sequences from the batch by row index."""
@@ -142,9 +144,9 @@ class DecodeBatch:
         self._healthy = _select(self._healthy, stay_known)
         # Log-probabilities are read by sequence id: those of removed rows are never read.
         self._fresh = len(stay) - len(stay_known)
-        counts = [self._sampler.counts_of(i) for i in stay]
+        memories = [self._sampler.memory_of(i) for i in stay]
         self.rows = [self.rows[i] for i in stay]
-        self._rebuild(counts)
+        self._rebuild(memories)
 
     def has_states_like(self, cache: Cache) -> bool:
         """True if the recurrent states of this batch have the shapes of those of ``cache``, but for
@@ -250,16 +252,8 @@ class DecodeBatch:
         except GrammarFailed as error:
             self.failed.setdefault(row.id, str(error))
 
-    def _rebuild(self, counts: list[mx.array | None]) -> None:
-        self._sampler = Sampler([r.sampling for r in self.rows], self._width, counts)
-
-    def _replayed(self, row: SequenceState) -> mx.array | None:
-        """Counts how often a sequence that continues from another worker has emitted each token,
-        shape [width], for its penalties; None if it needs no counts."""
-        if not row.sampling.penalised or not row.generated:
-            return None
-        counts = np.bincount(row.tokens[-row.generated :], minlength=self._width)
-        return mx.array(counts[: self._width], dtype=mx.float32)
+    def _rebuild(self, memories: list[RowMemory]) -> None:
+        self._sampler = Sampler([r.sampling for r in self.rows], self._width, memories)
 
 
 def _select(values: mx.array | None, rows: list[int]) -> mx.array | None:

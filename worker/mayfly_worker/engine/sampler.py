@@ -7,31 +7,38 @@ almost never differs, while an inverse-CDF draw often would differ.
 
 The order of operations on a row's logits is
 
-    model -> penalties -> bias -> banned ids -> grammar -> / temperature -> filters -> + noise
+    model -> penalties -> DRY -> bias -> bans -> grammar -> / temperature -> filters -> XTC
+          -> + noise
 
 and no row's result depends on another row: an operation that is off for a row is either not
-computed for it or is exactly the identity. Filters follow the common order: top-k, then top-p over
-the remaining tokens, and min-p relative to the most likely token; all three become one threshold
-that needs a single sort, and tokens tied with the threshold are kept.
+computed for it or is exactly the identity. Bans are end tokens before ``min_tokens``, all ids but
+the allowed ones, and bad words. Filters follow the common order: top-n-sigma, top-k, locally
+typical (Meister et al., "Locally typical sampling", 2023), then top-p over the remaining tokens,
+and min-p relative to the most likely of them. Most become one threshold that needs a single sort;
+tokens tied with a threshold are kept. XTC leaves out the likeliest of the tokens whose probability
+is above its threshold, all but the least likely of them; as elsewhere, this probability is that
+before the temperature. Greedy rows take the likeliest token after the bans, whatever their filters
+are.
 
-The noise of a token is keyed by (seed, choice, position) alone: the same request samples the same
-tokens alone, in any batch, and when another worker continues it after a fault. The 64-bit keys are
-the outputs of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
-OOPSLA 2014), a generator whose n-th output can be computed directly.
+The noise of a token is keyed by (seed, choice, position) alone, and so is the draw that decides
+whether XTC applies, which is made on the host: the same request samples the same tokens alone, in
+any batch, and when another worker continues it after a fault. The 64-bit keys are the outputs of
+SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014), a
+generator whose n-th output can be computed directly.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
 from mayfly_protocol.requests import Sampling
+from mayfly_worker.engine.filters import NEVER, Filters, Xtc
+from mayfly_worker.engine.history import DryRow, RowHistory, SequenceBreakers, TokenHistory
 
 _STEP = 0x9E3779B97F4A7C15
 _GOLDEN = np.uint64(_STEP)
@@ -61,10 +68,14 @@ def keys_at(streams: NDArray[np.uint64], positions: Sequence[int]) -> NDArray[np
     return _finalize(streams + counters * _GOLDEN).view(np.uint32).reshape(-1, 2)
 
 
-_NEVER = -math.inf
-_LEAST = 1e-30
-"""Smallest value of ``top_p`` that is used, above zero in float32: a smaller one is raised to this
-value, so that the likeliest token is always kept."""
+def draws_at(streams: NDArray[np.uint64], positions: Sequence[int]) -> NDArray[np.float64]:
+    """Returns a random number in [0, 1) for each row, apart from the noise of :func:`keys_at`."""
+    keys = keys_at(streams, positions).view(np.uint64).ravel()
+    return (_finalize(keys ^ _GOLDEN) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+_ALL = 2**31 - 1
+"""Window that holds all tokens of a sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +84,18 @@ class SequenceSampling:
 
     ``choice`` is the sequence's index among the choices of its request, and gives each choice
     random numbers of its own. ``banned`` are the ids of end tokens: they cannot be sampled before
-    position ``banned_until`` of the answer, which is the request's ``min_tokens``.
+    position ``banned_until`` of the answer, which is the request's ``min_tokens``. ``bad_words``
+    are the token sequences of the request's bad words, ``breakers`` those of DRY's sequence
+    breakers; XTC never leaves out the tokens ``kept_by_xtc``.
     """
 
     sampling: Sampling
     choice: int = 0
     banned: tuple[int, ...] = ()
     banned_until: int = 0
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    breakers: SequenceBreakers | None = None
+    kept_by_xtc: tuple[int, ...] = ()
 
     @classmethod
     def greedy(cls) -> SequenceSampling:
@@ -95,24 +111,76 @@ class SequenceSampling:
     @property
     def filtered(self) -> bool:
         s = self.sampling
-        return s.temperature > 0 and (s.top_p < 1.0 or s.top_k > 0 or s.min_p > 0.0)
+        return s.temperature > 0 and (
+            s.top_p < 1.0
+            or s.top_k > 0
+            or s.min_p > 0.0
+            or s.typical_p < 1.0
+            or s.top_n_sigma > 0.0
+        )
+
+    @property
+    def draws_xtc(self) -> bool:
+        return self.sampling.temperature > 0 and self.sampling.xtc_probability > 0
+
+    @property
+    def windows(self) -> tuple[int | None, int | None, int | None]:
+        """Numbers of last tokens that the repetition, presence and frequency penalties count; None:
+        the whole output."""
+        s = self.sampling
+        return (s.repetition_window, s.presence_window, s.frequency_window)
+
+    @property
+    def dry(self) -> DryRow | None:
+        dry = self.sampling.dry
+        if dry is None or self.breakers is None:
+            return None
+        window = _ALL if dry.window is None else dry.window
+        return DryRow(dry.multiplier, dry.base, dry.allowed_length, window, self.breakers)
+
+    @property
+    def has_history(self) -> bool:
+        windowed = self.penalised and any(window is not None for window in self.windows)
+        return windowed or bool(self.bad_words) or self.dry is not None
+
+
+@dataclass(frozen=True, slots=True)
+class RowMemory:
+    """State of one row that depends on its tokens: how often it has emitted each token, shape
+    [width], if it has penalties, and its history, if it needs one."""
+
+    counts: mx.array | None = None
+    history: RowHistory | None = None
+
+    @classmethod
+    def of(
+        cls, row: SequenceSampling, tokens: Sequence[int], generated: int, width: int
+    ) -> RowMemory:
+        """Makes the state of a row from its tokens, of which it has ``generated`` the last."""
+        counts = None
+        if row.penalised and generated:
+            counted = np.bincount(tokens[-generated:], minlength=width)[:width]
+            counts = mx.array(counted, dtype=mx.float32)
+        history = RowHistory.of(tokens, generated, row.dry) if row.has_history else None
+        return cls(counts, history)
 
 
 class Sampler:
     """Samples one token for each row of a batch. A new sampler is built whenever rows join or leave
     the batch.
 
-    A sampler counts how often each row with penalties has emitted each token. The next sampler is
-    given these ``counts``, an array of shape [width] for each row (see :meth:`counts_of`);
-    ``width`` is the length of a row of logits.
+    A sampler keeps what depends on a row's tokens; the next sampler is given this state of each row
+    (see :meth:`memory_of`). Without it, a row begins with no tokens. ``width`` is the length of a
+    row of logits.
     """
 
     def __init__(
         self,
         rows: Sequence[SequenceSampling],
         width: int,
-        counts: Sequence[mx.array | None] | None = None,
+        memories: Sequence[RowMemory] | None = None,
     ) -> None:
+        known = memories or [RowMemory.of(row, (), 0, width) for row in rows]
         self._rows = rows
         self._width = width
         self._streams = np.array(
@@ -126,13 +194,24 @@ class Sampler:
 
         self._penalised = [i for i, r in enumerate(rows) if r.penalised]
         if self._penalised:
-            self._build_penalties(counts or [None] * len(rows))
-        self._filtered = [i for i, r in enumerate(rows) if r.filtered]
-        if self._filtered:
-            self._build_filters()
+            self._build_penalties([memory.counts for memory in known])
+        filtered = [(i, r.sampling) for i, r in enumerate(rows) if r.filtered]
+        self._filters = Filters(filtered, len(rows), width) if filtered else None
+        drawing = [(i, r.sampling, r.kept_by_xtc) for i, r in enumerate(rows) if r.draws_xtc]
+        self._xtc = Xtc(drawing, width) if drawing else None
         self._build_bias()
         self._banning = [i for i, r in enumerate(rows) if r.banned and r.banned_until > 0]
-        touched = self._penalised or self._bias is not None or self._banning
+        self._build_allowed()
+        self._remembering = [i for i, r in enumerate(rows) if r.has_history]
+        if self._remembering:
+            self._build_history([known[i].history for i in self._remembering])
+        touched = (
+            self._penalised
+            or self._bias is not None
+            or self._banning
+            or self._allowing
+            or self._remembering
+        )
         self._plain_argmax = self._all_greedy and not touched
 
     def _build_penalties(self, counts: Sequence[mx.array | None]) -> None:
@@ -144,24 +223,6 @@ class Sampler:
         none = mx.zeros((self._width,))
         self._counts = mx.stack([none if (c := counts[i]) is None else c for i in self._penalised])
 
-    def _build_filters(self) -> None:
-        """Prepares the filters (top-k, top-p, min-p) that any row uses, with neutral values for
-        rows that do not use them."""
-        chosen = [self._rows[i].sampling for i in self._filtered]
-        all_rows = len(chosen) == len(self._rows)
-        self._filtered_index = None if all_rows else mx.array(self._filtered)
-        self._kth = self._top_p = self._log_min_p = None
-        if any(s.top_k for s in chosen):
-            kept = (min(s.top_k, self._width) or self._width for s in chosen)
-            self._kth = mx.array([[self._width - k] for k in kept])
-        if any(s.top_p < 1.0 for s in chosen):
-            # Without top-p infinity, as rounding may bring the sum of probabilities to 1; with
-            # top-p more than 0, so that the likeliest token always stays.
-            share = (max(s.top_p, _LEAST) if s.top_p < 1.0 else math.inf for s in chosen)
-            self._top_p = mx.array([[p] for p in share])
-        if any(s.min_p for s in chosen):
-            self._log_min_p = mx.array([[math.log(s.min_p) if s.min_p else _NEVER] for s in chosen])
-
     def _build_bias(self) -> None:
         triples = [(i, t, b) for i, r in enumerate(self._rows) for t, b in r.sampling.logit_bias]
         self._bias = (
@@ -170,10 +231,41 @@ class Sampler:
             else None
         )
 
-    def counts_of(self, row: int) -> mx.array | None:
-        """Returns how often a row has emitted each token, shape [width]; None if the row has no
-        penalties."""
-        return self._counts[self._penalised.index(row)] if row in self._penalised else None
+    def _build_allowed(self) -> None:
+        self._allowing = [i for i, r in enumerate(self._rows) if r.sampling.allowed_ids]
+        if self._allowing:
+            only = np.zeros((len(self._allowing), self._width), dtype=np.bool_)
+            for mask, i in zip(only, self._allowing, strict=True):
+                mask[list(self._rows[i].sampling.allowed_ids)] = True
+            self._allowed_index, self._allowed = mx.array(self._allowing), mx.array(only)
+
+    def _build_history(self, histories: Sequence[RowHistory | None]) -> None:
+        rows = [self._rows[i] for i in self._remembering]
+        self._history_index = mx.array(self._remembering)
+        self._history = TokenHistory(
+            [h or RowHistory.of((), 0, r.dry) for h, r in zip(histories, rows, strict=True)],
+            self._width,
+            {number: dry for number, row in enumerate(rows) if (dry := row.dry) is not None},
+            [(number, word) for number, row in enumerate(rows) for word in row.bad_words],
+        )
+        self._dry_index = mx.array([i for i in self._remembering if self._rows[i].dry is not None])
+        self._has_dry = self._dry_index.size > 0
+        self._has_bad_words = any(row.bad_words for row in rows)
+        self._windowed = [
+            [
+                (k, self._remembering.index(i), window)
+                for k, i in enumerate(self._penalised)
+                if (window := self._rows[i].windows[penalty]) is not None
+            ]
+            for penalty in range(3)
+        ]
+
+    def memory_of(self, row: int) -> RowMemory:
+        """Returns the state of a row that depends on its tokens."""
+        return RowMemory(
+            self._counts[self._penalised.index(row)] if row in self._penalised else None,
+            self._history.row(self._remembering.index(row)) if row in self._remembering else None,
+        )
 
     def __call__(
         self, logits: mx.array, positions: Sequence[int], allowed: mx.array | None = None
@@ -188,30 +280,59 @@ class Sampler:
                 logits, axis=-1
             )  # in the model's own type, whose order float32 would keep
         logits = logits.astype(mx.float32)
+        places = [positions[i] for i in self._remembering]
         if self._penalised:
-            logits = self._penalise(logits)
+            logits = self._penalise(logits, places)
+        if self._remembering and self._has_dry:
+            penalties = self._history.repetition_penalties(places)
+            logits = logits.at[self._dry_index].add(-penalties)
         if self._bias is not None:
             rows, ids, bias = self._bias
             logits = logits.at[rows, ids].add(bias)
         logits = self._ban(logits, positions)
+        if self._allowing:
+            index = self._allowed_index
+            logits[index] = mx.where(self._allowed, logits[index], NEVER)
+        if self._remembering and self._has_bad_words:
+            logits = self._history.forbid_words(logits, self._history_index, places)
         if allowed is not None:
-            logits = mx.where(allowed, logits, _NEVER)
+            logits = mx.where(allowed, logits, NEVER)
         tokens = mx.argmax(
             logits if self._all_greedy else self._add_noise(logits, positions), axis=-1
         )
         if self._penalised:
             sampled = tokens[self._penalised_index]
             self._counts = self._counts.at[mx.arange(len(self._penalised)), sampled].add(1.0)
+        if self._remembering:
+            self._history.extend(tokens[self._history_index], places)
         return tokens
 
-    def _penalise(self, logits: mx.array) -> mx.array:
-        index, counts = self._penalised_index, self._counts
+    def _penalise(self, logits: mx.array, places: Sequence[int]) -> mx.array:
+        index = self._penalised_index
         x = logits[index]
-        seen = counts > 0
-        x = mx.where(seen, mx.where(x > 0, x / self._repetition, x * self._repetition), x)
-        x = x - self._frequency * counts - self._presence * seen
+        repetition, presence, frequency = self._counted(places)
+        scaled = mx.where(x > 0, x / self._repetition, x * self._repetition)
+        x = mx.where(repetition > 0, scaled, x)
+        x = x - self._frequency * frequency - self._presence * (presence > 0)
         logits[index] = x
         return logits
+
+    def _counted(self, places: Sequence[int]) -> list[mx.array]:
+        """Counts of tokens, shape [rows with penalties, width], for the repetition, presence and
+        frequency penalties."""
+        if not self._remembering or not any(self._windowed):
+            return [self._counts] * 3
+        found: list[mx.array] = []
+        for penalty, rows in enumerate(self._windowed):
+            if rows in self._windowed[:penalty]:
+                found.append(found[self._windowed.index(rows)])
+                continue
+            counts = mx.array(self._counts)
+            if rows:
+                at, numbers, windows = zip(*rows, strict=True)
+                counts[mx.array(at)] = self._history.counts(numbers, windows, places)
+            found.append(counts)
+        return found
 
     def _ban(self, logits: mx.array, positions: Sequence[int]) -> mx.array:
         pairs = [
@@ -223,44 +344,19 @@ class Sampler:
         if not pairs:
             return logits
         rows, ids = zip(*pairs, strict=True)
-        logits[mx.array(rows), mx.array(ids)] = _NEVER
+        logits[mx.array(rows), mx.array(ids)] = NEVER
         return logits
 
     def _add_noise(self, logits: mx.array, positions: Sequence[int]) -> mx.array:
         keys = mx.array(keys_at(self._streams, positions))
         scaled = logits / self._scale
-        if self._filtered:
-            scaled = self._filter(scaled)
+        if self._filters is not None:
+            scaled = self._filters(scaled)
+        if self._xtc is not None:
+            draws = draws_at(self._streams, positions)
+            scaled = self._xtc(scaled, draws)
         noisy = scaled + _gumbel(keys, self._width)
         return noisy if self._all_sampled else mx.where(self._is_sampled, noisy, logits)
-
-    def _filter(self, scaled: mx.array) -> mx.array:
-        index = self._filtered_index
-        if index is None:
-            return self._keep(scaled)
-        scaled[index] = self._keep(scaled[index])
-        return scaled
-
-    def _keep(self, x: mx.array) -> mx.array:
-        """Sets the logits that a row's filters (top-k, top-p, min-p) exclude to -inf.
-
-        The filters are written with few operations: on a GPU each costs more time on the host than
-        on the device.
-        """
-        ascending = mx.sort(x, axis=-1)
-        least: list[mx.array] = []
-        if self._log_min_p is not None:
-            least.append(ascending[:, -1:] + self._log_min_p)
-        if self._kth is not None:
-            kth = mx.take_along_axis(ascending, self._kth, axis=-1)
-            least.append(kth)
-            ascending = mx.where(ascending >= kth, ascending, _NEVER)
-        if self._top_p is not None:
-            probabilities = mx.softmax(ascending, axis=-1)
-            likelier = mx.cumsum(probabilities, axis=-1, reverse=True, inclusive=False)
-            nucleus = mx.where(likelier < self._top_p, ascending, math.inf)
-            least.append(mx.min(nucleus, axis=-1, keepdims=True))
-        return mx.where(x >= reduce(mx.maximum, least), x, _NEVER)
 
 
 def _gumbel(keys: mx.array, width: int) -> mx.array:
