@@ -97,11 +97,13 @@ class Pong:
 @dataclass(frozen=True, slots=True)
 class Accepted:
     """Answer that the worker has rendered the request's prompt and that the prompt fits into the
-    context; ``prompt_tokens`` is the prompt's length."""
+    context; ``prompt_tokens`` is the prompt's length. ``prompt_ids`` are the prompt's tokens if the
+    request asked for them."""
 
     rid: str
     attempt: int
     prompt_tokens: int
+    prompt_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
-"""Requests with penalties, biases and several choices, whose worker is lost: each choice has the
-text that it has when it is undisturbed and alone."""
+"""Requests with penalties, filters, biases and several choices, whose worker is lost: each choice
+has the text that it has when it is undisturbed and alone."""
 
 from __future__ import annotations
 
@@ -34,6 +34,16 @@ PENALTIES: Json = {
     "repetition_penalty": 1.3,
     "logit_bias": {"40": 3, "41": -5, "42": -100},
 }
+REPETITIONS: Json = {
+    "allowed_token_ids": list(range(300, 340)),
+    **{"dry_multiplier": 0.8, "dry_allowed_length": 1, "dry_sequence_breakers": ["a", "th"]},
+    **{"repetition_penalty": 1.2, "repetition_context_size": 9, "presence_penalty": 0.5},
+}
+"""Penalties that depend on the order of tokens, among so few that repetitions are frequent."""
+FILTERS: Json = {
+    **{"xtc_probability": 0.5, "xtc_threshold": 0.02, "typical_p": 0.9, "top_n_sigma": 3},
+    "bad_words": ["a", "the", "en"],
+}
 SAMPLED: Json = {"temperature": 0.9, "top_p": 0.95, "seed": 11}
 ASKED: dict[str, tuple[str, Json]] = {
     "penalties, greedy": (CHAT, {"temperature": 0, **PENALTIES, "logprobs": True}),
@@ -42,6 +52,9 @@ ASKED: dict[str, tuple[str, Json]] = {
     "two choices with penalties": (CHAT, {**SAMPLED, **PENALTIES, "n": 2, "min_p": 0.02}),
     "choices of unequal length": (CHAT, {**SAMPLED, "n": 3, "stop": ["ab", "th", "q"]}),
     "two prompts, two choices": (TEXT, {**SAMPLED, **PENALTIES, "n": 2, "prompt": ["One", "Two"]}),
+    "repetitions": (CHAT, {**SAMPLED, **REPETITIONS, "n": 2, "logprobs": True}),
+    "repetitions, greedy": (TEXT, {**REPETITIONS, "temperature": 0, "prompt": "Again"}),
+    "filters": (TEXT, {**SAMPLED, **FILTERS, "prompt": ["One", "Two"], "return_token_ids": True}),
     "not streamed": (CHAT, {**SAMPLED, **PENALTIES, "n": 2, "stream": False}),
 }
 

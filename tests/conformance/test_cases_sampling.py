@@ -37,7 +37,6 @@ BAD_VALUES: list[tuple[str, Any, str]] = [
     ("stream_options", {"include_usage": "yes"}, "stream_options.include_usage"),
     ("stream", "true", "stream"),
     ("stream", 1, "stream"),
-    ("seed", -1, "seed"),
     ("seed", 1.5, "seed"),
     ("top_k", -2, "top_k"),
     ("top_k", "5", "top_k"),
@@ -59,6 +58,10 @@ BAD_VALUES: list[tuple[str, Any, str]] = [
     ("logit_bias", {str(id): 1 for id in range(1025)}, "logit_bias"),
     ("logit_bias", [1, 2], "logit_bias"),
     ("stop_token_ids", [5000], "stop_token_ids"),
+    ("allowed_token_ids", [1, 5000], "allowed_token_ids"),
+    ("mirostat", 2, "mirostat"),
+    ("dry_sequence_breakers", [], "dry_sequence_breakers"),
+    ("typical_p", 1.1, "typical_p"),
     ("repetition_penalty", -1, "repetition_penalty"),
     ("repetition_penalty", 0, "repetition_penalty"),
     ("repetition_penalty", 1e-300, "repetition_penalty"),
@@ -179,6 +182,14 @@ def test_R38_R39_values_that_turn_something_off(tiny: Server, path: str) -> None
         {"repetition_penalty": 1},
         {"presence_penalty": 0, "frequency_penalty": 0.0},
         {"logit_bias": {}},
+        {"typical_p": 1, "top_n_sigma": 0, "xtc_probability": 0, "xtc_threshold": 0.2},
+        {"top_n_sigma": -1, "dry_multiplier": 0, "dry_base": 1.75, "dry_penalty_last_n": -1},
+        {"dry_multiplier": 1, "dry_penalty_last_n": 0},
+        {"mirostat": 0, "mirostat_tau": 5, "mirostat_eta": 0.1, "dynatemp_range": 0.0},
+        {"repeat_penalty": 1, "repeat_last_n": 64, "repetition_context_size": 20},
+        {"repetition_penalty": 1.5, "repeat_last_n": 0},
+        {"bad_words": [], "allowed_token_ids": [], "structured_outputs": {}},
+        {"truncate_prompt_tokens": -1, "skip_special_tokens": True, "return_token_ids": False},
     ):
         assert choice(tiny, path, **asked, **off)["text"] == plain, off
 

@@ -13,13 +13,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import structlog
 
 from mayfly_protocol.requests import (
     ChatPrompt,
+    Ending,
     Generation,
     Prompt,
     TextPrompt,
@@ -36,6 +38,7 @@ from mayfly_worker.model.loading import LoadedModel
 from mayfly_worker.request_errors import InvalidInput
 from mayfly_worker.text.choice import ChoiceText, TextPiece
 from mayfly_worker.text.prompts import RenderedPrompt, check_ids, param_of, render, token_budget
+from mayfly_worker.text.word_tokens import bad_sequences, sequence_breakers
 
 THREADS = 2
 MAX_ANSWER_BYTES = MAX_FRAME_BYTES // 2
@@ -69,7 +72,7 @@ class PreparedRequest:
     memory budget has room for them; each of the other choices starts when there is room for it.
     ``echo`` is the prompt's text, sent before a choice's first token if the client asked for it.
     ``reasoning`` counts the reasoning tokens of choices that ended on another worker and are not
-    run again."""
+    run again. ``prompt_ids`` are the prompt's tokens if the client asked for them."""
 
     submit: Submit
     prompt_tokens: int
@@ -78,6 +81,7 @@ class PreparedRequest:
     together: int = 1
     echo: str = ""
     reasoning: int = 0
+    prompt_ids: tuple[int, ...] = ()
 
 
 class Preparer:
@@ -97,7 +101,8 @@ class Preparer:
         width = self._loaded.probe.width
         check_ids([i for i, _ in generation.sampling.logit_bias], width, "logit_bias")
         check_ids(generation.ending.stop_token_ids, width, "stop_token_ids")
-        rendered = render(generation.prompt, self._loaded.tokenizer, width)
+        check_ids(generation.sampling.allowed_ids, width, "allowed_token_ids")
+        rendered = self._cut(generation, render(generation.prompt, self._loaded.tokenizer, width))
         budget = token_budget(
             len(rendered.ids),
             generation.ending.max_tokens,
@@ -105,8 +110,9 @@ class Preparer:
             param_of(generation.prompt),
         )
         grammar = self._grammar(generation, rendered)
+        sampling = self._sampling(generation, grammar)
         choices = [
-            self._choice(submit, index, rendered, budget, grammar)
+            self._choice(submit, index, rendered, budget, grammar, sampling)
             for index in range(generation.n)
             if index not in submit.finished
         ]
@@ -120,7 +126,59 @@ class Preparer:
             reasoning=self._earlier_reasoning_tokens(submit, rendered)
             if generation.output.split
             else 0,
+            prompt_ids=tuple(rendered.ids) if generation.output.prompt_ids else (),
         )
+
+    def _cut(self, generation: Generation, rendered: RenderedPrompt) -> RenderedPrompt:
+        """Returns the last tokens of a prompt that is longer than the request wants it to be."""
+        limit = generation.prompt_limit
+        if limit == -1:
+            room = generation.ending.max_tokens
+            limit = max(1, (self._loaded.card.context or UNLIMITED) - (1 if room is None else room))
+        if limit is None or len(rendered.ids) <= limit:
+            return rendered
+        return RenderedPrompt(rendered.ids[-limit:], in_reasoning=rendered.in_reasoning)
+
+    def _sampling(
+        self, generation: Generation, grammar: CompiledGrammar | None
+    ) -> SequenceSampling:
+        """Returns the sampling parameters of the request's choices, with the ids of the texts that
+        it names. Raises InvalidInput if they leave no token that may be sampled."""
+        tokenizer, width = self._loaded.tokenizer, self._loaded.probe.width
+        sampling = completed(generation.sampling, self._loaded.card.sampling)
+        ending = generation.ending
+        # A finished grammar allows end tokens alone; to ban them would leave nothing.
+        banned = () if grammar else tuple(sorted(self._stop_ids(ending)))
+        words = bad_sequences(sampling.bad_words, tokenizer, width)
+        never = {word[-1] for word in words} | set(banned if ending.min_tokens else ())
+        if words or sampling.allowed_ids:
+            allowed = set(sampling.allowed_ids) or range(width)
+            if all(id in never for id in allowed):
+                raise InvalidInput(
+                    "bad_words and min_tokens forbid every token that allowed_token_ids allows",
+                    "allowed_token_ids" if sampling.allowed_ids else "bad_words",
+                )
+        return SequenceSampling(
+            sampling,
+            banned=banned,
+            banned_until=ending.min_tokens,
+            bad_words=words,
+            breakers=sequence_breakers(sampling.dry.breakers, tokenizer, width)
+            if sampling.dry is not None
+            else None,
+            kept_by_xtc=self._kept_by_xtc if sampling.xtc_probability > 0 else (),
+        )
+
+    @cached_property
+    def _kept_by_xtc(self) -> tuple[int, ...]:
+        """The ids that XTC never leaves out, as in mlx-lm: line ends and end tokens."""
+        line_end = self._loaded.tokenizer.encode("\n", add_special_tokens=False)
+        width = self._loaded.probe.width
+        return tuple(id for id in {*line_end, *self._eos} if 0 <= id < width)
+
+    def _stop_ids(self, ending: Ending) -> frozenset[int]:
+        own = frozenset(ending.stop_token_ids)
+        return own if ending.ignore_eos else own | self._eos
 
     def _earlier_reasoning_tokens(self, submit: Submit, rendered: RenderedPrompt) -> int:
         total = 0
@@ -169,13 +227,10 @@ class Preparer:
         rendered: RenderedPrompt,
         max_tokens: int,
         grammar: CompiledGrammar | None,
+        sampling: SequenceSampling,
     ) -> Choice:
         generation = submit.generation
-        ending = generation.ending
         before = _resumed_ids(submit, index)
-        stop_ids = frozenset(ending.stop_token_ids)
-        if not ending.ignore_eos:
-            stop_ids |= self._eos
         text = self._text(submit, index, rendered)
         ended: TextPiece | None = None
         if (reason := text.replay(before)) is not None:
@@ -189,16 +244,10 @@ class Preparer:
         sequence = SequenceState(
             id=next(self._sequence_ids),
             tokens=[*rendered.ids, *before],
-            sampling=SequenceSampling(
-                completed(generation.sampling, self._loaded.card.sampling),
-                index,
-                # A finished grammar allows end tokens alone; to ban them would leave nothing.
-                banned=() if grammar else tuple(sorted(stop_ids)),
-                banned_until=ending.min_tokens,
-            ),
+            sampling=replace(sampling, choice=index),
             max_tokens=max_tokens,
             generated=len(before),
-            stop_ids=stop_ids,
+            stop_ids=self._stop_ids(generation.ending),
             logprobs=generation.output.logprobs,
             matcher=matcher,
         )

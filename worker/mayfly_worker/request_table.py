@@ -243,7 +243,10 @@ class RequestTable:
         submit = request.submit
         starts = request.accept(prepared)
         self._by_sequence.update((id, request) for id in request.sequence_ids)
-        self._wire.send(request.peer, Accepted(submit.rid, submit.attempt, prepared.prompt_tokens))
+        self._wire.send(
+            request.peer,
+            Accepted(submit.rid, submit.attempt, prepared.prompt_tokens, prepared.prompt_ids),
+        )
         if complete := request.deltas_of_complete_choices():
             self._wire.send(request.peer, Tokens(tuple(complete)))
         if submit.suspect:

@@ -72,13 +72,14 @@ class GenerationJob:
 class Head:
     """The fields that every chunk of an answer repeats. ``created`` is in seconds since 1970;
     ``fingerprint`` identifies the model's files; ``prompt_tokens`` is the sum over all prompts of
-    the request."""
+    the request, and ``prompt_ids`` are their token ids if the request asks for them."""
 
     id: str
     created: int
     model: str
     fingerprint: str | None
     prompt_tokens: int
+    prompt_ids: Sequence[Sequence[int]] = ()
 
 
 class Chunks(Protocol):
@@ -196,7 +197,8 @@ class _Answer(Response):
         digest = self._relays[0].digest
         fingerprint = f"fp_{digest[:12]}" if digest else None
         prompt_tokens = sum(relay.prompt_tokens for relay in self._relays)
-        return Head(self._id, self._created, self._model, fingerprint, prompt_tokens)
+        prompt_ids = [relay.prompt_ids for relay in self._relays]
+        return Head(self._id, self._created, self._model, fingerprint, prompt_tokens, prompt_ids)
 
     async def _events(self) -> Arrivals:
         """The events of all prompts (text, prefill progress), as they arrive, until every prompt

@@ -24,13 +24,22 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from mayfly_protocol.requests import Sampling
+from mayfly_protocol.requests import Dry, Sampling
+from mayfly_server.errors import InvalidRequest
 from mayfly_server.http.body import parse_json
 from mayfly_server.http.ignored_fields import HINTS, asks_nothing, field_names
 
 MAX_CHOICES = 128
 MAX_BIASES = 1024
-MAX_SEED = 2**63 - 1
+MIN_SEED, MAX_SEED = -(2**63), 2**64 - 1
+MAX_STOPS = 64
+MAX_BREAKERS, MAX_BREAKER_CHARACTERS = 32, 128
+MAX_REPETITION = 512
+"""Largest length of a repetition, in tokens, that a request can allow: longer ones are not told
+apart."""
+LLAMA_CPP_WINDOW = 64
+"""Number of tokens that llama.cpp's penalties look at if a request does not say it."""
+DRY_BREAKERS = ("\n", ":", '"', "*")
 MAX_COUNT = 2**31 - 1
 """Limit of a number of tokens in a request; larger numbers, which no context holds, are read as
 this limit."""
@@ -108,6 +117,12 @@ def _not_a_boolean(value: Any) -> Any:
     return value
 
 
+def _few_characters(texts: list[str]) -> list[str]:
+    if sum(map(len, texts)) > MAX_BREAKER_CHARACTERS:
+        raise PydanticCustomError("breakers", f"At most {MAX_BREAKER_CHARACTERS} characters in all")
+    return texts
+
+
 Hint = Annotated[
     Any,
     WithJsonSchema(
@@ -122,6 +137,9 @@ EmptyAsNull = BeforeValidator(lambda value: None if value == "" else value)
 Unsupported = Annotated[None, BeforeValidator(refused("This is not supported by this server"))]
 ChatsAlone = Annotated[
     None, BeforeValidator(refused("Use /v1/chat/completions, which has this", but=(False, 0)))
+]
+SpecialsInChats = Annotated[
+    None, BeforeValidator(refused("Use /v1/chat/completions, which has this", but=(True,)))
 ]
 OneAnswer = Annotated[
     None, BeforeValidator(refused("An answer is one; use /v1/chat/completions for more", but=(1,)))
@@ -167,11 +185,128 @@ class SamplingFields(Strict):
     top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, description="0 and -1: off.")] | None = None
     min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
-    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
+    seed: Annotated[
+        int | None, Field(ge=MIN_SEED, le=MAX_SEED, description="-1: drawn by the server.")
+    ] = None
     presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[Number, Field(ge=0.01, le=10)] | None = None
     logit_bias: LogitBias | None = None
+
+    # Names and further samplers of llama.cpp and mlx-lm.
+    repeat_penalty: Annotated[
+        Number | None,
+        Field(
+            ge=0.01,
+            le=10,
+            description="llama.cpp's repetition_penalty, over the last repeat_last_n tokens.",
+        ),
+    ] = None
+    repeat_last_n: Annotated[
+        int | None,
+        Field(
+            ge=-1,
+            description="Number of last tokens, prompt and output, that all penalties count; -1: "
+            "all, 0: none. 64 for repeat_penalty.",
+        ),
+    ] = None
+    repetition_context_size: Annotated[
+        int | None,
+        Field(ge=1, description="As repeat_last_n, for repetition_penalty alone."),
+    ] = None
+    presence_context_size: Annotated[
+        int | None, Field(ge=1, description="As repeat_last_n, for presence_penalty alone.")
+    ] = None
+    frequency_context_size: Annotated[
+        int | None, Field(ge=1, description="As repeat_last_n, for frequency_penalty alone.")
+    ] = None
+    typical_p: Annotated[
+        Number | None, Field(ge=0, le=1, description="Locally typical sampling; 1: off.")
+    ] = None
+    top_n_sigma: Annotated[
+        Number | None,
+        Field(
+            ge=-1,
+            le=1000,
+            description="Keeps logits within so many standard deviations of the highest; 0 and "
+            "-1: off.",
+        ),
+    ] = None
+    xtc_probability: Annotated[
+        Number | None,
+        Field(ge=0, le=1, description="Probability with which XTC applies to a token; 0: off."),
+    ] = None
+    xtc_threshold: Annotated[
+        Number | None,
+        Field(
+            ge=0,
+            le=1,
+            description="XTC excludes all tokens above this probability but the least likely of "
+            "them; 0.1 by default.",
+        ),
+    ] = None
+    dry_multiplier: Annotated[
+        Number | None, Field(ge=0, le=100, description="Strength of DRY; 0: off.")
+    ] = None
+    dry_base: Annotated[Number | None, Field(ge=1, le=100, description="1.75 by default.")] = None
+    dry_allowed_length: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            le=MAX_REPETITION,
+            description="Number of tokens from which DRY penalizes a repetition; 2 by default.",
+        ),
+    ] = None
+    dry_penalty_last_n: Annotated[
+        int | None,
+        Field(
+            ge=-1,
+            description="Number of last tokens in which DRY looks for repetitions; -1: all (the "
+            "default), 0: none.",
+        ),
+    ] = None
+    dry_sequence_breakers: Annotated[
+        list[Annotated[str, Field(min_length=1)]] | None,
+        Field(
+            min_length=1,
+            max_length=MAX_BREAKERS,
+            description="Texts that no repetition goes past.",
+            examples=[list(DRY_BREAKERS)],
+        ),
+        AfterValidator(lambda texts: texts if texts is None else _few_characters(texts)),
+    ] = None
+    mirostat: Annotated[
+        None,
+        BeforeValidator(
+            refused(
+                "Its state depends on probabilities of earlier tokens, which are lost when "
+                "another worker continues the answer; use min_p, typical_p or top_n_sigma",
+                but=(0,),
+            )
+        ),
+    ] = None
+    mirostat_tau: Hint = None
+    mirostat_eta: Hint = None
+    dynatemp_range: Annotated[
+        None,
+        BeforeValidator(refused("Use a fixed temperature, with min_p or typical_p", but=(0, 0.0))),
+    ] = None
+    dynatemp_exponent: Hint = None
+    min_keep: Annotated[
+        None, BeforeValidator(refused("Filters keep one token at least", but=(0, 1)))
+    ] = None
+    samplers: Annotated[
+        None,
+        BeforeValidator(
+            refused("The order is fixed; leave it out, and set filters to their neutral values")
+        ),
+    ] = None
+
+
+def unseeded(fields: SamplingFields) -> bool:
+    """True if a request leaves it to the server to draw a seed: by no seed, or -1, as in vLLM and
+    llama.cpp."""
+    return fields.seed is None or fields.seed == -1
 
 
 def sampling(fields: SamplingFields) -> Sampling:
@@ -185,15 +320,55 @@ def sampling(fields: SamplingFields) -> Sampling:
     if temperature < MIN_TEMPERATURE or top_p == 0:
         temperature, top_p = 0.0, 1.0
         unnamed = tuple(name for name in unnamed if name not in ("temperature", "top_p"))
+    penalty, window = fields.repetition_penalty, fields.repetition_context_size
+    last = fields.repeat_last_n
+    if fields.repeat_penalty is not None:
+        if penalty not in (None, fields.repeat_penalty):
+            raise InvalidRequest(
+                "repeat_penalty and repetition_penalty differ; send one of them.",
+                param="repeat_penalty",
+            )
+        if penalty is None and last is None and window is None:
+            window = LLAMA_CPP_WINDOW
+        penalty = fields.repeat_penalty
+        unnamed = tuple(name for name in unnamed if name != "repetition_penalty")
     return Sampling(
-        seed=secrets.randbits(63) if fields.seed is None else fields.seed,
+        seed=secrets.randbits(63) if unseeded(fields) else (fields.seed or 0) % 2**64,
         temperature=temperature,
         top_p=top_p,
         top_k=top_k if 0 < top_k <= MAX_COUNT else 0,
         min_p=fields.min_p or 0.0,
-        repetition_penalty=fields.repetition_penalty or 1.0,
+        repetition_penalty=penalty or 1.0,
         presence_penalty=fields.presence_penalty or 0.0,
         frequency_penalty=fields.frequency_penalty or 0.0,
         logit_bias=tuple((int(key), bias) for key, bias in (fields.logit_bias or {}).items()),
         unnamed=unnamed,
+        typical_p=1.0 if fields.typical_p is None else fields.typical_p,
+        top_n_sigma=max(0.0, fields.top_n_sigma or 0.0),
+        xtc_probability=fields.xtc_probability or 0.0,
+        xtc_threshold=0.1 if fields.xtc_threshold is None else fields.xtc_threshold,
+        repetition_window=_window(window, last),
+        presence_window=_window(fields.presence_context_size, last),
+        frequency_window=_window(fields.frequency_context_size, last),
+        dry=_dry(fields),
+    )
+
+
+def _window(own: int | None, last: int | None) -> int | None:
+    """The number of tokens that a penalty counts: its own, or that of all penalties, where -1
+    stands for all tokens. None if the request names none."""
+    size = last if own is None else own
+    return MAX_COUNT if size == -1 else None if size is None else min(size, MAX_COUNT)
+
+
+def _dry(fields: SamplingFields) -> Dry | None:
+    if not fields.dry_multiplier or fields.dry_penalty_last_n == 0:
+        return None
+    allowed = fields.dry_allowed_length
+    return Dry(
+        multiplier=fields.dry_multiplier,
+        base=1.75 if fields.dry_base is None else fields.dry_base,
+        allowed_length=2 if allowed is None else allowed,
+        window=_window(fields.dry_penalty_last_n, -1),
+        breakers=tuple(fields.dry_sequence_breakers or DRY_BREAKERS),
     )

@@ -142,6 +142,12 @@ class Relay:
         return accepted.prompt_tokens if accepted else 0
 
     @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        """The prompt's token ids, if the request asks for them; known after :meth:`start`."""
+        accepted = self._progress.accepted
+        return accepted.prompt_ids if accepted else ()
+
+    @property
     def usage(self) -> Usage:
         """The numbers of prompt and generated tokens; known once :meth:`events` has ended."""
         assert self._usage is not None, "usage is known at the end"

@@ -73,7 +73,9 @@ class ChoiceText:
         self._rid, self._choice = rid, choice
         self._min_tokens = ending.min_tokens
         self._include_stop = ending.include_stop
-        self._detokenizer = Detokenizer(tokenizer)
+        self._detokenizer = Detokenizer(
+            tokenizer, hide_special=not generation.output.special_tokens
+        )
         self._stops = (
             StopMatcher(ending.stop, include_stop=ending.include_stop) if ending.stop else None
         )

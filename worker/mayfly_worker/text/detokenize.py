@@ -69,14 +69,15 @@ def special_tokens(tokenizer: Any) -> SpecialTokens:
 class Detokenizer:
     """Decodes the ids of one output, one at a time. The texts that :meth:`add` and :meth:`finish`
     return are together the text that decoding all ids at once gives, with hidden special tokens
-    left out. The one exception is malformed output, in which a later id may change the decoded text
-    of earlier ids: text that was returned stays as it is."""
+    left out (without ``hide_special``, none is). The one exception is malformed output, in which a
+    later id may change the decoded text of earlier ids: text that was returned stays as it is."""
 
     __slots__ = ("_hidden", "_in_calls", "_stream")
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, *, hide_special: bool = True) -> None:
         special = special_tokens(tokenizer)
-        self._hidden, self._in_calls = special.hidden, special.in_calls
+        self._hidden = special.hidden if hide_special else frozenset()
+        self._in_calls = special.in_calls
         rust = rust_tokenizer(tokenizer)
         self._stream: _Stream = (
             _PythonStream(tokenizer.detokenizer) if rust is None else _RustStream(rust)

@@ -58,7 +58,8 @@ def render(prompt: Prompt, tokenizer: Any, width: int) -> RenderedPrompt:
     if isinstance(prompt, ChatPrompt):
         rendered = _render_chat(prompt, tokenizer)
     elif isinstance(prompt, TextPrompt):
-        rendered = RenderedPrompt(tokenizer.encode(prompt.text))
+        ids = tokenizer.encode(prompt.text, add_special_tokens=prompt.special)
+        rendered = RenderedPrompt(ids)
     else:
         rendered = RenderedPrompt(list(prompt.ids))
     if not rendered.ids:

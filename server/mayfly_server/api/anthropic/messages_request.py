@@ -15,6 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from mayfly_server.api.anthropic.messages_content import Message, TextBlocks, Tool
 from mayfly_server.api.request_fields import (
     MAX_MESSAGES,
+    MAX_STOPS,
     ChatsAlone,
     Count,
     Hint,
@@ -24,6 +25,7 @@ from mayfly_server.api.request_fields import (
     OtherToolChoice,
     OtherTools,
     SamplingFields,
+    SpecialsInChats,
     Strict,
     TemplateKwargs,
     ToolName,
@@ -31,7 +33,6 @@ from mayfly_server.api.request_fields import (
     refused,
 )
 
-MAX_STOP_SEQUENCES = 64
 NO_COMPACTION = "This server summarizes no conversations; have the client do it"
 
 
@@ -149,7 +150,7 @@ class MessagesRequest(SamplingFields, PromptFields):
     stop_sequences: (
         Annotated[
             list[Annotated[str, Field(min_length=1, max_length=4096)]],
-            Field(max_length=MAX_STOP_SEQUENCES),
+            Field(max_length=MAX_STOPS),
         ]
         | None
     ) = None
@@ -195,6 +196,11 @@ class MessagesRequest(SamplingFields, PromptFields):
     stop_token_ids: ChatsAlone = None
     min_tokens: ChatsAlone = None
     ignore_eos: ChatsAlone = None
+    bad_words: ChatsAlone = None
+    allowed_token_ids: ChatsAlone = None
+    truncate_prompt_tokens: ChatsAlone = None
+    return_token_ids: ChatsAlone = None
+    skip_special_tokens: SpecialsInChats = None
     logprobs: ChatsAlone = None
     top_logprobs: ChatsAlone = None
     n: OneAnswer = None

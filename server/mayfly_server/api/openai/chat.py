@@ -20,7 +20,13 @@ from mayfly_server.api.openai.chat_answer import (
 )
 from mayfly_server.api.openai.chat_prompt import chat_prompt
 from mayfly_server.api.openai.chat_request import ChatRequest
-from mayfly_server.api.openai.common_request import constraint, ending, usage_report
+from mayfly_server.api.openai.common_request import (
+    ban_fields,
+    constraint,
+    ending,
+    prompt_limit,
+    usage_report,
+)
 from mayfly_server.api.openapi import streamed
 from mayfly_server.api.request_fields import sampling
 from mayfly_server.errors import InvalidRequest
@@ -45,18 +51,24 @@ async def chat_completions(request: ChatRequest, front: FrontDep, tenant: Tenant
     generation = Generation(
         model=model.name,
         prompt=prompt,
-        sampling=sampling(request),
+        sampling=ban_fields(request, sampling(request), formatted=formatted),
         ending=ends,
         output=output,
         n=request.n or 1,
+        prompt_limit=prompt_limit(request),
     )
     cache_key = request.prompt_cache_key
     key = chat_key(prompt.messages) if cache_key is None else named_key(cache_key)
     job = GenerationJob(front, [generation], prefix="chatcmpl-", key=key, tenant=tenant)
     logprobs = bool(request.logprobs)
     if request.stream:
-        return StreamedAnswer(job, lambda head: ChatChunks(head, logprobs=logprobs, usage=usage))
-    return WholeAnswer(job, lambda head: ChatBody(head, n=generation.n, logprobs=logprobs))
+        return StreamedAnswer(
+            job,
+            lambda head: ChatChunks(head, logprobs=logprobs, usage=usage, ids=output.prompt_ids),
+        )
+    return WholeAnswer(
+        job, lambda head: ChatBody(head, n=generation.n, logprobs=logprobs, ids=output.prompt_ids)
+    )
 
 
 def _output(request: ChatRequest, prompt: ChatPrompt) -> Output:
@@ -73,6 +85,8 @@ def _output(request: ChatRequest, prompt: ChatPrompt) -> Output:
         split=True,
         constraint=format,
         early_calls=bool(request.stream),
+        special_tokens=request.skip_special_tokens is False,
+        prompt_ids=bool(request.return_token_ids),
     )
 
 

@@ -54,6 +54,7 @@ class ChatChoice(AnswerObject):
     message: ChatCompletionMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
+    token_ids: NotRequired[list[int]]
 
 
 class ChatCompletion(AnswerObject):
@@ -64,6 +65,7 @@ class ChatCompletion(AnswerObject):
     system_fingerprint: str | None
     choices: list[ChatChoice]
     usage: CompletionUsage
+    prompt_token_ids: NotRequired[list[int]]
 
 
 class ToolCallFunctionDelta(AnswerObject):
@@ -98,6 +100,7 @@ class ChatChunkChoice(AnswerObject):
     finish_reason: Annotated[
         FinishReason | None, Field(description="Null except in the last chunk of a choice.")
     ]
+    token_ids: NotRequired[list[int]]
 
 
 class ChatCompletionChunk(AnswerObject):
@@ -108,6 +111,9 @@ class ChatCompletionChunk(AnswerObject):
     system_fingerprint: str | None
     choices: list[ChatChunkChoice]
     usage: NotRequired[ChunkUsage]
+    prompt_token_ids: NotRequired[
+        Annotated[list[int], Field(description="In the first chunk, if asked for.")]
+    ]
 
 
 ChatEvent = ChatCompletionChunk | ErrorAnswer
@@ -132,13 +138,18 @@ data: [DONE]
 
 class ChatChunks(sse.OpenAIEnds):
     """Writes the chunks of a chat completion's stream. A choice's first chunk has the role; its
-    last chunk has the finish reason and no text.
+    last chunk has the finish reason and no text. With ``ids`` the first chunk has the prompt's
+    token ids, and chunks have those that they add.
 
     The fields that all chunks of a stream share are encoded once per stream, because this code runs
     for every generated token.
     """
 
-    def __init__(self, head: Head, *, logprobs: bool, usage: UsageReport) -> None:
+    def __init__(
+        self, head: Head, *, logprobs: bool, usage: UsageReport, ids: bool = False
+    ) -> None:
+        self._ids = ids
+        self._prompt_ids = list(head.prompt_ids[0]) if ids else None
         self._last: ChatCompletionChunk = {
             "id": head.id,
             "object": "chat.completion.chunk",
@@ -160,8 +171,10 @@ class ChatChunks(sse.OpenAIEnds):
             self._begun.add(delta.choice)
             chunks = self._chunk(delta.choice, {"role": "assistant", "content": ""})
         logprobs = self._answer_logprobs[delta.choice].of_text(delta) if self._logprobs else []
-        if added := _chat_delta(delta):
-            chunks += self._chunk(delta.choice, added, logprobs=logprobs)
+        added = _chat_delta(delta)
+        ids = delta.ids if self._ids else ()
+        if added or ids:
+            chunks += self._chunk(delta.choice, added, logprobs=logprobs, ids=ids)
         if delta.finish is not None:
             chunks += self._chunk(delta.choice, {}, finish=delta.finish)
         return chunks
@@ -179,6 +192,7 @@ class ChatChunks(sse.OpenAIEnds):
         *,
         logprobs: Sequence[ChatTokenLogprob] = (),
         finish: FinishReason | None = None,
+        ids: Sequence[int] = (),
     ) -> str:
         content: ChatChunkChoice = {
             "index": choice,
@@ -186,7 +200,14 @@ class ChatChunks(sse.OpenAIEnds):
             "logprobs": {"content": list(logprobs)} if logprobs else None,
             "finish_reason": finish,
         }
-        return f"{self._opening}{sse.encode(content)}{self._usage.closing}"
+        if ids:
+            content["token_ids"] = list(ids)
+        closing = self._usage.closing
+        if self._prompt_ids is not None:
+            first = f'],"prompt_token_ids":{sse.encode(self._prompt_ids)}'
+            closing = closing.replace("]", first, 1)
+            self._prompt_ids = None
+        return f"{self._opening}{sse.encode(content)}{closing}"
 
 
 def _chat_delta(delta: Delta) -> ChatDelta:
@@ -216,6 +237,7 @@ class _Choice:
     text: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     calls: dict[int, ChatToolCall] = field(default_factory=dict)
+    ids: list[int] = field(default_factory=list)
     logprobs: list[ChatTokenLogprob] = field(default_factory=list)
     answer_logprobs: AnswerLogprobs = field(default_factory=AnswerLogprobs)
     finish: FinishReason | None = None
@@ -223,10 +245,11 @@ class _Choice:
 
 class ChatBody:
     """Collects the pieces of generated text into the one object of a chat completion that is not
-    streamed."""
+    streamed; with ``ids``, with the token ids of prompt and choices."""
 
-    def __init__(self, head: Head, *, n: int, logprobs: bool) -> None:
+    def __init__(self, head: Head, *, n: int, logprobs: bool, ids: bool = False) -> None:
         self._head = head
+        self._ids = ids
         self._logprobs = logprobs
         self._choices = [_Choice() for _ in range(n)]
 
@@ -234,6 +257,7 @@ class ChatBody:
         choice = self._choices[delta.choice]
         choice.text.append(delta.text)
         choice.reasoning.append(delta.reasoning)
+        choice.ids += delta.ids
         for piece in delta.tool_calls:
             if piece.index not in choice.calls:
                 choice.calls[piece.index] = {
@@ -247,7 +271,7 @@ class ChatBody:
         choice.finish = delta.finish or choice.finish
 
     def content(self, usage: Usage) -> ChatCompletion:
-        return {
+        found: ChatCompletion = {
             "id": self._head.id,
             "object": "chat.completion",
             "created": self._head.created,
@@ -264,6 +288,11 @@ class ChatBody:
             ],
             "usage": completion_usage(usage),
         }
+        if self._ids:
+            found["prompt_token_ids"] = list(self._head.prompt_ids[0])
+            for content, choice in zip(found["choices"], self._choices, strict=True):
+                content["token_ids"] = choice.ids
+        return found
 
 
 def _message(choice: _Choice) -> ChatCompletionMessage:

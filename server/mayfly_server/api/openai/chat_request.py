@@ -312,6 +312,9 @@ class ChatRequest(CommonFields):
     web_search_options: Annotated[
         None, BeforeValidator(refused("No web can be searched from here", empty=True))
     ] = None
+    add_special_tokens: Annotated[
+        None, BeforeValidator(refused("The chat template writes them", but=(False,)))
+    ] = None
     functions: OtherTools = None
     function_call: OtherToolChoice = None
     chat_template: Annotated[

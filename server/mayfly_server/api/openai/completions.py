@@ -28,8 +28,10 @@ from mayfly_server.api.answer import GenerationJob, Head, StreamedAnswer, WholeA
 from mayfly_server.api.dependencies import FrontDep, TenantDep
 from mayfly_server.api.openai.common_request import (
     CommonFields,
+    ban_fields,
     constraint,
     ending,
+    prompt_limit,
     usage_report,
 )
 from mayfly_server.api.openai.logprobs import TextLogprobs, TextLogprobsWriter, empty_lists
@@ -41,7 +43,7 @@ from mayfly_server.api.openai.usage import (
     completion_usage,
 )
 from mayfly_server.api.openapi import AnswerObject, streamed
-from mayfly_server.api.request_fields import MAX_CHOICES, MAX_COUNT, refused, sampling
+from mayfly_server.api.request_fields import MAX_CHOICES, MAX_COUNT, refused, sampling, unseeded
 from mayfly_server.errors import ErrorAnswer, InvalidRequest
 from mayfly_server.http import sse
 from mayfly_server.http.body import StrictRoute
@@ -115,6 +117,9 @@ class CompletionRequest(CommonFields):
     max_tokens: Annotated[int, Field(ge=0, description="0 only with echo.")] | None = None
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     echo: bool | None = None
+    add_special_tokens: Annotated[
+        bool | None, Field(description="false: the prompt's text begins without special tokens.")
+    ] = None
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     suffix: Annotated[None, BeforeValidator(_no_suffix)] = None
 
@@ -146,6 +151,8 @@ class TextChoice(AnswerObject):
     text: str
     logprobs: TextLogprobs | None
     finish_reason: FinishReason
+    token_ids: NotRequired[list[int]]
+    prompt_token_ids: NotRequired[list[int]]
 
 
 class TextCompletion(AnswerObject):
@@ -163,6 +170,10 @@ class TextChunkChoice(AnswerObject):
     text: str
     logprobs: TextLogprobs | None
     finish_reason: FinishReason | None
+    token_ids: NotRequired[list[int]]
+    prompt_token_ids: NotRequired[
+        Annotated[list[int], Field(description="In a choice's first chunk, if asked for.")]
+    ]
 
 
 class TextCompletionChunk(AnswerObject):
@@ -188,10 +199,16 @@ data: [DONE]
 
 
 class CompletionChunks(sse.OpenAIEnds):
-    """Writes the chunks of a text completion's stream. A choice's last chunk has the finish
-    reason."""
+    """Writes the chunks of a text completion's stream. A choice's last chunk has the finish reason;
+    with ``ids`` its first chunk has the token ids of its prompt, and chunks have those that they
+    add."""
 
-    def __init__(self, head: Head, *, n: int, logprobs: bool, usage: UsageReport) -> None:
+    def __init__(
+        self, head: Head, *, n: int, logprobs: bool, usage: UsageReport, ids: bool = False
+    ) -> None:
+        self._ids = ids
+        self._prompt_ids = head.prompt_ids
+        self._begun: set[int] = set()
         self._last: TextCompletionChunk = {
             "id": head.id,
             "object": "text_completion",
@@ -213,7 +230,8 @@ class CompletionChunks(sse.OpenAIEnds):
             logprobs = empty_lists()
             writer = self._writers.setdefault(index, TextLogprobsWriter())
             writer.append(delta.logprobs, logprobs)
-        if not delta.text and logprobs is None and delta.finish is None:
+        ids = list(delta.ids) if self._ids else []
+        if not delta.text and logprobs is None and delta.finish is None and not ids:
             return ""
         content: TextChunkChoice = {
             "index": index,
@@ -221,6 +239,11 @@ class CompletionChunks(sse.OpenAIEnds):
             "logprobs": logprobs,
             "finish_reason": delta.finish,
         }
+        if self._ids:
+            content["token_ids"] = ids
+            if index not in self._begun:
+                self._begun.add(index)
+                content["prompt_token_ids"] = list(self._prompt_ids[prompt])
         return f"{self._opening}{sse.encode(content)}{self._usage.closing}"
 
     def end(self, usage: Usage) -> str:
@@ -233,6 +256,7 @@ class CompletionChunks(sse.OpenAIEnds):
 @dataclass(slots=True)
 class _Choice:
     text: list[str] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
     finish: FinishReason | None = None
     writer: TextLogprobsWriter = field(default_factory=TextLogprobsWriter)
     logprobs: TextLogprobs = field(default_factory=empty_lists)
@@ -240,9 +264,12 @@ class _Choice:
 
 class CompletionBody:
     """Collects the pieces of generated text into the one object of a text completion that is not
-    streamed."""
+    streamed; with ``ids``, with the token ids of prompts and choices."""
 
-    def __init__(self, head: Head, *, prompts: int, n: int, logprobs: bool) -> None:
+    def __init__(
+        self, head: Head, *, prompts: int, n: int, logprobs: bool, ids: bool = False
+    ) -> None:
+        self._ids = ids
         self._head = head
         self._n = n
         self._logprobs = logprobs
@@ -251,11 +278,12 @@ class CompletionBody:
     def add(self, prompt: int, delta: Delta) -> None:
         choice = self._choices[prompt * self._n + delta.choice]
         choice.text.append(delta.text)
+        choice.ids += delta.ids
         choice.finish = delta.finish or choice.finish
         choice.writer.append(delta.logprobs, choice.logprobs)
 
     def content(self, usage: Usage) -> TextCompletion:
-        return {
+        found: TextCompletion = {
             "id": self._head.id,
             "object": "text_completion",
             "created": self._head.created,
@@ -272,6 +300,13 @@ class CompletionBody:
             ],
             "usage": completion_usage(usage),
         }
+        if self._ids:
+            for content, choice in zip(found["choices"], self._choices, strict=True):
+                content["token_ids"] = choice.ids
+                content["prompt_token_ids"] = list(
+                    self._head.prompt_ids[content["index"] // self._n]
+                )
+        return found
 
 
 router = APIRouter(route_class=StrictRoute)
@@ -286,11 +321,16 @@ async def completions(request: CompletionRequest, front: FrontDep, tenant: Tenan
     """Continues one or several prompts, in one piece or as a stream of server-sent events."""
     usage = usage_report(request)
     prompts: Prompts = request.prompt
+    if request.add_special_tokens is False:
+        prompts = [
+            replace(prompt, special=False) if isinstance(prompt, TextPrompt) else prompt
+            for prompt in prompts
+        ]
     n = _choices(request, len(prompts))
     output = _output(request)
     formatted = output.constraint is not None
     ends = ending(request, _max_tokens(request), formatted=formatted)
-    drawn = sampling(request)
+    drawn = ban_fields(request, sampling(request), formatted=formatted)
     model = await front.model(request.model)
     generations = [
         Generation(
@@ -298,10 +338,11 @@ async def completions(request: CompletionRequest, front: FrontDep, tenant: Tenan
             prompt=prompt,
             # With a given seed, each prompt's answer is the same as in a request of its own;
             # without a seed, equal prompts get different answers.
-            sampling=replace(drawn, seed=randbits(63)) if request.seed is None else drawn,
+            sampling=replace(drawn, seed=randbits(63)) if unseeded(request) else drawn,
             ending=ends,
             output=output,
             n=n,
+            prompt_limit=prompt_limit(request),
         )
         for prompt in prompts
     ]
@@ -312,11 +353,15 @@ async def completions(request: CompletionRequest, front: FrontDep, tenant: Tenan
     if request.stream:
         return StreamedAnswer(
             job,
-            lambda head: CompletionChunks(head, n=n, logprobs=logprobs, usage=usage),
+            lambda head: CompletionChunks(
+                head, n=n, logprobs=logprobs, usage=usage, ids=output.prompt_ids
+            ),
         )
     return WholeAnswer(
         job,
-        lambda head: CompletionBody(head, prompts=len(prompts), n=n, logprobs=logprobs),
+        lambda head: CompletionBody(
+            head, prompts=len(prompts), n=n, logprobs=logprobs, ids=output.prompt_ids
+        ),
     )
 
 
@@ -328,10 +373,16 @@ def _output(request: CompletionRequest) -> Output:
             param="logprobs",
             code="unsupported_parameter",
         )
+    if request.echo and request.truncate_prompt_tokens is not None:
+        raise InvalidRequest(
+            "truncate_prompt_tokens and echo exclude each other.", param="truncate_prompt_tokens"
+        )
     return Output(
         logprobs=request.logprobs,
         echo=bool(request.echo),
         constraint=constraint(request),
+        special_tokens=request.skip_special_tokens is False,
+        prompt_ids=bool(request.return_token_ids),
     )
 
 

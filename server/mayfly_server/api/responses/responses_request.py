@@ -21,6 +21,7 @@ from mayfly_server.api.request_fields import (
     OtherToolChoice,
     OtherTools,
     SamplingFields,
+    SpecialsInChats,
     Strict,
     TemplateKwargs,
     Unsupported,
@@ -246,6 +247,11 @@ class ResponsesRequest(SamplingFields, PromptFields):
     stop_token_ids: ChatsAlone = None
     min_tokens: ChatsAlone = None
     ignore_eos: ChatsAlone = None
+    bad_words: ChatsAlone = None
+    allowed_token_ids: ChatsAlone = None
+    truncate_prompt_tokens: ChatsAlone = None
+    return_token_ids: ChatsAlone = None
+    skip_special_tokens: SpecialsInChats = None
     logprobs: Annotated[
         None, BeforeValidator(refused(f"Use include: [{LOGPROBS!r}] instead", but=(False,)))
     ] = None
