@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from typing import Any
@@ -209,6 +210,22 @@ def test_documents_reach_a_template_that_reads_them() -> None:
 
 
 # The date
+
+
+@pytest.mark.parametrize("parts", [{}, {"parameters": {}}, {"description": "Asks."}])
+def test_a_tool_lacks_nothing_that_a_template_demands(parts: dict[str, Any]) -> None:
+    """Descriptions and parameters are optional in a request, and some templates need them."""
+    lines = (
+        "{% for tool in tools %}{{ '// ' + tool.function.description }}\n"
+        "{{ tool.function.parameters.properties | length }}{% endfor %}"
+    )
+    tools = ({"type": "function", "function": {"name": "ask", **parts}},)
+    for template in (lines, "{{ tools | tojson }}"):
+        tokenizer = vocabularies.byte_level("plain", template)
+        prompt = ChatPrompt(({"role": "user", "content": "Hi"},), tools=tools)
+        text = tokenizer.decode(render(prompt, tokenizer, WIDTH).ids)
+        wanted = f"// {parts.get('description', '')}\n0"
+        assert text == (wanted if template is lines else json.dumps(list(tools)))
 
 
 def test_the_date_is_the_requests() -> None:

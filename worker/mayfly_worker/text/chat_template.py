@@ -102,6 +102,8 @@ THOUGHT_HINTS = frozenset(
 """Variables by which clients ask any model for thoughts, or for none; also fields of requests
 become these."""
 
+_QUESTION = {"role": "user", "content": "?"}
+
 _SWITCHES = ("enable_thinking", "thinking")
 """Names of the variable that turns thoughts on and off, of which a template has one."""
 _SPECIAL_TOKENS = frozenset(
@@ -210,11 +212,39 @@ def answer_forms(
 def _opened_with(template: ChatTemplate, start: str) -> str:
     """Returns the whitespace with which prompts end behind the start marker of reasoning."""
     try:
-        text = template.text([{"role": "user", "content": "?"}])
+        text = template.text([_QUESTION])
     except Exception:
         return ""  # a template may refuse this conversation
     rest = text.rpartition(start)[2]
     return rest if rest.isspace() else ""
+
+
+def tools_in_full(tools: Sequence[dict[str, Any]], tokenizer: Any) -> tuple[dict[str, Any], ...]:
+    """Returns tools as the tokenizer's chat template takes them: with an empty description, and a
+    list of no parameters, where they have none, if the template refuses a tool with a name
+    alone."""
+    if not tools or _takes_bare_tools(tokenizer):
+        return tuple(tools)
+    return tuple({**tool, "function": _in_full(tool["function"])} for tool in tools)
+
+
+def _in_full(function: Mapping[str, Any]) -> dict[str, Any]:
+    parameters = dict(function.get("parameters") or {})
+    for key, value in (("type", "object"), ("properties", {})):
+        parameters.setdefault(key, value)
+    full = {**function, "parameters": parameters}
+    full.setdefault("description", "")
+    return full
+
+
+@lru_cache(maxsize=8)
+def _takes_bare_tools(tokenizer: Any) -> bool:
+    bare = {"type": "function", "function": {"name": PROBED_TOOL["function"]["name"]}}
+    try:
+        ChatTemplate(ChatPrompt((), tools=(bare,)), tokenizer).text([_QUESTION])
+    except Exception:
+        return False  # templates are programs, which refuse a conversation by any exception
+    return True
 
 
 def switches_of(kwargs: Mapping[str, Any]) -> tuple[tuple[str, bool], ...]:

@@ -21,6 +21,7 @@ from mayfly_worker.text.chat_template import (
     answer_forms,
     settable_variables,
     switches_of,
+    tools_in_full,
 )
 from mayfly_worker.text.control_tokens import encode
 from mayfly_worker.text.dialects.dialect import NORMAL
@@ -112,7 +113,8 @@ def _render_chat(prompt: ChatPrompt, tokenizer: Any) -> RenderedPrompt:
             "messages",
         )
     variables = settable_variables(prompt.template_kwargs, tokenizer, tools=bool(prompt.tools))
-    prompt = replace(prompt, template_kwargs=variables)
+    tools = tools_in_full(prompt.tools, tokenizer)
+    prompt = replace(prompt, template_kwargs=variables, tools=tools)
     try:
         template = ChatTemplate(prompt, tokenizer)
         abilities = abilities_of(tokenizer, bool(prompt.tools))
