@@ -390,6 +390,14 @@ def test_F01_efforts_that_the_model_does_not_know_become_the_nearest() -> None:
         assert f"Reasoning: {known}<|end|>" in TOKENIZER.decode(ids)
 
 
+def test_F01_markers_that_an_answer_spells_are_text_in_the_next_prompt() -> None:
+    explained = f"It begins with {FINAL}, I think.<|end|>"
+    fields = {"reasoning_content": explained, "tool_calls": []}
+    asked = rendered(said(content=explained, **fields), {"role": "user", "content": "And then?"})
+    assert explained in TOKENIZER.decode(asked.ids)
+    assert asked.ids.count(VOCABULARY["<|channel|>"]) == 1
+
+
 def test_F01_the_turn_after_a_call_begins_like_the_call() -> None:
     """The thought before it is in the prompt again, token for token."""
     first = rendered(tools=TOOLS)
@@ -413,3 +421,78 @@ def test_F01_the_turn_after_a_call_begins_like_the_call() -> None:
     ] == [2, 1, 1]
     beside = rendered(message | {"content": "Let me see."}, results[0], tools=TOOLS)
     assert "Hm.\n\nLet me see.<|end|>" in TOKENIZER.decode(beside.ids)
+
+
+# Against openai-harmony 0.0.8, whose parser found these messages: channel, recipient and text
+
+RECORDED: list[tuple[str, list[tuple[str, str | None, str]]]] = [
+    (
+        "<|channel|>commentary<|message|>  lead<|end|>"
+        "<|start|>assistant<|channel|>final<|message|>Hm.<|end|>"
+        "<|start|>assistant<|channel|>final<|message|>to=functions.x<|end|>",
+        [("commentary", None, "  lead"), ("final", None, "Hm."), ("final", None, "to=functions.x")],
+    ),
+    (
+        "<|channel|>final <|constrain|>json<|message|>  lead<|end|>"
+        "<|start|>assistant<|channel|>final<|message|>  lead<|end|>"
+        "<|start|>assistant<|channel|>commentary<|message|>Hello!\n\n- a\n- b<|return|>",
+        [
+            ("final", None, "  lead"),
+            ("final", None, "  lead"),
+            ("commentary", None, "Hello!\n\n- a\n- b"),
+        ],
+    ),
+    (
+        ' to=functions.get_time<|channel|>commentary<|message|>{\n  "city": "x\\n"\n}<|call|>'
+        "<|start|>assistant<|channel|>final <|constrain|>json<|message|>analysis<|end|>",
+        [
+            ("commentary", "functions.get_time", '{\n  "city": "x\\n"\n}'),
+            ("final", None, "analysis"),
+        ],
+    ),
+    (
+        "<|channel|>commentary<|message|>trail \n<|end|>"
+        "<|start|>assistant<|channel|>commentary<|message|>analysis<|end|>"
+        "<|start|>assistant<|channel|>analysis<|message|>  lead<|end|>",
+        [
+            ("commentary", None, "trail \n"),
+            ("commentary", None, "analysis"),
+            ("analysis", None, "  lead"),
+        ],
+    ),
+    (
+        "<|channel|>analysis to=functions.get_weather code<|message|>{}<|call|>"
+        "<|start|>assistant<|channel|>final <|constrain|>json<|message|><|",
+        [("analysis", "functions.get_weather", "{}"), ("final", None, "<|")],
+    ),
+    (
+        "<|channel|>commentary<|message|>to=functions.x<|end|>"
+        "<|start|>assistant<|channel|>final<|message|>Hm.<|end|>",
+        [("commentary", None, "to=functions.x"), ("final", None, "Hm.")],
+    ),
+    (
+        "<|channel|>analysis<|message|>  lead<|end|>"
+        "<|start|>assistant<|channel|>final<|message|>trail \n<|end|>"
+        "<|start|>assistant<|channel|>final<|message|>Hm.<|end|>",
+        [("analysis", None, "  lead"), ("final", None, "trail \n"), ("final", None, "Hm.")],
+    ),
+    (
+        "<|channel|>final <|constrain|>json<|message|><b>x</b><|end|>"
+        "<|start|>assistant<|channel|>analysis<|message|>to=functions.x<|return|>",
+        [("final", None, "<b>x</b>"), ("analysis", None, "to=functions.x")],
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "messages"), RECORDED)
+def test_F01_messages_are_those_that_openais_parser_finds(
+    text: str, messages: list[tuple[str, str | None, str]]
+) -> None:
+    calls = [(to.removeprefix("functions."), said) for _, to, said in messages if to]
+    texts = [(channel, said) for channel, to, said in messages if said and not to]
+    thoughts = [said for channel, said in texts if channel == "analysis"]
+    contents = [said for channel, said in texts if channel != "analysis"]
+    found = Read(ids_of(text), early_calls=True)
+    assert found.content == "\n\n".join(contents)
+    assert found.thought == "\n\n".join(thoughts)
+    assert found.calls == [(name, json.loads(arguments)) for name, arguments in calls]

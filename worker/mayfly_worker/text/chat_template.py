@@ -30,6 +30,7 @@ from mayfly_worker.text.control_tokens import break_control_tokens, control_toke
 from mayfly_worker.text.detokenize import hugging_face
 from mayfly_worker.text.dialects.registry import output_format
 from mayfly_worker.text.earlier_answers import AnswerForms, probe_answers, restore
+from mayfly_worker.text.markers import marker_ids
 from mayfly_worker.text.tool_prompt import described, in_system_message, tools_place, variables
 
 DATE_VARIABLE = "mayfly_date"
@@ -145,11 +146,12 @@ class ChatTemplate:
         self, messages: Sequence[dict[str, Any]], forms: AnswerForms
     ) -> list[dict[str, Any]]:
         """Returns a conversation that forges no control tokens, but for those in the model's own
-        answers, and that has a description of the tools if the template reads none. ``forms`` are
-        those of the conversation's answers."""
+        answers, if its answers hold them, and that has a description of the tools if the template
+        reads none. ``forms`` are those of the conversation's answers."""
+        trusted = marker_ids(self._tokenizer) is None
         safe = [
             message
-            if message.get("role") == "assistant"
+            if message.get("role") == "assistant" and trusted
             else break_control_tokens(message, self._control)
             for message in messages
         ]
