@@ -65,6 +65,7 @@ class ChoiceAnswers:
 
     texts: dict[int, str] = field(default_factory=dict)
     logprobs: dict[int, list[float]] = field(default_factory=dict)
+    ids: dict[int, list[int]] = field(default_factory=dict)
     finish: dict[int, str] = field(default_factory=dict)
     usage: Json = field(default_factory=dict)
     rid: str = ""
@@ -81,13 +82,14 @@ class ChoiceAnswers:
             self.texts[index] = self.texts.get(index, "") + (part.get("content") or "")
             content = (choice.get("logprobs") or {}).get("content") or []
             self.logprobs.setdefault(index, []).extend(token["logprob"] for token in content)
+            self.ids.setdefault(index, []).extend(choice.get("token_ids", []))
             if choice["finish_reason"]:
                 self.finish[index] = choice["finish_reason"]
         if usage := answer.get("usage"):
             self.usage = {name: usage[name] for name in ("prompt_tokens", "completion_tokens")}
 
     def content(self) -> tuple[Any, ...]:
-        return self.texts, self.finish, self.usage
+        return self.texts, self.ids, self.finish, self.usage
 
 
 def ask(server: Server, name: str, answer: ChoiceAnswers) -> ChoiceAnswers:

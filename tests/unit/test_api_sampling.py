@@ -61,6 +61,7 @@ def test_defaults_are_those_of_llama_cpp(client: Client) -> None:
         {"top_n_sigma": -1, "dry_multiplier": 0, "dry_sequence_breakers": ["x"]},
         {"dry_multiplier": 1, "dry_penalty_last_n": 0},
         {"mirostat": 0, "mirostat_tau": 5.0, "mirostat_eta": 0.1},
+        {"mirostat": False},
         {"dynatemp_range": 0.0, "dynatemp_exponent": 1.0, "min_keep": 0, "samplers": []},
         {"repeat_penalty": 1.0},
     ],

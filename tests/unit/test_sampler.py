@@ -38,6 +38,13 @@ samplings = st.builds(
     presence_penalty=st.sampled_from([0.0, 0.5]),
     frequency_penalty=st.sampled_from([0.0, -0.5]),
     logit_bias=st.sampled_from([(), ((3, 5.0), (4, -100.0))]),
+    typical_p=st.sampled_from([0.0, 0.5, 1.0]),
+    top_n_sigma=st.sampled_from([0.0, 0.5, 2.0]),
+    xtc_probability=st.sampled_from([0.0, 0.5, 1.0]),
+    xtc_threshold=st.sampled_from([0.0, 0.1]),
+    repetition_window=st.sampled_from([None, 0, 2]),
+    frequency_window=st.sampled_from([None, 3]),
+    allowed_ids=st.sampled_from([(), (), (5,), (5, 7, 11)]),
 )
 rows = st.builds(
     SequenceSampling,
@@ -63,6 +70,10 @@ def test_a_row_draws_the_same_alone_and_in_any_batch(
         drawn = together(x, [position] * len(batch)).tolist()
         solo = [s(x[i : i + 1], [position]).item() for i, s in enumerate(alone)]
         assert drawn == solo
+        for row, token in zip(batch, drawn, strict=True):
+            allowed = row.sampling.allowed_ids or range(WIDTH)
+            assert token in allowed
+            assert token not in row.banned or position >= row.banned_until
 
 
 def test_the_callers_logits_are_left_alone() -> None:

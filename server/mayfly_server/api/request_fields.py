@@ -281,7 +281,7 @@ class SamplingFields(Strict):
             refused(
                 "Its state depends on probabilities of earlier tokens, which are lost when "
                 "another worker continues the answer; use min_p, typical_p or top_n_sigma",
-                but=(0,),
+                but=(0, 0.0, False),
             )
         ),
     ] = None
