@@ -17,7 +17,7 @@ from mayfly_worker.text.dialects.registry import (
 )
 from mayfly_worker.text.markers import markers_of
 from mayfly_worker.text.output_parser import OutputParser
-from mayfly_worker.text.prompts import RenderedPrompt
+from mayfly_worker.text.prompts import RenderedPrompt, render
 from mayfly_worker.text.tool_calls import ToolCallParser
 from support import vocabularies
 from support.call_samples import PARIS, SAMPLES, TOOLS, Calls, Sample
@@ -211,6 +211,26 @@ def test_F02_parts_of_solar_opens_answers_have_headers() -> None:
     split.feed(text[: text.index("<|tool_calls|>")])
     split.end(complete=True)
     assert (split.reasoning, split.content) == ("Hm.", "Yes.")
+
+
+def test_F02_an_answer_of_solar_open_goes_on_where_the_prompt_ends() -> None:
+    template = (
+        "{% for message in messages %}<|begin|>{{ message.role }}<|content|>{{ message.content }}"
+        "<|end|>{% endfor %}{% if add_generation_prompt %}<|begin|>assistant{% endif %}"
+        "{% if false %}<|think|><|tool_call:args|>{% endif %}"
+    )
+    tokenizer = vocabularies.byte_level("plain", template)
+    messages = ({"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Wel"})
+    for fields, text, content in [
+        ({"add_generation_prompt": False, "continue_final_message": True}, "come.", "come."),
+        ({}, "<|think|>Hm.<|end|><|begin|>assistant<|content|>Welcome.", "Welcome."),
+    ]:
+        prompt = ChatPrompt(messages[: 1 + len(fields)], **fields)  # type: ignore[arg-type]
+        rendered = render(prompt, tokenizer, 5000)
+        generation = Generation("m", prompt, Sampling(seed=0), Ending(), Output(split=True))
+        choice = ChoiceText(generation, tokenizer, rendered, rid="r", choice=0)
+        ids = vocabularies.ids_of(text, tokenizer)
+        assert "".join(choice.feed(id).text for id in ids) + choice.end("stop").text == content
 
 
 # The choice of a dialect

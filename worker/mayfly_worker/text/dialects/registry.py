@@ -42,6 +42,7 @@ _FRAMINGS = (
             REASONING: [("<|end|>", HEADER)],
             NORMAL: [("<|end|>", HEADER)],
         },
+        start="<|begin|>",
         words=(("<|tool_call:args|>", "<|content|>"),),
     ),
 )
