@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
-from mayfly_protocol.serving import Submit
+from mayfly_protocol.serving import Submit, Tokens
+from mayfly_worker.engine.sequence import Logprobs, SampledToken
+from mayfly_worker.prepare import Choice, PreparedRequest
+from mayfly_worker.request_state import RequestState
 from mayfly_worker.text.choice import ChoiceText
+from mayfly_worker.text.detokenize import TokenTexts
 from mayfly_worker.text.prompts import RenderedPrompt
 from support import vocabularies
 from support.call_samples import SAMPLES, TOOLS, Calls, Sample
@@ -114,3 +119,68 @@ def test_F02_calls_of_every_dialect_over_every_api(path: str) -> None:
                 response = front.client.post(path, json=ASKED[path] | {"stream": stream})
                 found = (streamed if stream else answered)(path, response)
                 assert found == meant, (sample, response.text)
+
+
+# Thoughts beside answers
+
+HARMONY = (
+    "<|channel|>commentary<|message|>Let me see.<|end|><|start|>assistant<|channel|>analysis"
+    "<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Sunny.<|return|>"
+)
+
+
+def speak_harmony(submit: Submit) -> Iterator[ScriptStep]:
+    """Writes HARMONY as a worker does, with the log probability of each token."""
+    tokenizer = vocabularies.harmony()
+    generation = submit.generation
+    choice = ChoiceText(generation, tokenizer, RenderedPrompt([0]), rid=submit.rid, choice=0)
+    sequence: Any = SimpleNamespace(id=0)
+    state = RequestState(b"", submit, "key")
+    state.accept(PreparedRequest(submit, 1, (), [Choice(0, sequence, choice)]))
+    texts = TokenTexts(tokenizer)
+    yield accept(submit)
+    ids = vocabularies.ids_of(HARMONY, tokenizer)
+    for id in ids:
+        logprobs = Logprobs(-0.5, (), ()) if generation.output.logprobs is not None else None
+        end = "stop" if id in tokenizer.eos_token_ids else None
+        delta, _ = state.add_token(SampledToken(0, id, end, logprobs), texts)  # type: ignore[arg-type]
+        assert delta is not None
+        yield Tokens((delta,))
+    yield finish(submit, len(ids))
+
+
+def test_F01_thoughts_and_answers_over_every_api() -> None:
+    said = ("Let me see.\n\nSunny.", "Hm.")
+    with following(speak_harmony) as front:
+        for stream in (False, True):
+            body = HELLO | {"stream": stream, "logprobs": True}
+            response = front.client.post(CHAT, json=body)
+            parts = [response.json()["choices"][0]] if not stream else chunks_of(response)
+            messages = [part["message" if "message" in part else "delta"] for part in parts]
+            content = "".join(message.get("content") or "" for message in messages)
+            thought = "".join(message.get("reasoning_content") or "" for message in messages)
+            assert (content, thought) == said
+            tokens = [t for part in parts for t in (part["logprobs"] or {}).get("content") or ()]
+            assert "".join(token["token"] for token in tokens) == "Let me see.Sunny."
+        items = front.client.post(RESPONSES, json={"input": "hi"}).json()["output"]
+        assert [item["type"] for item in items] == ["message", "reasoning", "message"]
+        texts = [item["content"][0]["text"] for item in items]
+        assert (texts[0] + texts[2], texts[1]) == said
+        asked = HELLO | {"max_tokens": 99}
+        blocks = front.client.post(MESSAGES, json=asked).json()["content"]
+        assert {block["type"] for block in blocks} == {"thinking", "text"}
+        texts = [block.get("text") or block["thinking"] for block in blocks]
+        assert "".join(texts).replace(said[1], "") == said[0]
+        for path, body in ((RESPONSES, {"input": "hi"}), (MESSAGES, asked)):
+            events = named_events(front.client.post(path, json=body | {"stream": True}))
+            deltas = [event["delta"] for event in events if "delta" in event]
+            written = [
+                d if isinstance(d, str) else d.get("text", d.get("thinking", "")) for d in deltas
+            ]
+            assert "".join(written) == "Let me see.Hm.\n\nSunny."
+
+
+def chunks_of(response: httpx.Response) -> list[dict[str, Any]]:
+    lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
+    events = [json.loads(line) for line in lines if line.startswith("{")]
+    return [choice for event in events for choice in event["choices"]]

@@ -94,7 +94,7 @@ class ChoiceText:
         """Number of token ids that belong to the reasoning of this choice, including its end
         marker."""
         self.protocol = False
-        """True if the token id that was fed last belongs to a header, and not to the answer."""
+        """True if the token id that was fed last belongs to a header, or only ends the answer."""
 
     @property
     def stop(self) -> str | None:
@@ -112,6 +112,7 @@ class ChoiceText:
             self.reasoning_tokens += self._parser.in_reasoning
             in_call = self._parser.in_call
         if eos:
+            self.protocol = self._parser is not None and not self._include_stop
             text = self._detokenizer.add(id) if self._include_stop else ""
             return self._finish(text, "stop", by_model=True)
         text = self._detokenizer.add(id, in_call=in_call)

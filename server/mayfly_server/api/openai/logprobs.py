@@ -83,7 +83,9 @@ class AnswerLogprobs:
         self._pending += chat_logprobs(delta.logprobs)
         found: list[ChatTokenLogprob] = []
         if delta.reasoning:
-            self._pending, self._between = [], True
+            # Deltas that waited for the client are joined: a thought, and the text after it.
+            self._pending = self._pending if delta.text else []
+            self._between = True
         if delta.text:
             found, self._pending = self._pending, []
             if self._between:
@@ -94,8 +96,11 @@ class AnswerLogprobs:
 
 
 def _without_markers(tokens: list[ChatTokenLogprob], text: str) -> list[ChatTokenLogprob]:
-    """Leaves out the first tokens as far as the others still hold the text."""
+    """Leaves out the first tokens as far as the others still hold the text. A text may begin with
+    an empty line that parts it from a message before, and that no token has."""
     wanted = text.encode()
+    if wanted not in b"".join(bytes(token["bytes"]) for token in tokens):
+        wanted = text.lstrip("\n").encode()
     start = 0
     while wanted in b"".join(bytes(token["bytes"]) for token in tokens[start + 1 :]):
         start += 1
