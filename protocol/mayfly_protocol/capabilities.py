@@ -35,10 +35,10 @@ class Capabilities:
         None,
         "True if prompts of different lengths are prefilled together; null if it is not known.",
     )
-    prefixes: Literal["", "any_length", "stored_lengths"] = _declared(
+    prefixes: Literal["", "any_length", "stored_lengths", "none"] = _declared(
         "",
         "Lengths at which the beginning of an earlier prompt is found in the prefix cache: any, or "
-        "those of earlier prompts, answers and system prompts alone.",
+        "those of earlier prompts, answers and system prompts alone, or none.",
     )
     window: int = _declared(
         0, "Tokens in the longest sliding window of the model's layers; 0 if there is none."
@@ -94,11 +94,11 @@ def in_words(can: Capabilities) -> dict[str, str]:
     if can.padding is not None:
         words["prefill"] = "several prompts together" if can.padding else "one prompt at a time"
     if can.prefixes:
-        words["prefix cache"] = (
-            "at any length"
-            if can.prefixes == "any_length"
-            else "at the ends of earlier prompts, answers and system prompts"
-        )
+        words["prefix cache"] = {
+            "any_length": "at any length",
+            "stored_lengths": "at the ends of earlier prompts, answers and system prompts",
+            "none": "not used, as the model's tokens depend on where a prompt is cut",
+        }.get(can.prefixes, can.prefixes)
     if can.window:
         words["window"] = f"{can.window:,} tokens"
     if not can.chat:

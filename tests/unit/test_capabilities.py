@@ -36,7 +36,7 @@ ANY = st.builds(
     rows=st.integers(0, 99),
     one_row_because=st.text(max_size=9),
     padding=st.sampled_from([None, True, False]),
-    prefixes=st.sampled_from(["", "any_length", "stored_lengths"]),
+    prefixes=st.sampled_from(["", "any_length", "stored_lengths", "none"]),
     window=st.integers(0, 9999),
     chat=st.booleans(),
     reasoning=st.booleans(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from mayfly_protocol.capabilities import Capabilities
 from mayfly_protocol.settings import WorkerSettings
@@ -63,7 +63,7 @@ def capabilities_of(
         rows=1 if because else settings.max_rows,
         one_row_because=because,
         padding=probe.padding_safe if probe is not None else None,
-        prefixes="any_length" if caches.trimmable(cache) else "stored_lengths",
+        prefixes=_prefixes(cache, probe),
         window=max(map(_window, leaves(cache)), default=0),
         chat=chat,
         reasoning=form.reasons,
@@ -72,6 +72,14 @@ def capabilities_of(
         template_tools=chat and not describes_tools(tokenizer),
         template_variables=template_variables(tokenizer),
     )
+
+
+def _prefixes(
+    cache: caches.Cache, probe: Probe | None
+) -> Literal["any_length", "stored_lengths", "none"]:
+    if probe is not None and not probe.cuttable:
+        return "none"
+    return "any_length" if caches.trimmable(cache) else "stored_lengths"
 
 
 def _window(layer: Any) -> int:

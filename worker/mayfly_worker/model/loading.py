@@ -129,11 +129,6 @@ def load(
             reason="its chat template takes tools, and no tool parser is known for its words; "
             "--tool-parser names one, and tool_choice 'required' works without",
         )
-    if not found.cuttable:
-        _log.warning(
-            "prompts are prefilled whole, and nothing is kept in the prefix cache",
-            reason="the tokens of this model depend on where a prompt is cut into chunks",
-        )
     if found.batchable and not found.mixed_states:
         _log.info(
             "sequences that begin with a token or two are decoded apart from longer ones",
