@@ -22,7 +22,6 @@ from mlx_lm.utils import load_model
 from structlog.testing import capture_logs
 
 from mayfly_protocol.settings import WorkerSettings
-from mayfly_worker.engine import caches
 from mayfly_worker.model.loading import LoadedModel, load
 from mayfly_worker.model.weight_files import ModelLoadError
 from mayfly_worker.prefix_cache.layers import leaves
@@ -39,10 +38,10 @@ LENGTHS = (1, 2, 7, 40, 75, 130)
 configurations."""
 _SAID = (
     "the model runs one sequence at a time",
-    "prompts are prefilled whole, and nothing is kept in the prefix cache",
     "sequences that begin with a token or two are decoded apart from longer ones",
 )
 """Log lines of a worker's start whose reasons belong in the table."""
+_CACHED_AT = {"any_length": "any length", "stored_lengths": "boundaries", "none": "nowhere"}
 _VARIETY = 20
 """Fewest different tokens in the answers to all of ``LENGTHS``, for the comparison to mean
 something."""
@@ -108,13 +107,9 @@ def _kinds(loaded: LoadedModel) -> tuple[str, str, str]:
     lists = "CacheList of " if any(hasattr(layer, "caches") for layer in cache) else ""
     return (
         lists + ", ".join(kinds),
-        "nowhere" if not loaded.probe.cuttable else _cached_at(cache),
+        _CACHED_AT[loaded.card.prefixes],
         "together" if loaded.probe.padding_safe else "one at a time",
     )
-
-
-def _cached_at(cache: caches.Cache) -> str:
-    return "any length" if caches.trimmable(cache) else "boundaries"
 
 
 @dataclass
@@ -161,6 +156,7 @@ class Comparison:
             padding_safe=probe.padding_safe,
             mixed_states=probe.mixed_states,
             cuttable=probe.cuttable,
+            new_cache=self.loaded.new_cache,
             max_rows=16 if probe.batchable else 1,
             **options,
         )

@@ -85,8 +85,7 @@ class ServedModel:
             mixed_states=self.found.mixed_states,
             cuttable=self.found.cuttable,
             max_rows=max_rows if self.found.batchable else 1,
-            max_kv_size=self.case.max_kv_size,
-            kv_bits=self.case.kv_bits,
+            new_cache=self.new_cache,
             **options,
         )
 
@@ -95,13 +94,16 @@ class ServedModel:
         return [answer.ids(c) for c in range(ask.n)]
 
     def greedy(self, prompt: list[int], tokens: int) -> list[int]:
-        """A plain loop over the model. (mlx-lm's bounded cache keeps the first tokens in sight only
-        if it is fed one at a time.)"""
+        """A plain loop over the model, which is fed the last token apart, as by mlx-lm. (mlx-lm's
+        bounded cache keeps the first tokens in sight only if it is fed one at a time.)"""
         cache, feed = self.new_cache(), prompt
         if self.case.max_kv_size is not None:
             cache = [RotatingKVCache(self.case.max_kv_size, keep=4) for _ in cache]
             for token in prompt[:-1]:
                 self.model(mx.array([[token]]), cache=cache)
+            feed = prompt[-1:]
+        elif len(prompt) > 1:
+            self.model(mx.array([prompt[:-1]]), cache=cache)
             feed = prompt[-1:]
         said: list[int] = []
         while len(said) < tokens:
@@ -404,6 +406,7 @@ def test_a_model_whose_tokens_depend_on_where_a_prompt_is_cut_gets_prompts_whole
     tmp_path: Path,
 ) -> None:
     served = loaded_tiny(tmp_path, "phi3small")
+    assert not served.found.cuttable
     rng = random.Random(22)
     harness = served.harness(chunks=FixedChunks(32, 32))
     ask = EngineRequest(prompt(rng, 70), GREEDY, max_tokens=9, n=2)
@@ -415,6 +418,32 @@ def test_a_model_whose_tokens_depend_on_where_a_prompt_is_cut_gets_prompts_whole
     resumed = replace(ask, tokens=ask.tokens + right[:4], generated=4, n=1)
     [answer] = harness.run([resumed])
     assert answer.ids() == right[4:]
+
+
+@pytest.mark.parametrize("module", ["llama", "starcoder2"])
+def test_a_window_of_the_configuration_counts_where_mlx_lm_ignores_it(
+    tmp_path: Path, module: str
+) -> None:
+    """With one layer, the next token depends on the tokens in the window alone."""
+    kind = "mistral" if module == "llama" else module
+    served = loaded_tiny(
+        tmp_path, module, model_type=kind, num_hidden_layers=1, sliding_window=WINDOW
+    )
+
+    def right(tokens: list[int], window: int) -> list[int]:
+        tokens = list(tokens)
+        for _ in range(9):
+            logits = served.model(mx.array([tokens[-window:]]))[0, -1]
+            tokens.append(int(mx.argmax(logits).item()))
+        return tokens[-9:]
+
+    rng = random.Random(23)
+    asks = [EngineRequest(prompt(rng, n), GREEDY, max_tokens=9) for n in (20, 130, WINDOW, 60)]
+    wanted = [right(ask.tokens, WINDOW) for ask in asks]
+    assert wanted[1] != right(asks[1].tokens, 999), "the window has to matter"
+    for chunk in (13, 512):
+        harness = served.harness(chunks=FixedChunks(chunk, chunk))
+        assert [answer.ids() for answer in harness.run(asks)] == wanted
 
 
 def test_a_model_whose_code_fails_on_any_prompt_is_refused(tmp_path: Path) -> None:

@@ -199,6 +199,7 @@ def build(
         **ARCHITECTURES.get(architecture, _transformer)(hidden, layers),
         **config,
     }
+    mx.random.seed(seed)  # for the parameters that keep the values that MLX gives them
     module = importlib.import_module(f"mlx_lm.models.{architecture}")
     model = module.Model(module.ModelArgs.from_dict(whole))
     weights = _weights(model, tokens, seed, embeddings)

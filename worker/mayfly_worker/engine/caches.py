@@ -17,6 +17,7 @@ from mlx_lm.models.cache import (
     BatchKVCache,
     KVCache,
     QuantizedKVCache,
+    RotatingKVCache,
     make_prompt_cache,
 )
 
@@ -55,6 +56,12 @@ def factory(
         return layer
 
     return lambda: [replaced(layer) for layer in make_prompt_cache(model)]
+
+
+def windowed(model: Any, window: int) -> Factory:
+    """Returns a function that makes empty KV caches with which each token attends to the last
+    ``window`` tokens, for a model whose own caches grow with every token."""
+    return lambda: [RotatingKVCache(window) for _ in make_prompt_cache(model)]
 
 
 def can_be_bounded(model: Any) -> bool:

@@ -36,7 +36,7 @@ from mayfly_worker.engine import caches
 from mayfly_worker.model.capabilities import capabilities_of
 from mayfly_worker.model.generation_config import recommended
 from mayfly_worker.model.json_files import check_tokenizer_files, json_object
-from mayfly_worker.model.model_config import TranslatedConfig
+from mayfly_worker.model.model_config import TranslatedConfig, ignored_window
 from mayfly_worker.model.page_cache import WeightReader
 from mayfly_worker.model.probe import UNABLE, Probe, bounded_as_unbounded, probe
 from mayfly_worker.model.reference_store import ReferenceStore
@@ -257,6 +257,14 @@ def cache_factory(model: Any, config: dict[str, Any], settings: WorkerSettings) 
             on this model's caches or does not fit them.
     """
     kind = config.get("model_type")
+    if window := ignored_window(config, settings.context):
+        for option in ("max_kv_size", "kv_bits"):
+            if getattr(settings, option) is not None:
+                raise ModelLoadError(
+                    f"{option} has no effect on this {kind} model, each of whose layers has a "
+                    f"window of {window} tokens; leave the option out"
+                )
+        return caches.windowed(model, window)
     if settings.max_kv_size is not None and not caches.can_be_bounded(model):
         raise ModelLoadError(
             f"max_kv_size has no effect on a {kind} model: some of its layers keep a window or "

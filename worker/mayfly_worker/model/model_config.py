@@ -40,6 +40,8 @@ _LOCAL = ("rope_local_base_freq", "rope_local_theta", "swa_rope_theta")
 _ONE_THETA = ("olmo3",)
 """Model types whose layers with a sliding window have the ``rope_theta`` of the other layers, and
 no scaling."""
+_WINDOWED = ("mistral", "mixtral", "phi3", "phimoe", "starcoder2")
+"""Model types whose layers all have the window ``sliding_window``, which mlx-lm ignores."""
 _FIXED_PART = ("glm",)
 """Model types whose part of the dimensions that is rotated is fixed in mlx-lm's code."""
 
@@ -204,6 +206,17 @@ def scaled_context(context: int, *configs: Config) -> int:
             original = named or (context if _type_of(scaling) in _STRETCHED else 0)
             return max(context, int(original * factor))
     return context
+
+
+def ignored_window(config: Config, context: int | None) -> int:
+    """Returns the tokens to which each token of this model attends, if the model's code in mlx-lm
+    would have it attend to more within ``context`` (None: the configuration's); else 0."""
+    text = config.get("text_config") or config
+    window = text.get("sliding_window")
+    if text.get("model_type") not in _WINDOWED or not isinstance(window, int):
+        return 0
+    longest = context or scaled_context(text.get("max_position_embeddings") or 0, text)
+    return window if 0 < window < longest else 0
 
 
 def _unusual_attention_factor(scaling: ReadRecord) -> bool:
