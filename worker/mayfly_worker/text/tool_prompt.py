@@ -27,23 +27,11 @@ EXAMPLE: Message = {"name": "NAME", "arguments": {"PARAMETER": "VALUE"}}
 """The call that shows the form of calls to the model."""
 
 
-def tools_place(tokenizer: Any) -> ToolsPlace | None:
-    """Returns the place in which the tokenizer's chat template reads tools; None if it reads them
-    nowhere. One that refuses the tool that it is tried with gets tools as most templates do."""
-    place, refused = _tried(tokenizer)
-    return "tools" if place is None and refused else place
-
-
-def describes_tools(tokenizer: Any) -> bool:
-    """True if prompts describe the tools of a request because the model's chat template reads
-    none."""
-    return bool(tokenizer.has_chat_template) and tools_place(tokenizer) is None
-
-
 @lru_cache(maxsize=8)
-def _tried(tokenizer: Any) -> tuple[ToolsPlace | None, bool]:
+def tools_place(tokenizer: Any) -> ToolsPlace | None:
     """Finds the place in which the tokenizer's chat template reads tools, by rendering a small
-    conversation; and whether it refuses the variable ``tools``."""
+    conversation; None if it reads them nowhere. A template that refuses the variable ``tools`` gets
+    it in requests, and answers itself: it may have refused the tool that it was tried with."""
     function = PROBED_TOOL["function"]
     question = [{"role": "user", "content": "?"}]
     refused = False
@@ -59,8 +47,14 @@ def _tried(tokenizer: Any) -> tuple[ToolsPlace | None, bool]:
             refused = refused or place == "tools"
             continue
         if function["name"] in text and function["description"] in text:
-            return place, refused
-    return None, refused
+            return place  # type: ignore[no-any-return]
+    return "tools" if refused else None
+
+
+def describes_tools(tokenizer: Any) -> bool:
+    """True if prompts describe the tools of a request because the model's chat template reads
+    none."""
+    return bool(tokenizer.has_chat_template) and tools_place(tokenizer) is None
 
 
 def variables(tools: Sequence[Message], place: ToolsPlace | None) -> dict[str, Any]:
