@@ -45,6 +45,9 @@ class Capabilities:
     )
     chat: bool = _declared(True, "True if the model has a chat template.")
     reasoning: bool = _declared(False, "True if thoughts are told apart from answers.")
+    reasoning_parser: str = _declared(
+        "", "Form in which thoughts are read from the model's text; empty if they are not."
+    )
     tools: bool = _declared(
         False, "True if tool calls that no request demands are read from the model's text."
     )
@@ -104,6 +107,8 @@ def in_words(can: Capabilities) -> dict[str, str]:
     if not can.chat:
         return {**words, "chat": "no chat template: completions only"}
     words["thoughts"] = "told apart from answers" if can.reasoning else "none known"
+    if can.reasoning_parser:
+        words["thoughts"] = f"read as {can.reasoning_parser}"
     words["tools"] = (
         "in the chat template"
         if can.template_tools

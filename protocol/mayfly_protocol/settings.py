@@ -87,6 +87,14 @@ class WorkerSettings:
             "does not exist is answered with the list."
         ),
     ] = "auto"
+    reasoning_parser: Annotated[
+        str,
+        Option(
+            "Form in which the model writes thoughts: as its chat template suggests (auto), a name "
+            "such as qwen3, mistral or granite, or none to leave thoughts in the text. A name that "
+            "does not exist is answered with the list."
+        ),
+    ] = "auto"
     context: Annotated[
         int,
         Option(

@@ -1,4 +1,4 @@
-"""Texts with tool calls, as models of each family write them, and the calls that are meant."""
+"""Texts with tool calls and thoughts, as models of each family write them, and what is meant."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from typing import Any, NamedTuple
 
 from mayfly_worker.text.dialects.families import DIALECTS
+from mayfly_worker.text.dialects.thoughts import THOUGHTS_IN_ORDER
 from support.call_writer import WRITERS
 
 
@@ -26,6 +27,11 @@ class Sample(NamedTuple):
     text: str
     calls: Calls
     content: str = ""
+    thought: str = "none"
+    """Name of the form of the thought."""
+    reasoning: str = ""
+    in_prompt: str = ""
+    """End of the prompt, if it is part of what is written."""
 
 
 _JSON = '{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}'
@@ -295,3 +301,214 @@ def _of_writer(name: str) -> Sample:
 
 
 SAMPLES += [_of_writer(name) for name in sorted(set(DIALECTS) - {one.dialect for one in SAMPLES})]
+
+
+def _thought(
+    thought: str,
+    text: str,
+    reasoning: str,
+    content: str,
+    calls: Calls | None = None,
+    *,
+    dialect: str = "json_tools",
+    in_prompt: str = "",
+) -> Sample:
+    return Sample(dialect, text, calls or [], content, thought, reasoning, in_prompt)
+
+
+_HERMES = f"<tool_call>\n{_JSON}\n</tool_call>"
+_SEED_CALL = (
+    "<seed:tool_call>\n<function=get_weather>\n<parameter=city>Paris</parameter>\n"
+    "<parameter=days>3</parameter>\n</function>\n</seed:tool_call>"
+)
+_SEED_BUDGET = "<seed:cot_budget_reflect>I have used 60 tokens.</seed:cot_budget_reflect>"
+_COMMAND_CALL = (
+    '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "get_weather", "parameters": '
+    f"{_ARGUMENTS}}}\n]<|END_ACTION|>"
+)
+_APERTUS_CALL = f'<|tools_prefix|>[{{"get_weather": {_ARGUMENTS}}}]<|tools_suffix|>'
+_M3_CALL = (
+    '~<tool_call>\n~<invoke name="get_weather">~<city>Paris~</city>~<days>3~</days>~</invoke>\n'
+    "~</tool_call>".replace("~", "]<]minimax[>[")
+)
+
+THOUGHT_SAMPLES = [
+    _thought("think", "<think>\nHm.\n</think>\n\nYes.", "\nHm.\n", "\n\nYes."),
+    _thought("think", f"<think>\nHm.\n</think>\n\n{_HERMES}", "\nHm.\n", "", PARIS),
+    _thought("think", f"<think>\nHm.\n</think>\n\nSo:\n{_HERMES}", "\nHm.\n", "\n\nSo:\n", PARIS),
+    _thought("think", "<think>\n\n</think>\n\nYes.", "\n\n", "\n\nYes."),
+    _thought("think", "Hm.\n</think>\n\nYes.", "Hm.\n", "\n\nYes.", in_prompt="<think>\n"),
+    _thought("think", "<think>\nHm.</think>Yes.", "\nHm.", "Yes.", in_prompt="<think>\n"),
+    _thought("think", "Yes.", "", "Yes.", in_prompt="<think>\n\n</think>\n\n"),
+    _thought("think", "</think>Yes.", "", "Yes."),
+    _thought("think", "I end it by </think>, see?", "", "I end it by </think>, see?"),
+    _thought("think", "<think>So <think> begins it.</think>Yes.", "So <think> begins it.", "Yes."),
+    # A call ends the thought in which it stands.
+    _thought("think", f"<think>Hm.{_HERMES}</think>", "Hm.", "", PARIS),
+    _thought("think", f"<think>Hm.{_HERMES}\n</think>\nYes.", "Hm.", "\n\nYes.", PARIS),
+    # Thoughts between calls
+    _thought(
+        "think",
+        f"<think>Hm.</think>{_HERMES}<think>And.</think>{_HERMES}",
+        "Hm.And.",
+        "",
+        PARIS * 2,
+    ),
+    _thought("deepseek_r1", "Hm.\n</think>\n\nYes.", "Hm.\n", "\n\nYes."),
+    _thought("deepseek_r1", "<think>\nHm.\n</think>\n\nYes.", "\nHm.\n", "\n\nYes."),
+    _thought("deepseek_r1", "Yes.", "", "Yes.", in_prompt="<think>\n\n</think>"),
+    _thought("mistral", "[THINK]Hm.[/THINK]Yes.", "Hm.", "Yes."),
+    _thought(
+        "mistral",
+        f"[THINK]Hm.[/THINK][TOOL_CALLS]get_weather[ARGS]{_ARGUMENTS}",
+        "Hm.",
+        "",
+        PARIS,
+        dialect="mistral",
+    ),
+    _thought(
+        "command_a",
+        "<|START_THINKING|>Hm.<|END_THINKING|><|START_RESPONSE|>Yes.<|END_RESPONSE|>",
+        "Hm.",
+        "Yes.",
+        dialect="command_a",
+    ),
+    _thought(
+        "command_a",
+        f"<|START_THINKING|>Hm.<|END_THINKING|>{_COMMAND_CALL}",
+        "Hm.",
+        "",
+        PARIS,
+        dialect="command_a",
+    ),
+    _thought(
+        "seed_oss",
+        f"<seed:think>\nHm.\n{_SEED_BUDGET}\nSo.\n</seed:think>Yes.",
+        f"\nHm.\n{_SEED_BUDGET}\nSo.\n",
+        "Yes.",
+        dialect="seed_oss",
+    ),
+    _thought(
+        "seed_oss",
+        f"<seed:think>\nHm.\n</seed:think>\n{_SEED_CALL}",
+        "\nHm.\n",
+        "",
+        PARIS,
+        dialect="seed_oss",
+    ),
+    _thought(
+        "seed_oss",
+        "Yes.",
+        "",
+        "Yes.",
+        dialect="seed_oss",
+        in_prompt=f"<seed:think>\n{_SEED_BUDGET}\n</seed:think>",
+    ),
+    _thought(
+        "apertus",
+        "<|inner_prefix|>Hm.<|inner_suffix|>Yes.",
+        "Hm.",
+        "Yes.",
+        dialect="apertus",
+    ),
+    _thought(
+        "apertus",
+        f"<|inner_prefix|>Hm.{_APERTUS_CALL}",
+        "Hm.",
+        "",
+        PARIS,
+        dialect="apertus",
+    ),
+    _thought("minimax_m3", "<mm:think>Hm.</mm:think>Yes.", "Hm.", "Yes.", dialect="minimax_m3"),
+    _thought("minimax_m3", "</mm:think>Yes.", "", "Yes.", dialect="minimax_m3"),
+    _thought(
+        "minimax_m3",
+        f"<mm:think>Hm.</mm:think>{_M3_CALL}",
+        "Hm.",
+        "",
+        PARIS,
+        dialect="minimax_m3",
+    ),
+    _thought("gemma4", "<|channel>thought\nHm.\n<channel|>Yes.", "\nHm.\n", "Yes."),
+    _thought("gemma4", "Yes.", "", "Yes.", in_prompt="<|channel>thought\n<channel|>"),
+    _thought(
+        "granite",
+        "Here is my thought process:\n\nHm.\n\nHere is my response:\n\nYes.",
+        "\n\nHm.\n\n",
+        "\n\nYes.",
+    ),
+    _thought(
+        "granite",
+        "Here's my thought process: Hm. Here's my response: Yes: Here is my thought process: no.",
+        " Hm. ",
+        " Yes: Here is my thought process: no.",
+    ),
+    _thought(
+        "granite",
+        f"Here is my thought process: Hm.\nHere is my response: <|tool_call|>[{_JSON}]",
+        " Hm.\n",
+        "",
+        PARIS,
+        dialect="granite",
+    ),
+    _thought("granite", "<think>Hm.</think><response>Yes.</response>", "Hm.", "Yes."),
+    _thought("granite", "<think>Hm.</think>\n\n<response>Yes.</response>\n", "Hm.", "\n\nYes."),
+    _thought(
+        "granite",
+        "<response>It ends by </response>.</response>",
+        "",
+        "It ends by </response>.",
+    ),
+    _thought(
+        "granite", "Write <response> and <think> here.", "", "Write <response> and <think> here."
+    ),
+    _thought(
+        "hunyuan_a13b",
+        "<think>\nHm.\n</think>\n<answer>\nYes.\n</answer>",
+        "\nHm.\n",
+        "\n\nYes.\n",
+    ),
+    _thought(
+        "hunyuan_a13b", "<think>\n\n</think>\n<answer>\nYes.\n</answer>", "\n\n", "\n\nYes.\n"
+    ),
+    _thought(
+        "hunyuan_a13b",
+        f"<think>\nHm.\n</think>\n<tool_calls>[{_JSON}]</tool_calls>",
+        "\nHm.\n",
+        "",
+        PARIS,
+        dialect="hunyuan",
+    ),
+    _thought(
+        "apriel",
+        "Hm.\n[BEGIN FINAL RESPONSE]\nYes.\n[END FINAL RESPONSE]\n",
+        "Hm.\n",
+        "\nYes.\n",
+        in_prompt="Here are my reasoning steps:\n",
+    ),
+    _thought(
+        "openthinker",
+        "<|begin_of_thought|>Hm.<|end_of_thought|><|begin_of_solution|>Yes.<|end_of_solution|>",
+        "Hm.",
+        "Yes.",
+    ),
+    _thought(
+        "exaone_deep", "Hm.\n</thought>\n\nYes.", "Hm.\n", "\n\nYes.", in_prompt="<thought>\n"
+    ),
+    _thought(
+        "reasoning",
+        "<reasoning>\nHm.\n</reasoning>\n<answer>\nYes.\n</answer>",
+        "\nHm.\n",
+        "\n\nYes.\n",
+    ),
+]
+"""Texts with thoughts, each in the form of one family."""
+
+for _form in THOUGHTS_IN_ORDER:
+    _written = f"{_form.start}Hm.{_form.end}"
+    THOUGHT_SAMPLES += [
+        _thought(_form.name, f"{_written} Yes.", "Hm.", " Yes."),
+        _thought(_form.name, f"{_written}\n{_HERMES}", "Hm.", "", PARIS),
+        _thought(_form.name, f"{_form.start}{_form.end}Yes.", "", "Yes."),
+        _thought(_form.name, f"Hm.{_form.end}Yes.", "Hm.", "Yes.", in_prompt=_form.start),
+    ]

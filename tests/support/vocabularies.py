@@ -3,6 +3,7 @@ written in Python, and with the markers of tool calls or reasoning."""
 
 from __future__ import annotations
 
+import json
 import tempfile
 from functools import lru_cache
 from pathlib import Path
@@ -13,8 +14,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 from transformers.tokenization_python import PreTrainedTokenizer
 
+from mayfly_worker.text.dialects.dialect import Framing
 from mayfly_worker.text.dialects.families import DIALECTS
-from mayfly_worker.text.dialects.registry import choose_format
+from mayfly_worker.text.dialects.registry import choose_format, thought_named
 from support.answer_templates import HARMONY
 from support.models import tokenizer as kinds
 
@@ -109,20 +111,34 @@ def harmony(template: str = HARMONY) -> TokenizerWrapper:
     return TokenizerWrapper(inner)
 
 
+PRINTED = ("apriel", "ernie45", "exaone_deep", "granite", "hunyuan_a13b", "reasoning", "thinking")
+"""Forms of thoughts whose marks are no tokens."""
+
+
 @lru_cache
-def with_parser(name: str, *, special: bool = False) -> TokenizerWrapper:
-    """A byte-level tokenizer of a model that writes tool calls in the dialect of this name. The
-    dialect's markers are single tokens of the vocabulary, special tokens with ``special``."""
+def with_parser(
+    name: str, *, special: bool = False, thought: str = "none", in_prompt: str = ""
+) -> TokenizerWrapper:
+    """A byte-level tokenizer of a model that writes tool calls in the dialect of this name, and
+    thoughts in the form of the name ``thought``. Their markers are single tokens of the vocabulary,
+    special tokens with ``special``. Prompts end with ``in_prompt``."""
     dialect = DIALECTS[name]
+    form = thought_named(thought)
+    assert not isinstance(form, Framing)
     rust = kinds.train("plain")
     markers = [*dialect.starts, *dialect.ends, *(HARMONY_MARKERS if name == "harmony" else ())]
+    if form is not None and form.name not in PRINTED:
+        markers += [*(form.tokens or (form.start, form.end)), *form.inside, *(form.answer or ())]
     rust.add_tokens([AddedToken(m, special=special, normalized=False) for m in markers])
     rust.add_special_tokens([AddedToken(token, special=True) for token in INSIDE])
-    tokenizer = TokenizerWrapper(
-        PreTrainedTokenizerFast(tokenizer_object=rust, eos_token=kinds.END, pad_token=kinds.PAD),
-        eos_token_ids=[2],
+    inner = PreTrainedTokenizerFast(tokenizer_object=rust, eos_token=kinds.END, pad_token=kinds.PAD)
+    inner.chat_template = (
+        "{# <|START_RESPONSE|>, <|END_RESPONSE|> #}"
+        "{% for message in messages %}{{ message.content }}<|im_end|>{% endfor %}"
+        f"{{% if add_generation_prompt %}}{{{{ {json.dumps(in_prompt)} }}}}{{% endif %}}"
     )
-    choose_format(tokenizer, name)
+    tokenizer = TokenizerWrapper(inner, eos_token_ids=[2])
+    choose_format(tokenizer, name, thought)
     return tokenizer
 
 
@@ -150,8 +166,5 @@ def thinking_with(kind: str) -> TokenizerWrapper:
     wrapper = TokenizerWrapper(
         PreTrainedTokenizerFast(tokenizer_object=rust, eos_token=kinds.END, pad_token=kinds.PAD)
     )
-    # mlx-lm finds reasoning by its markers' tokens; in some formats a marker is several tokens.
-    wrapper._think_start, wrapper._think_end = kinds.THINK_MARKERS
-    wrapper._think_start_tokens = tuple(ids_of(kinds.THINK_MARKERS[0], wrapper))
-    wrapper._think_end_tokens = tuple(ids_of(kinds.THINK_MARKERS[1], wrapper))
+    choose_format(wrapper, reasoning_parser="qwen3")
     return wrapper

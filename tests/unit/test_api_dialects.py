@@ -1,4 +1,4 @@
-"""Tool calls of each family's dialect, from the model's tokens to the answers of all three APIs."""
+"""Tool calls and thoughts of each family, from the tokens of a model to the answers of all APIs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ from mayfly_worker.request_state import RequestState
 from mayfly_worker.text.choice import ChoiceText
 from mayfly_worker.text.detokenize import TokenTexts
 from mayfly_worker.text.prompts import RenderedPrompt
+
+
+from mayfly_worker.text.prompts import render
 from support import vocabularies
-from support.call_samples import SAMPLES, TOOLS, Calls, Sample
+from support.call_samples import SAMPLES, THOUGHT_SAMPLES, TOOLS, Calls, Sample
 from support.doubles.fake_node import ScriptStep, accept, finish, step
 from support.front_client import CHAT, HELLO, following, named_events
 
@@ -34,6 +37,7 @@ ASKED: dict[str, dict[str, Any]] = {
     },
 }
 ONE_EACH = {sample.dialect: sample for sample in SAMPLES}
+ONE_THOUGHT_EACH = {(one.thought, bool(one.calls)): one for one in reversed(THOUGHT_SAMPLES)}
 
 
 class Model:
@@ -42,14 +46,23 @@ class Model:
     sample: Sample
 
     def __call__(self, submit: Submit) -> Iterator[ScriptStep]:
-        tokenizer = vocabularies.with_parser(self.sample.dialect)
-        ids = vocabularies.ids_of(self.sample.text, tokenizer)
-        choice = ChoiceText(
-            submit.generation, tokenizer, RenderedPrompt([0]), rid=submit.rid, choice=0
+        sample = self.sample
+        tokenizer = vocabularies.with_parser(
+            sample.dialect, thought=sample.thought, in_prompt=sample.in_prompt
         )
+        rendered = render(submit.generation.prompt, tokenizer, 10**6)
+        ids = vocabularies.ids_of(self.sample.text, tokenizer)
+        choice = ChoiceText(submit.generation, tokenizer, rendered, rid=submit.rid, choice=0)
         yield accept(submit)
         for at, piece in enumerate([*map(choice.feed, ids), choice.end("stop")]):
-            yield step(submit, at, piece.text, tool_calls=piece.tool_calls, finish=piece.finish)
+            yield step(
+                submit,
+                at,
+                piece.text,
+                reasoning=piece.reasoning,
+                tool_calls=piece.tool_calls,
+                finish=piece.finish,
+            )
         yield finish(submit, len(ids) + 1)
 
 
@@ -58,7 +71,7 @@ def answered(path: str, response: httpx.Response) -> tuple[str, Calls, str]:
     body = response.json()
     if path == CHAT:
         [choice] = body["choices"]
-        called = [call["function"] for call in choice["message"]["tool_calls"]]
+        called = [call["function"] for call in choice["message"].get("tool_calls") or []]
         calls = [(call["name"], json.loads(call["arguments"])) for call in called]
         return choice["message"]["content"] or "", calls, choice["finish_reason"]
     if path == RESPONSES:
@@ -102,6 +115,8 @@ def streamed(path: str, response: httpx.Response) -> tuple[str, Calls, str]:
             text += delta.get("text", "")
             if "partial_json" in delta:
                 arguments[len(names)] += delta["partial_json"]
+        elif event["type"] == "response.reasoning_text.delta":
+            continue
         elif event["type"] == "response.completed" or delta.get("stop_reason") == "tool_use":
             end = "tool_calls"
     parsed = [json.loads(each or "{}") for each in arguments.values()]
@@ -184,3 +199,44 @@ def chunks_of(response: httpx.Response) -> list[dict[str, Any]]:
     lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
     events = [json.loads(line) for line in lines if line.startswith("{")]
     return [choice for event in events for choice in event["choices"]]
+
+
+def thought_in(path: str, response: httpx.Response, *, stream: bool) -> str:
+    """The thought of an answer, whole or streamed."""
+    if stream and path == CHAT:
+        lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
+        events = [json.loads(line) for line in lines if line.startswith("{")]
+        deltas = [choice["delta"] for event in events for choice in event["choices"]]
+        return "".join(delta.get("reasoning_content") or "" for delta in deltas)
+    if stream:
+        found = [
+            event["delta"] if path == RESPONSES else event["delta"].get("thinking", "")
+            for event in named_events(response)
+            if event["type"] in ("response.reasoning_text.delta", "content_block_delta")
+        ]
+        return "".join(found)
+    body = response.json()
+    if path == CHAT:
+        return body["choices"][0]["message"].get("reasoning_content") or ""
+    if path == RESPONSES:
+        items = [item for item in body["output"] if item["type"] == "reasoning"]
+        return "".join(part["text"] for item in items for part in item["content"])
+    return "".join(block["thinking"] for block in body["content"] if block["type"] == "thinking")
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_F03_thoughts_of_every_form_over_every_api(path: str) -> None:
+    model = Model()
+    with following(model) as front:
+        for sample in ONE_THOUGHT_EACH.values():
+            model.sample = sample
+            for stream in (False, True):
+                body = ASKED[path] | {"stream": stream}
+                if path == MESSAGES:
+                    body |= {"thinking": {"type": "enabled", "budget_tokens": 1024}}
+                    body |= {"max_tokens": 2048}
+                response = front.client.post(path, json=body)
+                content, calls, _ = (streamed if stream else answered)(path, response)
+                found = (thought_in(path, response, stream=stream), content, calls)
+                meant = (sample.reasoning, sample.content, sample.calls)
+                assert found == meant, (sample, response.text)

@@ -395,6 +395,21 @@ def test_F02_the_tool_parser_is_the_templates_or_the_options(tools_model: Path) 
         load(settings(tools_model, tool_parser="hermess"), quiet)
 
 
+def test_F03_the_reasoning_parser_is_the_templates_or_the_options(thinking_model: Path) -> None:
+    cards = [
+        load(settings(thinking_model, reasoning_parser=name), quiet).card
+        for name in ("auto", "mistral", "none")
+    ]
+    assert [(card.reasoning, card.reasoning_parser) for card in cards] == [
+        (True, "think"),
+        (True, "mistral"),
+        (False, ""),
+    ]
+    assert len({card.digest for card in cards}) == 3, "no worker continues another's answer"
+    with pytest.raises(ModelLoadError, match=r"there is no 'qwen33'; there are auto, none, "):
+        load(settings(thinking_model, reasoning_parser="qwen33"), quiet)
+
+
 def test_F02_a_template_with_tools_and_no_parser_is_said(copied: Path) -> None:
     config = json.loads((copied / "tokenizer_config.json").read_text())
     config["chat_template"] = "{{ tools }}{{ messages[0].content }}"

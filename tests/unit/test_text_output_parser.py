@@ -68,10 +68,12 @@ CALL = "\0"
 def read_whole(text: str, state: str) -> tuple[str, str, list[ParsedCall]]:
     """Parses the whole text at once, by searching for the marker that comes next."""
     content = reasoning = collected = ""
+    thinking = left = False
+    came_from = state
     calls: list[ParsedCall] = []
     exits = {
-        "normal": {"<think>": "reasoning", "<tool_call>": "tool"},
-        "reasoning": {"</think>": "normal", "<tool_call>": "tool"},
+        "normal": {"<think>": "reasoning", "<tool_call>": "tool", "</think>": "normal"},
+        "reasoning": {"</think>": "normal", "<tool_call>": "tool", "<think>": "reasoning"},
         "tool": {"</tool_call>": "normal"},
     }
 
@@ -86,21 +88,33 @@ def read_whole(text: str, state: str) -> tuple[str, str, list[ParsedCall]]:
         before, text = text[:at], text[at + len(marker) :]
         if state == "reasoning":
             reasoning += before
+            thinking = thinking or bool(before.strip())
         elif state == "normal":
             content += before
         else:
             collected = before
-            content += close(marker)
+            content += (closed := close(marker))
+            left = left or (closed == CALL and came_from == "reasoning")
         if not marker:
             # White space before the first call, between calls and after the last one is no content.
             content = re.sub(rf"\A\s*(?={CALL})|{CALL}\s*(?={CALL}|\Z)", "", content)
             return content.replace(CALL, ""), reasoning, calls
+        if (marker, state) in (("</think>", "normal"), ("<think>", "reasoning")):
+            # No mark of a thought that begins or ends, but at a beginning or after a call in it.
+            if state == "reasoning":
+                reasoning += marker if thinking else ""
+            elif content.strip() and not left:
+                content += marker
+            left = left and state == "reasoning"
+            continue
         came_from, state = state, exits[state][marker]
+        thinking = False
         begun = text.lstrip()
         if state == "tool" and begun[:1] not in ("", "{", "[") and begun.find("</tool_call>") != 0:
             state = "reasoning" if came_from == "reasoning" else "normal"
             if state == "reasoning":
                 reasoning += marker
+                thinking = True
             else:
                 content += marker
 

@@ -154,9 +154,14 @@ class GrammarCompiler:
             return message_rule(self._guide, self._lark, state=state, call=call)
         if not in_reasoning:
             return ""
-        ids = self._tokenizer.think_end_tokens
-        special = any(self._llguidance().is_special_token(id) for id in ids)
-        return thought_rule(self._tokenizer.think_end, ids, special)
+        thought = output_format(self._tokenizer).thought
+        ends = thought.ends if thought else ()
+        special = {}
+        for mark in ends:
+            ids = self._tokenizer.encode(mark, add_special_tokens=False)
+            if any(self._llguidance().is_special_token(id) for id in ids):
+                special[mark] = ids
+        return thought_rule(ends, special)
 
     def _lark(self, text: str) -> str:
         """Returns a text as a part of a Lark rule, with its special tokens by their ids."""

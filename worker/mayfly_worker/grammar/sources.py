@@ -8,7 +8,7 @@ can go on writing whitespace for ever.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,17 +101,17 @@ def tool_call_grammar(
     return GrammarSource((calls, *parts), "tools", tuple(schemas))
 
 
-def thought_rule(end: str, end_ids: Sequence[int], special: bool) -> str:
-    """Returns the Lark rule ``thought``: the rest of reasoning that has begun, up to its end marker
-    ``end``.
+def thought_rule(ends: Sequence[str], special: Mapping[str, Sequence[int]]) -> str:
+    """Returns the Lark rule ``thought``: the rest of reasoning that has begun, up to one of its end
+    marks ``ends``.
 
-    The model may write the end marker as the tokens ``end_ids``, or spell it with other tokens.
-    llguidance lets no text match ``special`` tokens, so special tokens are named by id.
+    The model may write an end mark as its tokens, or spell it with other tokens. llguidance lets no
+    text match special tokens, so the marks that have some are ``special``, with their ids.
     """
-    marker = regex_to_lark(_quoted(end), "")
-    by_ids = "".join(f" <[{id}]>" for id in end_ids)
+    marker = f"({'|'.join(regex_to_lark(_quoted(end), '') for end in ends)})"
+    by_ids = [f"TEXT{''.join(f' <[{id}]>' for id in ids)}" for ids in special.values()]
     return (
-        f"thought: {f'TEXT{by_ids} | ' if special else ''}spelled\n"
+        f"thought: {' | '.join([*by_ids, 'spelled'])}\n"
         f"spelled[lazy]: /(?s:.*){marker}/\n"
         f"TEXT: /(?s:.*)/ & ~/(?s:.*{marker}.*)/\n"
     )

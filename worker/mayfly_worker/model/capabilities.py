@@ -67,6 +67,7 @@ def capabilities_of(
         window=max(map(_window, leaves(cache)), default=0),
         chat=chat,
         reasoning=form.reasons,
+        reasoning_parser=form.reasoning_parser,
         tools=calls is not None,
         tool_parser=calls.name if calls is not None else "",
         template_tools=chat and not describes_tools(tokenizer),

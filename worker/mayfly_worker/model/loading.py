@@ -51,6 +51,7 @@ from mayfly_worker.text.dialects.registry import (
     NONE,
     choose_format,
     dialect_named,
+    thought_named,
 )
 
 ReportProgress = Callable[[LoadPhase, int, int], None]
@@ -167,7 +168,7 @@ def assemble(settings: WorkerSettings) -> tuple[Any, Any, dict[str, Any]]:
             model = load_adapters(model, settings.adapter)
             model.eval()
         tokenizer = _load_tokenizer(folder, config, trust=trust)
-        choose_format(tokenizer, settings.tool_parser)
+        choose_format(tokenizer, settings.tool_parser, settings.reasoning_parser)
     return model, tokenizer, config
 
 
@@ -224,11 +225,13 @@ def _check_limit(folder: Path, limit: int) -> None:
 
 
 def _check(folder: Path, settings: WorkerSettings) -> None:
-    if settings.tool_parser != AUTO:
-        try:
+    try:
+        if settings.tool_parser != AUTO:
             dialect_named(settings.tool_parser)
-        except ValueError as error:
-            raise ModelLoadError(str(error)) from error
+        if settings.reasoning_parser != AUTO:
+            thought_named(settings.reasoning_parser)
+    except ValueError as error:
+        raise ModelLoadError(str(error)) from error
     config = json_object(folder / "config.json")
     check_weights(folder)
     recommended(folder)
@@ -358,6 +361,8 @@ def digest(folder: Path, settings: WorkerSettings, sampling: dict[str, float]) -
         sha.update(f"groups of {settings.kv_group_size}".encode())
     if settings.tool_parser != AUTO:
         sha.update(settings.tool_parser.encode())
+    if settings.reasoning_parser != AUTO:
+        sha.update(f"thoughts: {settings.reasoning_parser}".encode())
     if sampling:
         sha.update(repr(sorted(sampling.items())).encode())
     return sha.hexdigest()[:32]

@@ -26,7 +26,14 @@ from functools import lru_cache
 from typing import Any
 
 from mayfly_worker.text.automaton import Automaton
-from mayfly_worker.text.dialects.dialect import NORMAL, REASONING, ROUTED, TOOL, Framing
+from mayfly_worker.text.dialects.dialect import (
+    NORMAL,
+    REASONING,
+    ROUTED,
+    TOOL,
+    Framing,
+    Thought,
+)
 from mayfly_worker.text.dialects.registry import output_format
 
 
@@ -45,18 +52,24 @@ class Markers:
     """A model's output format: the states of its text (normal, reasoning, tool call) and the
     markers that lead from one state to another. ``initial`` is the first state of an answer, unless
     the prompt ends inside reasoning; ``endless_calls`` says that a tool call has no end marker.
-    ``framing`` has the readers of headers."""
+    ``framing`` has the readers of headers, ``thought`` is the form of reasoning, whose marks count
+    in certain places only."""
 
     states: dict[str, Transitions]
     initial: str
     endless_calls: bool
     framing: Framing | None = None
+    thought: Thought | None = None
 
     def transitions(self, state: str) -> Transitions:
         return self.states.get(state, _NO_TRANSITIONS)
 
 
 _NO_TRANSITIONS = Transitions(Automaton(()), ())
+
+ANSWERED = "answered"
+"""State of normal text in which the answer's content has begun, so that marks of its beginning are
+text."""
 
 _Edges = dict[str, list[tuple[str, str]]]
 """By state of the output, the markers that end the state, each with the state to which it leads."""
@@ -74,6 +87,7 @@ def markers_of(tokenizer: Any, tools: bool) -> Markers:
         initial=form.framing.initial,
         endless_calls=all(marker in starts for marker, _ in edges.get(TOOL, ())),
         framing=form.framing,
+        thought=form.thought,
     )
 
 
@@ -82,8 +96,19 @@ def guided_markers(tokenizer: Any) -> Markers:
     """Returns the markers of output that a grammar guides: only the end of reasoning that the
     prompt has begun. All text after this marker is the answer, whatever it contains."""
     thought = output_format(tokenizer).thought
-    edges = {REASONING: [(thought.end, NORMAL)]} if thought else {}
-    return Markers(_transitions(edges), initial=NORMAL, endless_calls=False)
+    edges = {REASONING: _in_thought(thought)} if thought else {}
+    return Markers(_transitions(edges), initial=NORMAL, endless_calls=False, thought=thought)
+
+
+def _after_beginning(edges: list[tuple[str, str]], thought: Thought) -> list[tuple[str, str]]:
+    beginning = {*thought.ends, *(thought.answer or ())[:1]}
+    beginning |= {*(thought.starts if thought.leading else ())}
+    return [edge for edge in edges if edge[0] not in beginning]
+
+
+def _in_thought(thought: Thought) -> list[tuple[str, str]]:
+    ends = [(mark, NORMAL) for mark in thought.ends]
+    return [*ends, *((mark, REASONING) for mark in thought.starts)]
 
 
 def _transitions(edges: _Edges) -> dict[str, Transitions]:
@@ -99,8 +124,10 @@ def _edges(tokenizer: Any, tools: bool) -> _Edges:
     own = form.framing.transitions
     edges: _Edges = {NORMAL: []}
     if form.thought:
-        edges[NORMAL].append((form.thought.start, REASONING))
-        edges[REASONING] = [(form.thought.end, NORMAL)]
+        edges[NORMAL] += [(mark, REASONING) for mark in form.thought.starts]
+        edges[NORMAL] += [(mark, NORMAL) for mark in form.thought.ends]
+        edges[NORMAL] += [(mark, NORMAL) for mark in form.thought.answer or () if mark]
+        edges[REASONING] = _in_thought(form.thought)
     if calls:
         opening = [(marker, TOOL) for marker in calls.starts]
         # If the format's own states say where tool calls begin, they begin nowhere else.
@@ -114,14 +141,19 @@ def _edges(tokenizer: Any, tools: bool) -> _Edges:
     for state, out in own.items():
         allowed = [edge for edge in out if calls or edge[1] != TOOL]
         edges.setdefault(state, []).extend(allowed)
+    if form.thought:
+        edges[ANSWERED] = _after_beginning(edges[NORMAL], form.thought)
     return edges
 
 
 @lru_cache(maxsize=8)
 def marker_strings(tokenizer: Any) -> tuple[str, ...]:
-    """Returns every string that marks reasoning, tool calls or other parts of a model's output."""
+    """Returns every string that marks reasoning, tool calls or other parts of a model's output, and
+    those that are part of reasoning."""
     edges = _edges(tokenizer, True)
-    return tuple({marker: None for out in edges.values() for marker, _ in out if marker})
+    thought = output_format(tokenizer).thought
+    markers = {marker: None for out in edges.values() for marker, _ in out if marker}
+    return (*markers, *(thought.inside if thought else ()))
 
 
 @lru_cache(maxsize=8)

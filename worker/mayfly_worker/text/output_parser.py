@@ -11,8 +11,9 @@ from mayfly_worker.text.dialects.dialect import (
     TOOL,
     Framing,
     Routed,
+    Thought,
 )
-from mayfly_worker.text.markers import Markers
+from mayfly_worker.text.markers import ANSWERED, Markers
 from mayfly_worker.text.stops import StopMatcher
 from mayfly_worker.text.tool_calls import CallPiece, CallText, ToolCallParser
 
@@ -71,13 +72,21 @@ class OutputParser:
         self._parted: set[str] = set()
         self._gap = "" if tools is not None and not forced else None
         self._called = False
+        self._thought = markers.thought
+        self._begun = self._thinking = self._left_thought = False
+        # In some formats marks stand around the answer; `_closing` is the one that has come.
+        self._marked = self._thought is not None and (self._thought.answer or " ")[0] == ""
+        self._closing = ""
         self._beginning = ""
         self._bare = tools.bare if tools is not None and not forced else ()
         self._enter(state or markers.initial)
 
     def _enter(self, state: str) -> None:
         self.state = state
-        self._transitions = self._markers.transitions(state)
+        answered = state == NORMAL and self._begun and not self._left_thought
+        self._transitions = self._markers.transitions(
+            ANSWERED if answered and self._thought is not None else state
+        )
         self._node = ROOT
 
     @property
@@ -107,6 +116,8 @@ class OutputParser:
         ):
             self._put(text)
             return self._taken_back("")
+        if self.state == NORMAL and not self._held:
+            self._enter(NORMAL)
         buffer = self._held + text
         begin, read = 0, len(self._held)
         while not self.full:
@@ -186,6 +197,7 @@ class OutputParser:
         if self.state == REASONING:
             self._end_search()
             self.reasoning += self._parting(REASONING) + text
+            self._thinking = self._thinking or not text.isspace()
         elif self.state == TOOL or (self._forced and self.state == NORMAL):
             self._put_into_call(text)
         elif self.state == NORMAL and self._bare:
@@ -209,13 +221,24 @@ class OutputParser:
     def _add_content(self, text: str) -> None:
         if self.full:
             return
+        if self._closing and text:
+            self._closing, text = "", self._closing + text
+            if self._closed(text):
+                self._closing = text
+                return
         if text and (parting := self._parting(NORMAL)):
             self._end_search()
             self.content += parting
+        self._begun = self._begun or not (not text or text.isspace())
         if self._stops is not None:
             text, self.stopped = self._stops.feed(text, armed=self.armed)
             self.full = self.stopped
         self.content += text
+
+    def _closed(self, text: str) -> bool:
+        """True if a text is the mark behind the answer's content, with whitespace at most."""
+        assert self._thought is not None and self._thought.answer is not None
+        return text.rstrip() == self._thought.answer[1]
 
     def _end_search(self) -> None:
         """Ends the search for stop strings in the content before a thought, before a call or at the
@@ -258,6 +281,7 @@ class OutputParser:
 
     def _take_pieces(self, call: CallText) -> None:
         if call.pieces:
+            self._begun = True
             self._end_search()
         self.calls += call.pieces
         call.pieces.clear()
@@ -272,6 +296,10 @@ class OutputParser:
             self._end_beginning()
             if self.full:
                 return
+        if self._thought is not None and not self.in_call and self._is_text(marker, self._thought):
+            self._enter(self.state)
+            self._put(marker)
+            return
         if self.in_call and target == NORMAL and self._call is not None and self._call.in_string:
             self._quoted = self._quoted or marker
             self._put_into_call(marker)
@@ -297,6 +325,7 @@ class OutputParser:
             if self._tools is not None and marker in self._tools.kept:
                 self._opening = ""
                 self._put_into_call(marker)
+        self._thinking = False
         self._enter(target)
 
     def _begin_message(self, routed: Routed) -> None:
@@ -323,6 +352,28 @@ class OutputParser:
         self._parted.remove(state)
         return "\n\n"
 
+    def _is_text(self, marker: str, thought: Thought) -> bool:
+        """True if a mark of a thought, or around the answer, is part of the text in which it
+        stands, since that is no place for it."""
+        if self.in_reasoning:
+            return marker in thought.starts and self._thinking
+        if self.state != NORMAL:
+            return False
+        if marker in thought.starts:
+            return thought.leading and self._begun
+        if marker in thought.ends:
+            left, self._left_thought = self._left_thought, False
+            return self._begun and not left
+        if thought.answer is None or marker not in thought.answer:
+            return False
+        if marker == thought.answer[0]:
+            self._marked = self._marked or not self._begun
+            return self._begun
+        if self._marked and not self._closing:
+            self._closing = marker
+            return False
+        return True
+
     def _close(self, ending: str, *, whole: bool) -> bool:
         """Ends the text between the markers of tool calls, which is parsed if it is ``whole``. Text
         that is no call becomes content, or part of the thought if it is a message of the thought,
@@ -339,6 +390,7 @@ class OutputParser:
         else:
             self._gap = ""
             self._called = True
+            self._left_thought |= self._called_from == REASONING
         self._opening = self._quoted = ""
         self._called_in = NORMAL
         self._call = None

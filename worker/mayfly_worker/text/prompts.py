@@ -7,8 +7,9 @@ them (:mod:`mayfly_worker.text.control_tokens`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import takewhile
 from typing import Any
 
@@ -24,6 +25,7 @@ from mayfly_worker.text.chat_template import (
     tools_in_full,
 )
 from mayfly_worker.text.control_tokens import encode
+from mayfly_worker.text.detokenize import hugging_face
 from mayfly_worker.text.dialects.dialect import NORMAL
 from mayfly_worker.text.dialects.registry import output_format
 from mayfly_worker.text.earlier_answers import restore
@@ -121,7 +123,11 @@ def _render_chat(prompt: ChatPrompt, tokenizer: Any) -> RenderedPrompt:
         forms = answer_forms(tokenizer, bool(prompt.tools), switches_of(variables))
         known = [template.message(message, abilities) for message in prompt.messages]
         given = template.completed(restore(known, forms), forms)
-        text = template.text(arrange(given, abilities))
+        arranged = arrange(given, abilities)
+        text = template.text(arranged)
+        in_reasoning = _leaves_thought_open(
+            text, partial(template.text, arranged, whole=False), tokenizer
+        )
     except Exception as error:
         # A template is a program: its exceptions (TemplateError by its own raise_exception,
         # TypeError or KeyError by a mistake) say what these messages lack for it.
@@ -132,7 +138,7 @@ def _render_chat(prompt: ChatPrompt, tokenizer: Any) -> RenderedPrompt:
     begun = RenderedPrompt(ids, _system_tokens(ids, given, template, tokenizer))
     start = output_format(tokenizer).framing.start
     if not start or start not in text:
-        return replace(begun, in_reasoning=_leaves_thought_open(ids, tokenizer))
+        return replace(begun, in_reasoning=in_reasoning)
     message = OutputParser(markers_of(tokenizer, False))
     message.feed(text.rpartition(start)[2])
     return replace(
@@ -162,18 +168,18 @@ def _system_tokens(
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def _leaves_thought_open(ids: Sequence[int], tokenizer: Any) -> bool:
-    """True if the last start marker of reasoning in a prompt is followed by neither the end marker
-    of reasoning nor the end of a turn."""
-    if not tokenizer.has_thinking:
+def _leaves_thought_open(text: str, asked: Callable[[], str], tokenizer: Any) -> bool:
+    """True if the last start mark of reasoning in a prompt is followed by neither an end mark of
+    reasoning nor the end of a turn. ``asked`` renders the prompt without its end, which asks for
+    the answer: only there do start marks count that are ordinary text.
+    """
+    thought = output_format(tokenizer).thought
+    if thought is None:
         return False
-    start, end = list(tokenizer.think_start_tokens), list(tokenizer.think_end_tokens)
-    for at in range(len(ids) - 1, -1, -1):
-        id = ids[at]
-        if id == start[0] and ids[at : at + len(start)] == start:
-            return True
-        if id == end[0] and ids[at : at + len(end)] == end:
-            return False
-        if id in tokenizer.eos_token_ids:
-            return False
-    return False
+    ends = hugging_face(tokenizer).convert_ids_to_tokens(sorted(tokenizer.eos_token_ids))
+    turn = text[max((text.rfind(end) for end in ends if end), default=-1) + 1 :]
+    if thought.leading and any(start in turn for start in thought.starts):
+        turn = text.removeprefix(asked())
+    begun = max(turn.rfind(start) for start in thought.starts)
+    ended = max(turn.rfind(end) for end in thought.ends)
+    return begun > ended or (thought.begins_open and begun == ended)

@@ -62,14 +62,43 @@ class Dialect:
 
 @dataclass(frozen=True, kw_only=True)
 class Thought:
-    """A form in which models write reasoning: between the markers ``start`` and ``end``.
-    ``begins_open`` says that an answer begins inside reasoning although the prompt has no start
-    marker."""
+    """A form in which models write reasoning: between one of the marks ``starts`` and one of the
+    marks ``ends``, of which the first ones are what templates print.
+
+    An end mark at the beginning of an answer is none of its text: the model says that it does not
+    think.
+    """
 
     name: str
-    start: str
-    end: str
+    """Name for the option ``--reasoning-parser``: that of vLLM's parser, if vLLM has one for this
+    form alone."""
+    starts: tuple[str, ...]
+    ends: tuple[str, ...]
     begins_open: bool = False
+    """An answer begins inside reasoning although the prompt has no start mark, unless the prompt
+    has an end mark."""
+    answer: tuple[str, str] | None = None
+    """Marks around an answer's content, which are none of its text at its very beginning and end;
+    the second counts only after the first, if there is a first."""
+    inside: tuple[str, ...] = ()
+    """Tokens that belong to the text of a thought, even if they are special ones."""
+    leading: bool = False
+    """Start marks count only at the beginning of an answer, since they are ordinary text."""
+    words: Words = ()
+    """Strings in the chat template by which the form is chosen."""
+    tokens: tuple[str, ...] = ()
+    """Tokens by which the form is chosen if no form's words occur: all of them are in the
+    vocabulary."""
+    aliases: tuple[str, ...] = ()
+    """Further names for the option, such as those of other servers."""
+
+    @property
+    def start(self) -> str:
+        return self.starts[0]
+
+    @property
+    def end(self) -> str:
+        return self.ends[0]
 
 
 class Routed(NamedTuple):
@@ -116,6 +145,10 @@ class Framing:
     special tokens: ordinary tokens that spell one are text, if the vocabulary has all of them.
     """
 
+    name: str = ""
+    """Name of the form for the option ``--reasoning-parser``."""
+    aliases: tuple[str, ...] = ()
+    """Further names for the option, such as those of other servers."""
     transitions: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
     initial: str = NORMAL
     route: Route | None = None
@@ -150,3 +183,8 @@ class OutputFormat:
     def reasons(self) -> bool:
         """True if the model's answers have thoughts."""
         return self.thought is not None or REASONING in self.framing.transitions
+
+    @property
+    def reasoning_parser(self) -> str:
+        """Name of the form of the model's thoughts; empty if there are none."""
+        return self.thought.name if self.thought else self.framing.name

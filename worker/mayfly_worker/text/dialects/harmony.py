@@ -120,6 +120,8 @@ def _text(state: str) -> list[tuple[str, str]]:
 
 
 HARMONY = Framing(
+    name="harmony",
+    aliases=("gpt_oss", "openai_gptoss"),
     initial=HEADER,
     transitions={
         HEADER: [*_LEAVING, (MESSAGE, ROUTED)],

@@ -1,5 +1,8 @@
 """The choice of a model's output format: its dialect, and the form of its thoughts and messages.
 
+The form of its thoughts is chosen likewise: by name, by the words of the chat template
+(:attr:`Thought.words`), by the vocabulary (:attr:`Thought.tokens`).
+
 A dialect is chosen, in this order, by its name in the worker's settings; by the entry
 ``tool_parser_type`` of the tokenizer's configuration, which is mlx-lm's; by the words of the chat
 template (:attr:`Dialect.words`); by the vocabulary (:attr:`Dialect.tokens`). If none of these names
@@ -9,6 +12,7 @@ one and the chat template reads no tools, the prompt describes them, and asks fo
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from mlx_lm.tokenizer_utils import _infer_tool_parser
@@ -25,17 +29,20 @@ from mayfly_worker.text.dialects.dialect import (
 )
 from mayfly_worker.text.dialects.families import DIALECTS, IN_ORDER
 from mayfly_worker.text.dialects.harmony import HARMONY
+from mayfly_worker.text.dialects.thoughts import THOUGHTS_IN_ORDER
 from mayfly_worker.text.tool_prompt import describes_tools
 
 AUTO = "auto"
-"""Value of the option ``--tool-parser`` for the dialect that the model's chat template names."""
+"""Value of the options ``--tool-parser`` and ``--reasoning-parser`` for the form that the model's
+chat template names."""
 NONE = "none"
-"""Value of the option ``--tool-parser`` that turns the parsing of tool calls off."""
+"""Value of these options that leaves tool calls, or thoughts, in the text."""
 
 _FRAMINGS = (
     HARMONY,
     # Solar Open: <|begin|>assistant<|think|>…<|end|><|begin|>assistant<|content|>…<|end|>
     Framing(
+        name="solar_open",
         initial=HEADER,
         transitions={
             HEADER: [("<|think|>", REASONING), ("<|content|>", NORMAL), ("<|tool_calls|>", TOOL)],
@@ -49,6 +56,10 @@ _FRAMINGS = (
 """Every framing that mlx-lm does not know, in the order in which their words are looked for."""
 
 _NAMES = DIALECTS | {alias: dialect for dialect in IN_ORDER for alias in dialect.aliases}
+
+_THOUGHT_NAMES: dict[str, Thought | Framing] = {
+    name: form for form in (*THOUGHTS_IN_ORDER, *_FRAMINGS) for name in (form.name, *form.aliases)
+}
 
 _AROUND_CONTENT = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")
 
@@ -67,16 +78,35 @@ def dialect_named(name: str) -> Dialect | None:
     return _NAMES[name]
 
 
-def choose_format(tokenizer: Any, tool_parser: str = AUTO) -> OutputFormat:
+def thought_named(name: str) -> Thought | Framing | None:
+    """Returns the form of thoughts with the name that the option ``--reasoning-parser`` gives, with
+    hyphens or underscores: marks around the thought, or messages with headers; None for ``none``.
+    Raises ValueError, which lists the names, if there is
+    no such form."""
+    if name == NONE:
+        return None
+    if (known := name.replace("-", "_")) not in _THOUGHT_NAMES:
+        names = ", ".join((AUTO, NONE, *sorted(_THOUGHT_NAMES)))
+        raise ValueError(f"reasoning_parser: there is no {name!r}; there are {names}")
+    return _THOUGHT_NAMES[known]
+
+
+def choose_format(
+    tokenizer: Any, tool_parser: str = AUTO, reasoning_parser: str = AUTO
+) -> OutputFormat:
     """Chooses a model's output format, which :func:`output_format` returns from then on.
-    ``tool_parser`` is the value of the option. Raises ValueError if there is no such dialect."""
+    ``tool_parser`` and ``reasoning_parser`` are the values of the options. Raises ValueError if
+    there is no such form."""
     calls = _own_dialect(tokenizer) if tool_parser == AUTO else dialect_named(tool_parser)
     if calls is None and tool_parser == AUTO and describes_tools(tokenizer):
         calls = DIALECTS["json_tools"]
+    form = _own_thought(tokenizer) if reasoning_parser == AUTO else thought_named(reasoning_parser)
+    framing = form if isinstance(form, Framing) else _own_framing(tokenizer, calls)
+    thought = None if isinstance(form, Framing) or framing.name else _leading(form, tokenizer)
     chosen = OutputFormat(
         calls,
-        _own_thought(tokenizer),
-        framing := _own_framing(tokenizer, calls),
+        thought,
+        framing,
         (*tokenizer.structural_markers, *_dropped(tokenizer)),
     )
     vocabulary = tokenizer.get_vocab()
@@ -120,9 +150,25 @@ def _dropped(tokenizer: Any) -> tuple[str, ...]:
 
 
 def _own_thought(tokenizer: Any) -> Thought | None:
-    if not tokenizer.has_thinking:
+    template = _template(tokenizer)
+    for thought in THOUGHTS_IN_ORDER:
+        if any(all(word in template for word in group) for group in thought.words):
+            return thought
+    vocabulary = tokenizer.get_vocab()
+    for thought in THOUGHTS_IN_ORDER:
+        if thought.tokens and all(token in vocabulary for token in thought.tokens):
+            return thought
+    return None
+
+
+def _leading(thought: Thought | None, tokenizer: Any) -> Thought | None:
+    """Has the start marks of a form count only at the beginning of an answer if the vocabulary has
+    no tokens for them: then they may as well be words of the answer."""
+    if thought is None:
         return None
-    return Thought(name="mlx_lm", start=tokenizer.think_start, end=tokenizer.think_end)
+    added = [token.content for token in tokenizer._tokenizer.added_tokens_decoder.values()]
+    tokens = [token for token in added if len(token) > 1]
+    return replace(thought, leading=not any(t in mark for mark in thought.starts for t in tokens))
 
 
 def _own_framing(tokenizer: Any, calls: Dialect | None) -> Framing:
