@@ -83,6 +83,7 @@ class EngineHarness:
         prefix_bytes: int = 1 << 28,
         max_rows: int = 32,
         kv_bytes: int = 1 << 30,
+        pass_bytes: int = 1 << 40,
         chunks: ChunkSizer | None = None,
         batchable: bool = True,
         padding_safe: bool = True,
@@ -100,7 +101,7 @@ class EngineHarness:
         self.engine = Engine(
             model,
             width,
-            budget=Budget(max_rows, kv_bytes, 256),
+            budget=Budget(max_rows, kv_bytes, 256, pass_bytes=pass_bytes),
             chunks=chunks or ChunkSizer(1.0, 1.0),
             prefixes=self.prefixes,
             emit=self.events.extend,

@@ -16,10 +16,7 @@ from mayfly_worker.prepare import Choice, PreparedRequest
 from mayfly_worker.request_state import RequestState
 from mayfly_worker.text.choice import ChoiceText
 from mayfly_worker.text.detokenize import TokenTexts
-from mayfly_worker.text.prompts import RenderedPrompt
-
-
-from mayfly_worker.text.prompts import render
+from mayfly_worker.text.prompts import RenderedPrompt, render
 from support import vocabularies
 from support.call_samples import SAMPLES, THOUGHT_SAMPLES, TOOLS, Calls, Sample
 from support.doubles.fake_node import ScriptStep, accept, finish, step

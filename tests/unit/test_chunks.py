@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mayfly_worker.engine.chunks import FIRST, LARGEST, SMALLEST, ChunkSizer, bucket
+from mayfly_worker.engine.chunks import FIRST, LARGEST, MOST, SMALLEST, ChunkSizer, bucket
 
 ALONE_S, SHARED_S = 1.0, 0.25
 
@@ -30,7 +30,19 @@ def test_a_chunk_has_the_time_that_it_is_given(
     assert size & (size - 1) == 0
     assert SMALLEST <= size <= LARGEST
     assert size == SMALLEST or size * rows * rate <= target * 1.001
-    assert size == LARGEST or 2 * size * rows * rate > target * 0.98 - rows * rate
+    assert size == SMALLEST or size * rows <= MOST
+    small = 2 * size * rows > MOST or 2 * size * rows * rate > target * 0.98 - rows * rate
+    assert size == LARGEST or small
+
+
+@given(rates, st.integers(1, 64), st.integers(1, 2 * MOST))
+def test_M10_a_chunk_has_the_memory_that_it_is_given(rate: float, rows: int, room: int) -> None:
+    chunks = sizer()
+    chunks.measured(1000, 1000 * rate)
+    free = chunks.size(decoding=False, rows=rows)
+    size = chunks.size(decoding=False, rows=rows, at_most=room)
+    assert size in (SMALLEST, free) or size * rows <= room < 2 * size * rows
+    assert size <= free
 
 
 @given(rates, st.lists(st.tuples(lengths, st.floats(1.0, 1e3)), min_size=1))

@@ -36,13 +36,15 @@ class Budget:
     their KV caches take at most ``kv_bytes``.
 
     Each token of a sequence costs ``bytes_per_token``; a sequence also costs ``bytes_per_row``
-    whatever its length (state-space layers).
+    whatever its length (state-space layers). Beside the caches, a forward pass may take
+    ``pass_bytes``.
     """
 
     max_rows: int
     kv_bytes: int
     bytes_per_token: int
     bytes_per_row: int = 0
+    pass_bytes: int = 1 << 62
 
     def need(self, rows: int, longest: int) -> int:
         """Returns the bytes of a batch of ``rows`` sequences at its peak, which is when sequences

@@ -16,7 +16,7 @@ import mlx.core as mx
 
 from mayfly_worker.engine import caches
 from mayfly_worker.engine.caches import Cache
-from mayfly_worker.engine.chunks import SMALLEST, bucket
+from mayfly_worker.engine.chunks import MOST, SMALLEST, bucket
 from mayfly_worker.engine.sequence import SequenceState, Start
 
 PADDING_LIMIT = 2.0
@@ -100,6 +100,7 @@ class PrefillGroup:
         self._batchable = batchable
         self.prompts = prompts
         self.shape = (len(prompts), 0, 0)
+        self._bytes_per_token = 0.0  # of the last chunk's forward pass, padding included
         self._bucketed = bucketed
         # A single prompt keeps its plain cache, so that kinds which cannot be batched work.
         self._solo = len(prompts) == 1 and not bucketed
@@ -115,9 +116,16 @@ class PrefillGroup:
         """Largest number of tokens that any prompt of the group still has to be fed."""
         return max((p.left for p in self.prompts), default=0)
 
+    def room(self, nbytes: int) -> int:
+        """Returns the number of tokens, over all prompts, whose forward pass takes ``nbytes`` if
+        each takes as much as in the last chunk; at least 1."""
+        if not self._bytes_per_token:
+            return MOST
+        return max(1, min(int(nbytes / self._bytes_per_token), MOST))
+
     def feed(self, chunk: int) -> int:
         """Feeds up to ``chunk`` tokens of every prompt to the model, waits for the device, and
-        returns the number of tokens fed, over all prompts."""
+        returns the number of tokens fed, over all prompts. Resets MLX's peak memory."""
         lengths = [p.next_length(chunk) for p in self.prompts]
         longest = max(lengths)
         if longest == 0:
@@ -132,6 +140,8 @@ class PrefillGroup:
         if ragged:
             for layer in self._cache:
                 layer.prepare(lengths=lengths, right_padding=padding)
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
         self._model(mx.array(inputs), cache=self._cache)
         if ragged:
             for layer in self._cache:
@@ -139,6 +149,7 @@ class PrefillGroup:
                 if getattr(layer, "keys", layer) is not None:
                     layer.finalize()
         caches.evaluate(self._cache)
+        self._bytes_per_token = (mx.get_peak_memory() - before) / (len(self.prompts) * width)
         self.shape = (len(self.prompts), width, caches.columns(self._cache))
         for p, n in zip(self.prompts, lengths, strict=True):
             p.fed += n

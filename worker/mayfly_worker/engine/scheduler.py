@@ -126,6 +126,7 @@ class Engine:
         self._decode = SubBatches(model, width, pass_cost_tokens, mixed_states=mixed_states)
         self._owners: dict[int, Start] = {}  # request by id of a running sequence
         self._events: list[Event] = []
+        self._peak = self.counters.memory.peak  # before the last reset of MLX's own
 
     def run(self) -> NoReturn:
         """Serves requests until the process ends.
@@ -326,7 +327,12 @@ class Engine:
         self._promote(group)
         if group.left:
             self._begin_pass("prefill", [p.row for p in group.prompts])
-            size = self._chunks.size(decoding=bool(len(self._decode)), rows=len(group))
+            size = self._chunks.size(
+                decoding=bool(len(self._decode)),
+                rows=len(group),
+                at_most=group.room(self._budget.pass_bytes),
+            )
+            self._peak = max(self._peak, mx.get_peak_memory())
             begin = time.monotonic()
             fed = group.feed(size if self._cuttable else group.prompts[0].uncut)
             took = time.monotonic() - begin
@@ -407,7 +413,7 @@ class Engine:
         self.counters.memory = Memory(
             active=mx.get_active_memory(),
             cache=mx.get_cache_memory(),
-            peak=mx.get_peak_memory(),
+            peak=max(self._peak, mx.get_peak_memory()),
             prefix_cache=self._prefixes.nbytes,
             device_free=admission.free_memory(),
         )

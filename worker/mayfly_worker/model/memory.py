@@ -81,6 +81,7 @@ def plan(settings: WorkerSettings, loaded: LoadedModel) -> Budget:
         kv_bytes=max(_LEAST, kv_bytes(settings, limit, weights)),
         bytes_per_token=loaded.probe.cost.per_token,
         bytes_per_row=loaded.probe.cost.per_row,
+        pass_bytes=max(_LEAST, int((limit - weights) * _HEADROOM)),
     )
 
 
