@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx_lm.models.rope_utils import YarnRoPE
 
 from mayfly_protocol.settings import WorkerSettings
 from mayfly_worker.model.loading import assemble
@@ -163,3 +165,37 @@ def test_scaling_counts_in_a_model_of_a_type_that_transformers_does_not_know(
     folder = made("nemotron-nas")
     scaling = {"rope_type": kind, "factor": 8.0, "original_max_position_embeddings": 32}
     assert not mx.allclose(logits(folder, {"rope_scaling": scaling}), logits(folder, {}))
+
+
+def test_yarn_is_not_rounded_to_whole_dimensions_where_the_configuration_says_so(
+    made: Callable[[str], Path],
+) -> None:
+    """gpt-oss has ``truncate: false``; the blend is linear in the logarithm of the turns."""
+    folder = made("gpt_oss")
+    yarn = {
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "original_max_position_embeddings": 32768,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+    }
+    exact, rounded = ({"rope_scaling": yarn | {"truncate": each}} for each in (False, True))
+    assert not mx.allclose(logits(folder, exact), logits(folder, rounded))
+    assert mx.array_equal(logits(folder, {"rope_scaling": yarn}), logits(folder, rounded))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | exact))
+    model, _, _ = assemble(WorkerSettings("s", 1, "", "", str(folder), "model"))
+    (folder / "config.json").write_text(json.dumps(config))
+    found = [each._freqs for each in model.modules() if isinstance(each, YarnRoPE)]
+    own = config["rope_theta"] ** (mx.arange(0, 16, 2) / 16)
+    turns = 32768 / (2 * math.pi * own)
+    stretched = mx.clip(mx.log(32 / turns) / math.log(32), 0, 1)
+    right = 1 / ((1 - stretched) / own + stretched / (8 * own))
+    assert len(found) == 2
+    assert all(mx.allclose(each, right, rtol=1e-4) for each in found)
+
+
+def test_yarn_whose_rounding_cannot_be_undone_is_refused(made: Callable[[str], Path]) -> None:
+    scaling = YARN | {"truncate": False, "original_max_position_embeddings": 512}
+    with pytest.raises(ModelLoadError, match=r"truncate in its RoPE parameters.*deepseek_v2"):
+        logits(made("deepseek_v2"), {"rope_scaling": scaling})

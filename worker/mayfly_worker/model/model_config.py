@@ -20,6 +20,9 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
+from mlx_lm.models.rope_utils import YarnRoPE
+
 from mayfly_worker.model.weight_files import ModelLoadError, tensor_names, weight_files
 
 Config = dict[str, Any]
@@ -86,6 +89,7 @@ class TranslatedConfig:
         self._name = folder.name
         self._type = str(config.get("model_type"))
         self._scaled: list[ReadRecord] = []
+        self._untruncated: list[tuple[Config, Any]] = []
         self._other_layers: list[Config] = []
         self._theta = self._partial = False
         self.changes = self._translated(config)
@@ -98,7 +102,8 @@ class TranslatedConfig:
         self._untie(folder, config, text if isinstance(text, dict) else {})
 
     def check(self, model: Any) -> None:
-        """Checks that the code of ``model``, which mlx-lm built, has read what changes its results.
+        """Checks that the code of ``model``, which mlx-lm built, has read what changes its results,
+        and mends what it has not where that can be done.
 
         Raises:
             ModelLoadError: it has not.
@@ -119,6 +124,8 @@ class TranslatedConfig:
             unread.append(f"rope_scaling of the type {_type_of(self._scaled[0])}")
         if any(_unusual_attention_factor(scaled) for scaled in self._scaled):
             unread.append("attention_factor in its RoPE parameters")
+        if not all(_untruncate(model, scaled, theta) for scaled, theta in self._untruncated):
+            unread.append("truncate in its RoPE parameters")
         if unread:
             raise ModelLoadError(
                 f"{self._name}: config.json has {' and '.join(unread)}, which changes what the "
@@ -157,6 +164,9 @@ class TranslatedConfig:
             elif rope:
                 changes["rope_parameters"] = record
             self._scaled.append(record)
+            theta = rope.get("rope_theta") or config.get("rope_theta")
+            if scaling.get("truncate") is False:
+                self._untruncated.append((record, theta))
         return changes
 
     def _different(self, full: Config, layers: dict[str, Config]) -> list[Config]:
@@ -227,6 +237,42 @@ def _unusual_attention_factor(scaling: ReadRecord) -> bool:
         return False
     computed = 0.1 * math.log(factor) + 1 if isinstance(factor, _NUMBER) and factor > 1 else 1.0
     return _type_of(scaling) == "yarn" and abs(given - computed) > 1e-3
+
+
+def _untruncate(model: Any, scaling: Config, theta: Any) -> bool:
+    """Has YaRN blend the frequencies of ``model`` between the bounds that its parameters give,
+    which mlx-lm rounds outwards to whole dimensions. False if the model's code computes the
+    frequencies in another way, or a parameter is missing."""
+    found = False
+    if not (isinstance(theta, _NUMBER) and {_ORIGINAL, "factor"} <= scaling.keys()):
+        return False
+    for rope in model.modules():
+        if isinstance(rope, YarnRoPE):
+            rounded = _yarn_wavelengths(rope.dims, scaling, theta, truncate=True)
+            exact = _yarn_wavelengths(rope.dims, scaling, theta, truncate=False)
+            if not any(mx.allclose(rope._freqs, known).item() for known in (rounded, exact)):
+                return False
+            rope._freqs = exact
+            found = True
+    return found
+
+
+def _yarn_wavelengths(dims: int, scaling: Config, theta: float, *, truncate: bool) -> mx.array:
+    """Returns the inverse frequencies of YaRN (Peng et al., 2023), one for each two dimensions, in
+    tokens a radian: those with many turns in the original context as without scaling, those with
+    few turns stretched by the factor, and a blend between."""
+
+    def dimension(turns: float) -> float:
+        return dims * math.log(scaling[_ORIGINAL] / (2 * math.pi * turns)) / (2 * math.log(theta))
+
+    low, high = (dimension(scaling.get(*key)) for key in (("beta_fast", 32), ("beta_slow", 1)))
+    if truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dims - 1)
+    own = theta ** (mx.arange(0, dims, 2, dtype=mx.float32) / dims)
+    stretched = mx.clip((mx.arange(dims // 2) - low) / max(high - low, 0.001), 0, 1)
+    frequencies: mx.array = (1 - stretched) / own + stretched / (own * scaling["factor"])
+    return 1 / frequencies
 
 
 def _type_of(scaling: Config) -> str:
