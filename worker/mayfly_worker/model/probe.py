@@ -274,7 +274,7 @@ class _Batches:
         worst = mx.max(mx.abs(together - alone))
         if (worst <= self.tolerance * mx.std(alone)).item():
             return ""
-        if (worst <= _ROUNDING * self._rounding(chosen, alone)).item():
+        if (worst <= _ROUNDING * self._rounding).item():
             return ""
         return "sequences decode to other tokens in a batch than alone"
 
@@ -286,16 +286,19 @@ class _Batches:
             mx.eval(rows)
         return rows
 
-    def _rounding(self, chosen: list[int], alone: mx.array) -> mx.array:
-        """Returns the largest difference that another order of computation makes to the logits of
-        prompts that run alone: they are prefilled in smaller chunks. Rounding makes it, as it makes
-        a part of the difference between a batch and prompts alone."""
-        again = []
-        for i in chosen:
+    @cached_property
+    def _rounding(self) -> mx.array:
+        """Largest difference that another order of computation makes to the logits of the long
+        prompts when they run alone: they are prefilled in smaller chunks. Rounding makes it, as it
+        makes a part of the difference between a batch and prompts alone. (In small chunks, short
+        prompts are prefilled as in large ones.)"""
+        found = mx.array(0.0)
+        for i, alone in enumerate(self._alone[:2]):
             chunk = max(_LEAST_CHUNK, len(self.prompts[i]) // _CHUNKS)
-            again.append(self._decoded([i], self._prefilled([i], chunk).take(0)))
-            mx.eval(again)
-        return mx.max(mx.abs(mx.concatenate(again) - alone))
+            again = self._decoded([i], self._prefilled([i], chunk).take(0))
+            found = mx.maximum(found, mx.max(mx.abs(again - alone)))
+            mx.eval(found)
+        return found
 
     def _prefilled(self, chosen: list[int], chunk: int = _CHUNK) -> PrefillGroup:
         """Returns prompts as a group that is prefilled, but for the last token of each."""
