@@ -20,7 +20,8 @@ from decoding import GREEDY, Decoder, median_ms, spread
 from mlx_lm.generate import BatchGenerator
 from mlx_lm.sample_utils import make_sampler
 
-from mayfly_protocol.requests import Sampling
+from mayfly_protocol.requests import Dry, Sampling
+from mayfly_worker.engine.history import SequenceBreakers
 from mayfly_worker.engine.sampler import SequenceSampling
 
 PROMPT = 140
@@ -38,6 +39,14 @@ OURS: dict[str, dict[str, Any]] = {
     "temperature, top_p, top_k, min_p": {"sampling": sampled(top_p=0.9, top_k=40, min_p=0.05)},
     "greedy, penalties": {
         "sampling": SequenceSampling(Sampling(seed=1, temperature=0.0, presence_penalty=0.5))
+    },
+    "temperature, typical_p, XTC": {
+        "sampling": sampled(typical_p=0.9, xtc_probability=0.5, xtc_threshold=0.1)
+    },
+    "temperature, DRY": {
+        "sampling": SequenceSampling(
+            Sampling(seed=1, temperature=0.7, dry=Dry(0.8)), breakers=SequenceBreakers.of({}, 1)
+        )
     },
     "greedy, 5 logprobs": {"sampling": GREEDY, "logprobs": 5},
 }

@@ -202,6 +202,17 @@ def test_texts_and_prompts(client: Client, path: str) -> None:
 
 
 @both
+@pytest.mark.parametrize(
+    ("field", "value", "off"), [("return_tokens_as_token_ids", True, False), ("n_probs", 3, 0)]
+)
+def test_other_names_for_what_there_is(
+    client: Client, path: str, field: str, value: Any, off: Any
+) -> None:
+    assert "Use " in client.refused(path, field, **{field: value})["message"]
+    client.taken(path, **{field: off})
+
+
+@both
 def test_sixty_four_stop_strings(client: Client, path: str) -> None:
     stops = [f"stop {n}" for n in range(64)]
     assert client.taken(path, stop=stops).generation.ending.stop == tuple(stops)

@@ -311,9 +311,10 @@ class Sampler:
         index = self._penalised_index
         x = logits[index]
         repetition, presence, frequency = self._counted(places)
-        scaled = mx.where(x > 0, x / self._repetition, x * self._repetition)
-        x = mx.where(repetition > 0, scaled, x)
-        x = x - self._frequency * frequency - self._presence * (presence > 0)
+        seen = repetition > 0
+        x = mx.where(seen, mx.where(x > 0, x / self._repetition, x * self._repetition), x)
+        seen = seen if presence is repetition else presence > 0
+        x = x - self._frequency * frequency - self._presence * seen
         logits[index] = x
         return logits
 

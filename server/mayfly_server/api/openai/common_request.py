@@ -174,6 +174,10 @@ class CommonFields(SamplingFields, _FirstFields):
     grammar: OtherGrammar = None
     ebnf: OtherGrammar = None
     prompt_logprobs: Unsupported = None
+    return_tokens_as_token_ids: Annotated[
+        None, BeforeValidator(refused("Use return_token_ids", but=(False,)))
+    ] = None
+    n_probs: Annotated[None, BeforeValidator(refused("Use logprobs", but=(0,)))] = None
     use_beam_search: Annotated[
         None, BeforeValidator(refused("Beams are not supported; use n", but=(False,)))
     ] = None
