@@ -187,6 +187,7 @@ def test_F01_text_comes_as_soon_as_it_is_written() -> None:
     for text, said in [
         (f"{THOUGHT}{FINAL}Hello, you", "Hello, you"),
         ("Hello, you", "Hello, you"),
+        ("to=" + "x" * 200, "to=" + "x" * 200),
         ("<|channel|>commentary<|message|>Let", "Let"),
         ("<|channel|>commentary to=functions.nobody<|message|>{", "to=functions.nobody {"),
     ]:

@@ -39,6 +39,8 @@ OTHER = "other"
 """State of an answer within a message of another role than the assistant's, which is left out."""
 
 _FUNCTIONS = "functions."
+_LONGEST = 200
+"""Largest length, in characters, of a recipient before any marker; names of tools have 128."""
 _OTHERS = ("user", "system", "developer", "tool")
 _NOBODY = ("", "all", "assistant", "user")
 """Recipients that are no tools."""
@@ -76,8 +78,12 @@ def route(header: str, *, cut: bool = False) -> Routed:
 
 def may_be_header(text: str) -> bool:
     """True if a text where a header is expected may become one."""
+    if "<|" in text:
+        return True
     lead = text.lstrip().removeprefix("assistant").lstrip()
-    return "<|" in text or lead.startswith("to=") or any(w.startswith(lead) for w in _LEADS)
+    if lead.startswith("to="):
+        return len(lead) < _LONGEST
+    return any(word.startswith(lead) for word in _LEADS)
 
 
 def tool_of(recipient: str) -> str:
