@@ -140,12 +140,13 @@ class Output:
     """Form of the answer.
 
     ``logprobs`` is None if the client asked for none, otherwise the number of alternatives for each
-    token (0: only the chosen token). ``echo`` sends the prompt back as the beginning of the text,
-    and cannot be combined with ``logprobs``. With ``split``, reasoning blocks and tool calls are
-    taken out of the text (chat); without ``split`` the text is sent unchanged (completions). With
-    ``early_calls``, tool calls are sent in pieces as they are generated, otherwise each as a whole.
-    ``special_tokens`` keeps special tokens in the text, but not those that separate reasoning and
-    tool calls if the text is split. ``prompt_ids`` asks for the prompt's token ids.
+    token (0: only the chosen token), ``prompt_logprobs`` is the same for the tokens of the prompt.
+    ``echo`` sends the prompt back as the beginning of the text. With ``split``, reasoning blocks
+    and tool calls are taken out of the text (chat); without ``split`` the text is sent unchanged
+    (completions). With ``early_calls``, tool calls are sent in pieces as they are generated,
+    otherwise each as a whole. ``special_tokens`` keeps special tokens in the text, but not those
+    that separate reasoning and tool calls if the text is split. ``prompt_ids`` asks for the
+    prompt's token ids.
     """
 
     logprobs: int | None = None
@@ -155,6 +156,7 @@ class Output:
     early_calls: bool = False
     special_tokens: bool = False
     prompt_ids: bool = False
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

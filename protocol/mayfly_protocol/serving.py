@@ -171,13 +171,15 @@ class TokenLogprob:
     """A token with its log probability and its likeliest alternatives (``top``). ``raw`` are the
     token's bytes; ``text`` holds U+FFFD for bytes that are no whole character. ``logprob`` is the
     natural logarithm of the model's own probability, before temperature, filters and penalties;
-    None for the first token of a prompt."""
+    None for the first token of a prompt. ``rank`` is 1 for the likeliest token, and counted for the
+    tokens of a prompt only."""
 
     id: int
     text: str
     raw: bytes
     logprob: float | None
     top: tuple[TopLogprob, ...] = ()
+    rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +206,8 @@ class Delta:
     ``index`` is the position of the first of ``ids`` in the choice's output: if positions are
     missing or repeated, the front end counts this worker as lost. ``text`` may lag behind ``ids``
     (half a character, a possible stop string, an open tool call). ``finish`` ends the choice, and
-    ``stop`` is the stop string that ended it, if any.
+    ``stop`` is the stop string that ended it, if any. ``prompt_logprobs`` come with the first delta
+    of a choice, if the request asked for them.
     """
 
     rid: str
@@ -218,6 +221,7 @@ class Delta:
     logprobs: tuple[TokenLogprob, ...] = ()
     finish: FinishReason | None = None
     stop: str | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,8 @@ MAX_ANSWER_BYTES = MAX_FRAME_BYTES // 2
 """Longest answer to a Tokenize or Detokenize message, in bytes. A ZeroMQ frame over the limit of
 MAX_FRAME_BYTES would cut the connection to the front end that asked, and so end its other requests,
 too."""
+MAX_SCORES = 200_000
+"""Most log-probabilities of prompt tokens in an answer: some 10 MB on their way to the client."""
 _ID_BYTES = 5
 """Largest number of bytes that one token id takes in a message (a MessagePack integer)."""
 UNLIMITED = 1 << 30
@@ -70,7 +72,8 @@ class PreparedRequest:
     """A request that the engine can run. ``boundaries`` are prompt lengths at which the KV state is
     stored in the prefix cache. ``together`` choices start at once, from one prefill, since the
     memory budget has room for them; each of the other choices starts when there is room for it.
-    ``echo`` is the prompt's text, sent before a choice's first token if the client asked for it.
+    ``echo`` is the prompt's text, sent before a choice's first token if the client asked for it;
+    ``prompt_logprobs`` is the number of alternatives if the prompt's tokens are to be scored.
     ``reasoning`` counts the reasoning tokens of choices that ended on another worker and are not
     run again. ``prompt_ids`` are the prompt's tokens if the client asked for them."""
 
@@ -82,6 +85,7 @@ class PreparedRequest:
     echo: str = ""
     reasoning: int = 0
     prompt_ids: tuple[int, ...] = ()
+    prompt_logprobs: int | None = None
 
 
 class Preparer:
@@ -111,6 +115,9 @@ class Preparer:
         )
         grammar = self._grammar(generation, rendered)
         sampling = self._sampling(generation, grammar)
+        # A choice that has begun has had its prompt's scores.
+        scores = None if any(submit.resume) else generation.output.prompt_logprobs
+        _check_scores(len(rendered.ids), generation)
         choices = [
             self._choice(submit, index, rendered, budget, grammar, sampling)
             for index in range(generation.n)
@@ -127,6 +134,7 @@ class Preparer:
             if generation.output.split
             else 0,
             prompt_ids=tuple(rendered.ids) if generation.output.prompt_ids else (),
+            prompt_logprobs=scores,
         )
 
     def _cut(self, generation: Generation, rendered: RenderedPrompt) -> RenderedPrompt:
@@ -235,6 +243,8 @@ class Preparer:
         ended: TextPiece | None = None
         if (reason := text.replay(before)) is not None:
             ended = TextPiece(finish=reason)
+        elif generation.output.prompt_logprobs is not None and not before and not max_tokens:
+            pass  # it ends when its prompt is scored
         elif len(before) >= max_tokens:  # its last worker's context was larger
             ended = text.end("length")
         matcher: Any = None
@@ -252,6 +262,20 @@ class Preparer:
             matcher=matcher,
         )
         return Choice(index, sequence, text, ended)
+
+
+def _check_scores(prompt_tokens: int, generation: Generation) -> None:
+    """Raises InvalidInput if the log-probabilities of a prompt's tokens are too many for one
+    answer."""
+    asked = generation.output.prompt_logprobs
+    values = prompt_tokens * ((asked or 0) + 1) * generation.n
+    if asked is not None and values > MAX_SCORES:
+        raise InvalidInput(
+            f"the log probabilities of {prompt_tokens} prompt tokens, with {asked} alternatives "
+            f"each, in {generation.n} choices are {values} values, and at most {MAX_SCORES} fit "
+            "into an answer; send a shorter prompt or ask for fewer",
+            param_of(generation.prompt),
+        )
 
 
 @dataclass(frozen=True, slots=True)

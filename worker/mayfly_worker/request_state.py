@@ -17,7 +17,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from mayfly_protocol.serving import Delta, Progress, Submit, TokenLogprob, TopLogprob, Usage
-from mayfly_worker.engine.sequence import YOUNG_TOKENS, Logprobs, SampledToken, Start
+from mayfly_worker.engine.sequence import (
+    YOUNG_TOKENS,
+    Logprobs,
+    PromptScored,
+    SampledToken,
+    Start,
+)
 from mayfly_worker.prepare import Choice, PreparedRequest
 
 PROGRESS_INTERVAL_S = 1.0
@@ -40,6 +46,9 @@ class RequestState:
     _choices: dict[int, Choice] = field(default_factory=dict)  # running, by sequence id
     _completion: dict[int, int] = field(default_factory=dict)  # tokens by choice
     _reasoning: dict[int, int] = field(default_factory=dict)
+    _scores: dict[int, list[Logprobs]] = field(default_factory=dict)
+    """Log-probabilities of the prompt's tokens from the second on, by sequence id. Sequences of one
+    prefill share a list."""
     _progress_at: float = 0.0
 
     def accept(self, prepared: PreparedRequest) -> list[Start]:
@@ -54,8 +63,13 @@ class RequestState:
         sequences = [c.sequence for c in self._choices.values()]
         first, others = sequences[: prepared.together], sequences[prepared.together :]
         groups = [first, *([sequence] for sequence in others)]
+        for group in [sequences] if self._only_scored else groups:
+            scores: list[Logprobs] = []
+            self._scores |= {sequence.id: scores for sequence in group}
+        if self._only_scored:
+            groups = [sequences[:1]]
         return [
-            Start(self.key, group, prepared.boundaries, self.submit.rid)
+            Start(self.key, group, prepared.boundaries, self.submit.rid, prepared.prompt_logprobs)
             for group in groups
             if group
         ]
@@ -87,6 +101,44 @@ class RequestState:
         sent the text."""
         assert self.prepared is not None
         return "" if self._completion.get(choice) else self.prepared.echo
+
+    @property
+    def _only_scored(self) -> bool:
+        """True if no token is to be generated: the request ends when its prompt is scored."""
+        return any(not choice.sequence.max_tokens for choice in self._choices.values())
+
+    def add_scores(self, scored: PromptScored, text_of: TokenText) -> list[Delta]:
+        """Takes the log-probabilities of the next tokens of the prompt. Returns the last deltas of
+        all choices if these were the last tokens and none is to be generated."""
+        assert self.prepared is not None
+        found = self._scores[scored.row]
+        found += scored.logprobs
+        if not self._only_scored or len(found) + 1 < self.prepared.prompt_tokens:
+            return []
+        ended, self._choices = self._choices, {}
+        return [
+            Delta(
+                self.submit.rid,
+                self.submit.attempt,
+                choice.index,
+                0,
+                text=self._echo(choice.index),
+                finish="length",
+                prompt_logprobs=self._prompt_logprobs(choice, text_of),
+            )
+            for choice in ended.values()
+        ]
+
+    def _prompt_logprobs(self, choice: Choice, text_of: TokenText) -> tuple[TokenLogprob, ...]:
+        """Returns the log-probabilities of the prompt's tokens before the first token of a choice,
+        as :meth:`_echo` returns their text; empty if the client did not ask for them."""
+        assert self.prepared is not None
+        if self._completion.get(choice.index) or self.prepared.prompt_logprobs is None:
+            return ()
+        tokens = choice.sequence.tokens[: self.prepared.prompt_tokens]
+        first = TokenLogprob(tokens[0], *text_of(tokens[0]), None)
+        scored = zip(tokens[1:], self._scores[choice.sequence.id], strict=True)
+        return (first, *(_logprob(token, found, text_of) for token, found in scored))
 
     @property
     def harmless(self) -> bool:
@@ -141,6 +193,7 @@ class RequestState:
             return None, False
         text, index = choice.text, choice.index
         at, echo = self._completion.get(index, 0), self._echo(index)
+        prompt_logprobs = self._prompt_logprobs(choice, text_of)
         piece = text.feed(token.token, eos=token.end == "stop")
         finish = piece.finish
         if finish is None and token.end is not None:
@@ -159,9 +212,12 @@ class RequestState:
             text=echo + piece.text,
             reasoning=piece.reasoning,
             tool_calls=piece.tool_calls,
-            logprobs=() if text.protocol else _logprobs(token, text_of),
+            logprobs=()
+            if text.protocol or token.logprobs is None
+            else (_logprob(token.token, token.logprobs, text_of),),
             finish=finish,
             stop=text.stop if finish is not None else None,
+            prompt_logprobs=prompt_logprobs,
         )
         return delta, finish is not None and token.end is None
 
@@ -183,12 +239,8 @@ def _resumed_tokens(submit: Submit, choice: int) -> int:
     return len(submit.resume[choice]) if choice < len(submit.resume) else 0
 
 
-def _logprobs(token: SampledToken, text_of: TokenText) -> tuple[TokenLogprob, ...]:
-    found: Logprobs | None = token.logprobs
-    if found is None:
-        return ()
-    text, raw = text_of(token.token)
+def _logprob(token: int, found: Logprobs, text_of: TokenText) -> TokenLogprob:
     top = tuple(
         TopLogprob(i, *text_of(i), value) for i, value in zip(found.ids, found.values, strict=True)
     )
-    return (TokenLogprob(token.token, text, raw, found.chosen, top),)
+    return TokenLogprob(token, *text_of(token), found.chosen, top, found.rank)

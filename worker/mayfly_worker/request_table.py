@@ -40,6 +40,7 @@ from mayfly_worker.engine.sequence import (
     CancelCommand,
     Event,
     Prefilled,
+    PromptScored,
     SampledToken,
     SequenceFailed,
     Start,
@@ -290,6 +291,9 @@ class RequestTable:
                         self._report_progress(key, cached, total)
                 case Prefilled(key, done, total):
                     self._report_progress(key, done, total)
+                case PromptScored(key):
+                    if (request := self._requests.get(key)) is not None:
+                        self._add_scores(request, event, deltas, touched)
                 case SequenceFailed():
                     failed.append(event)
         for peer, its in deltas.items():
@@ -325,6 +329,23 @@ class RequestTable:
             if request is self._suspect and request.harmless:
                 self._suspect = None
                 self._start_next_suspect()
+
+    def _add_scores(
+        self,
+        request: RequestState,
+        scored: PromptScored,
+        deltas: dict[bytes, list[Delta]],
+        touched: dict[str, RequestState],
+    ) -> None:
+        """Adds log-probabilities of a prompt to its request, and the last deltas of a request that
+        ends with them to ``deltas`` and ``touched``, as :meth:`_add_tokens` does."""
+        ids = request.sequence_ids
+        for delta in request.add_scores(scored, self._token_text):
+            deltas.setdefault(request.peer, []).append(delta)
+            self.inferences += 1
+            touched[request.key] = request
+        for id in set(ids) - set(request.sequence_ids):
+            self._by_sequence.pop(id, None)
 
     def _report_progress(self, key: str, done: int, total: int) -> None:
         request = self._requests.get(key)

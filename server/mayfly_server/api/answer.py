@@ -319,7 +319,14 @@ def _chunks_of(chunks: Chunks, prompt: int, delta: Delta) -> str:
     if not pieces or not (delta.text or delta.reasoning):
         return chunks.chunk(prompt, delta)
     before = replace(
-        delta, ids=(), text="", reasoning="", tool_calls=tuple(pieces), logprobs=(), finish=None
+        delta,
+        ids=(),
+        text="",
+        reasoning="",
+        tool_calls=tuple(pieces),
+        logprobs=(),
+        prompt_logprobs=(),
+        finish=None,
     )
     after = replace(delta, tool_calls=delta.tool_calls[len(pieces) :])
     return chunks.chunk(prompt, before) + chunks.chunk(prompt, after)

@@ -151,6 +151,7 @@ def merge_deltas(last: Message, new: Message) -> Message | None:
         reasoning=last.reasoning + new.reasoning,
         tool_calls=_merge_calls(last.tool_calls, new.tool_calls),
         logprobs=last.logprobs + new.logprobs,
+        prompt_logprobs=last.prompt_logprobs + new.prompt_logprobs,
     )
 
 
@@ -175,7 +176,7 @@ def size_of(message: Message) -> int:
         return _MESSAGE_BYTES
     text = len(message.text) + len(message.reasoning)
     calls = sum(len(call.arguments) + _MESSAGE_BYTES for call in message.tool_calls)
-    logprobs = sum(map(_logprob_size, message.logprobs))
+    logprobs = sum(map(_logprob_size, (*message.logprobs, *message.prompt_logprobs)))
     return text + _ID_BYTES * len(message.ids) + calls + logprobs
 
 

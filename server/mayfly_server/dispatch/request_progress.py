@@ -15,8 +15,9 @@
 The class :class:`RequestProgress` is a state machine without clock or connection: it makes the
 messages that submit the request, takes the workers' messages, and returns what is new to the
 client. Each generated token is passed on exactly once, even if workers are lost. All content of a
-delta belongs to its token ids or to the end of its choice; an echo of the prompt belongs to the
-first id.
+delta belongs to its token ids or to the end of its choice; an echo of the prompt and its
+log-probabilities belong to the first id. A worker of an older version, which sends no
+log-probabilities of prompts, counts as lost if the request asked for them.
 """
 
 from __future__ import annotations
@@ -115,6 +116,10 @@ class RequestProgress:
         self._choices = [_Choice() for _ in range(generation.n)]
 
     @property
+    def _scores_asked(self) -> bool:
+        return self._generation.output.prompt_logprobs is not None
+
+    @property
     def complete(self) -> bool:
         """True once every choice has ended."""
         return all(choice.ended for choice in self._choices)
@@ -199,7 +204,8 @@ class RequestProgress:
         if self.accepted is None or not 0 <= delta.choice < len(self._choices):
             return self._lost("out of turn")
         choice = self._choices[delta.choice]
-        if choice.ended or delta.index != len(choice.ids) or choice.repeats(delta):
+        unscored = not (choice.ids or delta.prompt_logprobs) and self._scores_asked
+        if choice.ended or unscored or delta.index != len(choice.ids) or choice.repeats(delta):
             return self._lost("gap")
         self.started = True
         choice.take(delta)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -24,8 +23,9 @@ import numpy as np
 
 from mayfly_worker.engine import caches
 from mayfly_worker.engine.caches import Cache
+from mayfly_worker.engine.logprobs import PendingLogprobs, step_logprobs
 from mayfly_worker.engine.sampler import RowMemory, Sampler, healthy
-from mayfly_worker.engine.sequence import Logprobs, SampledToken, SequenceState
+from mayfly_worker.engine.sequence import SampledToken, SequenceState
 from mayfly_worker.prefix_cache.layers import arrays
 from mayfly_worker.request_errors import GrammarFailed
 
@@ -34,59 +34,6 @@ EVALUATE_STEPS = 32
 only those that its logits depend on: of a layer without position embeddings it never computes the
 offsets, of a recurrent layer hardly ever the padding, so that their unevaluated graphs would grow
 by about 1.6 kB for each such layer and step as long as the batch is busy."""
-
-
-@dataclass(frozen=True, slots=True)
-class PendingLogprobs:
-    """Log-probabilities of one decode step, still on the device.
-
-    ``chosen``, shape [asking rows, 1], belongs to the sampled tokens; ``best`` and ``values``,
-    shape [asking rows, most], are ids and log-probabilities of the ``most`` likeliest tokens,
-    unordered; both are None if no row asked for alternatives.
-    """
-
-    rows: list[tuple[int, int]]
-    """Sequence id and number of wanted alternatives of each row that asked for
-    log-probabilities."""
-    chosen: mx.array
-    best: mx.array | None
-    values: mx.array | None
-
-    @property
-    def arrays(self) -> list[mx.array]:
-        return [a for a in (self.chosen, self.best, self.values) if a is not None]
-
-    def read(self) -> dict[int, Logprobs]:
-        """Waits for the device and returns the log-probabilities by sequence id."""
-        chosen: list[Any] = self.chosen.tolist()  # type: ignore[assignment]
-        best: Any = self.best.tolist() if self.best is not None else None
-        values: Any = self.values.tolist() if self.values is not None else None
-        found = {}
-        for k, (row, asked) in enumerate(self.rows):
-            pairs = sorted(zip(values[k], best[k], strict=True), reverse=True) if asked else []
-            found[row] = Logprobs(
-                chosen[k][0], [i for _, i in pairs[:asked]], [v for v, _ in pairs[:asked]]
-            )
-        return found
-
-
-def step_logprobs(
-    rows: Sequence[SequenceState], logits: mx.array, tokens: mx.array
-) -> PendingLogprobs | None:
-    """Returns the log-probabilities of the sampled ``tokens``, shape [rows], under ``logits``,
-    shape [rows, width], as the model gave them, before penalties, masks and temperature. The arrays
-    are lazy; None if no row asked for log-probabilities."""
-    asking = [(i, r.id, r.logprobs) for i, r in enumerate(rows) if r.logprobs is not None]
-    if not asking:
-        return None
-    index = mx.array([i for i, _, _ in asking])
-    x = logits[index].astype(mx.float32)
-    x = x - mx.logsumexp(x, axis=-1, keepdims=True)
-    chosen = mx.take_along_axis(x, tokens[index][:, None], axis=-1)
-    most = max(asked for _, _, asked in asking)
-    best = mx.argpartition(-x, kth=most - 1, axis=-1)[:, :most] if most else None
-    values = mx.take_along_axis(x, best, axis=-1) if best is not None else None
-    return PendingLogprobs([(row, asked) for _, row, asked in asking], chosen, best, values)
 
 
 class NonFiniteLogits(RuntimeError):

@@ -17,7 +17,8 @@ import mlx.core as mx
 from mayfly_worker.engine import caches
 from mayfly_worker.engine.caches import Cache
 from mayfly_worker.engine.chunks import MOST, SMALLEST, bucket
-from mayfly_worker.engine.sequence import SequenceState, Start
+from mayfly_worker.engine.logprobs import prompt_logprobs
+from mayfly_worker.engine.sequence import PromptScored, SequenceState, Start
 
 PADDING_LIMIT = 2.0
 """Largest ratio of the longest to the shortest prompt that are prefilled as one group."""
@@ -30,7 +31,8 @@ class Prompt:
 
     ``copies`` are further sequences that start from the same KV state (``n`` choices of one
     prompt). ``stops`` are prompt lengths, in ascending order, at which a chunk has to end because
-    the KV state at that length is stored in the prefix cache.
+    the KV state at that length is stored in the prefix cache. ``logprobs`` is the number of
+    alternatives with which the prompt's tokens are scored; None if they are not.
     """
 
     key: str
@@ -39,13 +41,14 @@ class Prompt:
     copies: list[SequenceState]
     stops: list[int]
     cached: int = 0
+    logprobs: int | None = None
 
     @classmethod
     def of(cls, start: Start, cached: int) -> Prompt:
         """Makes the Prompt of a request whose first ``cached`` tokens are in the prefix cache."""
         leader, *copies = start.rows
         stops = sorted(b for b in set(start.boundaries) if cached < b < len(leader.tokens) - 1)
-        return cls(start.key, leader, cached, copies, stops, cached)
+        return cls(start.key, leader, cached, copies, stops, cached, start.prompt_logprobs)
 
     @property
     def target(self) -> int:
@@ -68,10 +71,18 @@ class Prompt:
         end = min(self.fed + at_most, ahead[0] if ahead else self.target, self.target)
         return end - self.fed
 
+    def scores(self, logits: mx.array, alternatives: int) -> PromptScored:
+        """Waits for the device and returns the log-probabilities of the tokens that follow those
+        that are fed; ``logits``, shape [tokens, width], predict them."""
+        tokens = self.row.tokens[self.fed + 1 : self.fed + 1 + logits.shape[0]]
+        return PromptScored(self.key, self.row.id, prompt_logprobs(logits, tokens, alternatives))
+
 
 def fit_together(prompts: list[Prompt], room: int) -> bool:
-    """True if the prompts fit into one prefill chunk of ``room`` tokens, padding included, and the
-    longest is at most twice as long as the shortest."""
+    """True if the prompts fit into one prefill chunk of ``room`` tokens, padding included, the
+    longest is at most twice as long as the shortest, and all or none of them are scored."""
+    if len({p.logprobs is None for p in prompts}) > 1:
+        return False
     lengths = [max(p.left, SMALLEST) for p in prompts]
     longest = max(lengths)
     return longest <= PADDING_LIMIT * min(lengths) and longest * len(lengths) <= room
@@ -85,6 +96,8 @@ class PrefillGroup:
     (:func:`~.chunks.bucket`), because CUDA plans attention anew for each new shape: planning was
     measured at 100 ms where the forward pass itself takes 10 ms. Other devices gain nothing from
     it. With ``batchable`` false, a single prompt's cache stays the plain one in decoding, too.
+    ``scored`` are the log-probabilities of the tokens that the last chunk has predicted, if the
+    prompts are scored.
     """
 
     def __init__(
@@ -99,6 +112,7 @@ class PrefillGroup:
         self._model = model
         self._batchable = batchable
         self.prompts = prompts
+        self.scored: list[PromptScored] = []
         self.shape = (len(prompts), 0, 0)
         self._bytes_per_token = 0.0  # of the last chunk's forward pass, padding included
         self._bucketed = bucketed
@@ -110,6 +124,11 @@ class PrefillGroup:
 
     def __len__(self) -> int:
         return len(self.prompts)
+
+    @property
+    def scoring(self) -> bool:
+        """True if the group's prompts are scored."""
+        return any(p.logprobs is not None for p in self.prompts)
 
     @property
     def left(self) -> int:
@@ -142,7 +161,7 @@ class PrefillGroup:
                 layer.prepare(lengths=lengths, right_padding=padding)
         before = mx.get_active_memory()
         mx.reset_peak_memory()
-        self._model(mx.array(inputs), cache=self._cache)
+        logits = self._model(mx.array(inputs), cache=self._cache)
         if ragged:
             for layer in self._cache:
                 # Some models make caches for layers that use none.
@@ -150,6 +169,11 @@ class PrefillGroup:
                     layer.finalize()
         caches.evaluate(self._cache)
         self._bytes_per_token = (mx.get_peak_memory() - before) / (len(self.prompts) * width)
+        self.scored = [
+            p.scores(logits[i, :n], asked)
+            for i, (p, n) in enumerate(zip(self.prompts, lengths, strict=True))
+            if n and (asked := p.logprobs) is not None
+        ]
         self.shape = (len(self.prompts), width, caches.columns(self._cache))
         for p, n in zip(self.prompts, lengths, strict=True):
             p.fed += n

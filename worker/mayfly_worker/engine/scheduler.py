@@ -32,12 +32,14 @@ from mayfly_worker.engine.admission import Budget
 from mayfly_worker.engine.chunks import ChunkSizer
 from mayfly_worker.engine.decode import NonFiniteLogits
 from mayfly_worker.engine.engine_counters import EngineCounters
+from mayfly_worker.engine.logprobs import scored_chunk
 from mayfly_worker.engine.prefill import PrefillGroup, Prompt, fit_together
 from mayfly_worker.engine.sequence import (
     CancelCommand,
     Command,
     Event,
     Prefilled,
+    PromptScored,
     SampledToken,
     SequenceFailed,
     SequenceState,
@@ -304,7 +306,9 @@ class Engine:
             if not self._budget.admits(running, start.rows):
                 break
             tokens = start.rows[0].tokens
-            hit = self._prefixes.lookup(tokens, at_most=len(tokens) - 1)
+            # What is in the cache is not computed again, and gives no logits.
+            fresh = start.prompt_logprobs is not None
+            hit = None if fresh else self._prefixes.lookup(tokens, at_most=len(tokens) - 1)
             prompt = Prompt.of(start, hit.length if hit else 0)
             if found and not fit_together([*(p for _, p, _ in found), prompt], room):
                 break
@@ -317,6 +321,9 @@ class Engine:
         self.counters.cached_tokens += prompt.cached
         self.counters.prompt_tokens += len(start.rows[0].tokens)
         self._events.append(Started(start.key, prompt.cached, prompt.target))
+        if start.prompt_logprobs is not None and not prompt.left:
+            # A single token has no score.
+            self._events.append(PromptScored(start.key, prompt.row.id, []))
 
     def _prefill_chunk(self) -> None:
         """Runs one prefill chunk of the next group; completed prompts join the decode batch."""
@@ -327,10 +334,11 @@ class Engine:
         self._promote(group)
         if group.left:
             self._begin_pass("prefill", [p.row for p in group.prompts])
+            room = group.room(self._budget.pass_bytes)
+            if group.scoring:
+                room = min(room, scored_chunk(self._width))
             size = self._chunks.size(
-                decoding=bool(len(self._decode)),
-                rows=len(group),
-                at_most=group.room(self._budget.pass_bytes),
+                decoding=bool(len(self._decode)), rows=len(group), at_most=room
             )
             self._peak = max(self._peak, mx.get_peak_memory())
             begin = time.monotonic()
@@ -339,11 +347,13 @@ class Engine:
             planned = self._bucketed and group.shape not in self._planned_shapes
             if planned:
                 self._planned_shapes.add(group.shape)
-            self._chunks.measured(fed, took, planned=planned)
+            if not group.scoring:
+                self._chunks.measured(fed, took, planned=planned)
             self.counters.prefill_s = self.counters.prefill_s.observed(took, STEP_BOUNDS_S)
             self.counters.chunk_lengths.add(group.shape[1])
             self.counters.prefill_lengths = len(self.counters.chunk_lengths)
             self._events += [Prefilled(p.key, p.fed, p.target) for p in group.prompts]
+            self._events += group.scored
         self._keep_boundaries(group)
         self._promote(group)
         if len(group):
@@ -360,8 +370,13 @@ class Engine:
                 self._prefixes.insert(fed, group.take(i), kind="prompt" if at_end else "system")
 
     def _promote(self, group: PrefillGroup) -> None:
-        """Moves the group's complete prompts, with the other choices of each, to the decode
-        batch."""
+        """Moves the group's complete prompts, with the other choices of each, to the decode batch;
+        of those that were only to be scored, nothing is left to do."""
+        over = [i for i, p in enumerate(group.prompts) if p.left == 0 and not p.row.max_tokens]
+        for i in over:
+            for row in (group.prompts[i].row, *group.prompts[i].copies):
+                self._owners.pop(row.id, None)
+        group.remove(over)
         ready = [i for i, p in enumerate(group.prompts) if p.left == 0]
         if not ready:
             return

@@ -3,7 +3,7 @@
 ::
 
     main thread  --- Start, Stop, CancelCommand ------------------->  engine thread
-    main thread  <-- Started, Prefilled, StepResult, SequenceFailed --  engine thread
+    main thread  <-- Started, Prefilled, PromptScored, StepResult, SequenceFailed --  engine thread
 
 All of them are plain objects without arrays. A *sequence* is one choice of one request, identified
 by an integer that is never used again; while a sequence runs it is one row of a batch.
@@ -86,12 +86,15 @@ class Start:
 
     ``boundaries`` are prompt lengths, in tokens, at which the KV state is stored in the prefix
     cache, such as the end of the system prompt. The end of the whole prompt need not be listed.
+    With ``prompt_logprobs``, the prompt's tokens are scored during prefill, each with so many
+    alternatives; a request whose sequences have a ``max_tokens`` of 0 ends with its prefill.
     """
 
     key: str
     rows: list[SequenceState]
     boundaries: tuple[int, ...] = ()
     rid: str = ""
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +140,24 @@ class Prefilled:
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """Natural log-probabilities at one position: ``chosen`` of the sampled token, ``values`` of the
-    most likely tokens, whose ids are ``ids``."""
+    """Natural log-probabilities at one position: ``chosen`` of the token that stands there,
+    ``values`` of the most likely tokens, whose ids are ``ids``. ``rank`` of the token among all is
+    counted for prompts only."""
 
     chosen: float
     ids: Sequence[int]
     values: Sequence[float]
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScored:
+    """Event: log-probabilities of the next tokens of a request's prompt, in order, from the second
+    token on. ``row`` is the id of the first sequence of the request's :class:`Start`."""
+
+    key: str
+    row: int
+    logprobs: Sequence[Logprobs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,4 +190,4 @@ class SequenceFailed:
     message: str
 
 
-Event = Started | Prefilled | StepResult | SequenceFailed
+Event = Started | Prefilled | PromptScored | StepResult | SequenceFailed

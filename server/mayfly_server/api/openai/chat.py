@@ -21,6 +21,7 @@ from mayfly_server.api.openai.chat_answer import (
 from mayfly_server.api.openai.chat_prompt import chat_prompt
 from mayfly_server.api.openai.chat_request import ChatRequest
 from mayfly_server.api.openai.common_request import (
+    asked_prompt_logprobs,
     ban_fields,
     constraint,
     ending,
@@ -66,8 +67,12 @@ async def chat_completions(request: ChatRequest, front: FrontDep, tenant: Tenant
             job,
             lambda head: ChatChunks(head, logprobs=logprobs, usage=usage, ids=output.prompt_ids),
         )
+    scored = output.prompt_logprobs is not None
     return WholeAnswer(
-        job, lambda head: ChatBody(head, n=generation.n, logprobs=logprobs, ids=output.prompt_ids)
+        job,
+        lambda head: ChatBody(
+            head, n=generation.n, logprobs=logprobs, scored=scored, ids=output.prompt_ids
+        ),
     )
 
 
@@ -87,6 +92,7 @@ def _output(request: ChatRequest, prompt: ChatPrompt) -> Output:
         early_calls=bool(request.stream),
         special_tokens=request.skip_special_tokens is False,
         prompt_ids=bool(request.return_token_ids),
+        prompt_logprobs=asked_prompt_logprobs(request),
     )
 
 

@@ -11,9 +11,14 @@ from typing import Annotated, Literal, NotRequired, cast
 from pydantic import Field
 
 from mayfly_protocol.requests import FinishReason
-from mayfly_protocol.serving import Delta, ToolCallDelta, Usage
+from mayfly_protocol.serving import Delta, TokenLogprob, ToolCallDelta, Usage
 from mayfly_server.api.answer import Head
-from mayfly_server.api.openai.logprobs import AnswerLogprobs, ChatTokenLogprob
+from mayfly_server.api.openai.logprobs import (
+    AnswerLogprobs,
+    ChatTokenLogprob,
+    PromptLogprobs,
+    prompt_logprobs,
+)
 from mayfly_server.api.openai.usage import (
     ChunkUsage,
     CompletionUsage,
@@ -66,6 +71,7 @@ class ChatCompletion(AnswerObject):
     choices: list[ChatChoice]
     usage: CompletionUsage
     prompt_token_ids: NotRequired[list[int]]
+    prompt_logprobs: NotRequired[PromptLogprobs]
 
 
 class ToolCallFunctionDelta(AnswerObject):
@@ -247,11 +253,14 @@ class ChatBody:
     """Collects the pieces of generated text into the one object of a chat completion that is not
     streamed; with ``ids``, with the token ids of prompt and choices."""
 
-    def __init__(self, head: Head, *, n: int, logprobs: bool, ids: bool = False) -> None:
+    def __init__(
+        self, head: Head, *, n: int, logprobs: bool, scored: bool, ids: bool = False
+    ) -> None:
         self._head = head
         self._ids = ids
         self._logprobs = logprobs
         self._choices = [_Choice() for _ in range(n)]
+        self._scores: list[TokenLogprob] | None = [] if scored else None
 
     def add(self, prompt: int, delta: Delta) -> None:
         choice = self._choices[delta.choice]
@@ -269,6 +278,8 @@ class ChatBody:
         if self._logprobs:
             choice.logprobs += choice.answer_logprobs.of_text(delta)
         choice.finish = delta.finish or choice.finish
+        if self._scores is not None and delta.choice == 0:
+            self._scores += delta.prompt_logprobs
 
     def content(self, usage: Usage) -> ChatCompletion:
         found: ChatCompletion = {
@@ -288,6 +299,8 @@ class ChatBody:
             ],
             "usage": completion_usage(usage),
         }
+        if self._scores is not None:
+            found["prompt_logprobs"] = prompt_logprobs(self._scores)
         if self._ids:
             found["prompt_token_ids"] = list(self._head.prompt_ids[0])
             for content, choice in zip(found["choices"], self._choices, strict=True):

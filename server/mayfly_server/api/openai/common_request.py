@@ -21,7 +21,6 @@ from mayfly_server.api.request_fields import (
     SamplingFields,
     Strict,
     TokenId,
-    Unsupported,
     refused,
 )
 from mayfly_server.errors import InvalidRequest
@@ -132,6 +131,10 @@ class CommonFields(SamplingFields, _FirstFields):
     min_tokens: Annotated[int, Field(ge=0, le=MAX_COUNT)] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
+    prompt_logprobs: Annotated[
+        int | None,
+        Field(ge=0, le=20, description="Alternatives for each token of the prompt, as in vLLM."),
+    ] = None
 
     bad_words: Annotated[
         BadWords | None, Field(description="Words that are not generated, as in vLLM.")
@@ -173,7 +176,6 @@ class CommonFields(SamplingFields, _FirstFields):
     # Fields of other servers that would change the answer.
     grammar: OtherGrammar = None
     ebnf: OtherGrammar = None
-    prompt_logprobs: Unsupported = None
     return_tokens_as_token_ids: Annotated[
         None, BeforeValidator(refused("Use return_token_ids", but=(False,)))
     ] = None
@@ -205,6 +207,19 @@ def ending(fields: CommonFields, max_tokens: int | None, *, formatted: bool) -> 
         ignore_eos=bool(fields.ignore_eos),
         include_stop=bool(fields.include_stop_str_in_output),
     )
+
+
+def asked_prompt_logprobs(fields: CommonFields) -> int | None:
+    """The number of alternatives for each token of the prompt, if the request asks for its log
+    probabilities. Raises InvalidRequest if the answer is streamed, since chunks have no field for
+    them."""
+    if fields.prompt_logprobs is not None and fields.stream:
+        raise InvalidRequest(
+            "prompt_logprobs: the log probabilities of a prompt are not streamed; leave out "
+            "stream, or use /v1/completions with echo and logprobs.",
+            param="prompt_logprobs",
+        )
+    return fields.prompt_logprobs
 
 
 def usage_report(fields: CommonFields) -> UsageReport:

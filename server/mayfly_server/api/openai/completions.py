@@ -22,19 +22,26 @@ from mayfly_protocol.requests import (
     TextPrompt,
     TokenPrompt,
 )
-from mayfly_protocol.serving import Delta, Usage
+from mayfly_protocol.serving import Delta, TokenLogprob, Usage
 from mayfly_server.api.affinity_keys import prompt_key
 from mayfly_server.api.answer import GenerationJob, Head, StreamedAnswer, WholeAnswer
 from mayfly_server.api.dependencies import FrontDep, TenantDep
 from mayfly_server.api.openai.common_request import (
     CommonFields,
+    asked_prompt_logprobs,
     ban_fields,
     constraint,
     ending,
     prompt_limit,
     usage_report,
 )
-from mayfly_server.api.openai.logprobs import TextLogprobs, TextLogprobsWriter, empty_lists
+from mayfly_server.api.openai.logprobs import (
+    PromptLogprobs,
+    TextLogprobs,
+    TextLogprobsWriter,
+    empty_lists,
+    prompt_logprobs,
+)
 from mayfly_server.api.openai.usage import (
     ChunkUsage,
     CompletionUsage,
@@ -114,7 +121,9 @@ class CompletionRequest(CommonFields):
             }
         ),
     ]
-    max_tokens: Annotated[int, Field(ge=0, description="0 only with echo.")] | None = None
+    max_tokens: (
+        Annotated[int, Field(ge=0, description="0 only with echo or prompt_logprobs.")] | None
+    ) = None
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     echo: bool | None = None
     add_special_tokens: Annotated[
@@ -153,6 +162,7 @@ class TextChoice(AnswerObject):
     finish_reason: FinishReason
     token_ids: NotRequired[list[int]]
     prompt_token_ids: NotRequired[list[int]]
+    prompt_logprobs: NotRequired[PromptLogprobs]
 
 
 class TextCompletion(AnswerObject):
@@ -226,10 +236,10 @@ class CompletionChunks(sse.OpenAIEnds):
         self._usage.count(delta)
         index = prompt * self._n + delta.choice
         logprobs = None
-        if self._writers is not None and delta.logprobs:
+        if self._writers is not None and (delta.prompt_logprobs or delta.logprobs):
             logprobs = empty_lists()
             writer = self._writers.setdefault(index, TextLogprobsWriter())
-            writer.append(delta.logprobs, logprobs)
+            writer.append((*delta.prompt_logprobs, *delta.logprobs), logprobs)
         ids = list(delta.ids) if self._ids else []
         if not delta.text and logprobs is None and delta.finish is None and not ids:
             return ""
@@ -260,19 +270,22 @@ class _Choice:
     finish: FinishReason | None = None
     writer: TextLogprobsWriter = field(default_factory=TextLogprobsWriter)
     logprobs: TextLogprobs = field(default_factory=empty_lists)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 
 
 class CompletionBody:
     """Collects the pieces of generated text into the one object of a text completion that is not
-    streamed; with ``ids``, with the token ids of prompts and choices."""
+    streamed. The prompt's log probabilities come first among those of the text if the text begins
+    with the prompt (``echo``), and have a field of their own if ``prompt_logprobs`` is asked for;
+    so have the token ids of prompts and choices with ``return_token_ids``."""
 
-    def __init__(
-        self, head: Head, *, prompts: int, n: int, logprobs: bool, ids: bool = False
-    ) -> None:
-        self._ids = ids
+    def __init__(self, head: Head, request: CompletionRequest, *, prompts: int, n: int) -> None:
+        self._ids = bool(request.return_token_ids)
         self._head = head
         self._n = n
-        self._logprobs = logprobs
+        self._logprobs = request.logprobs is not None
+        self._echo = request.echo
+        self._scored = request.prompt_logprobs is not None
         self._choices = [_Choice() for _ in range(prompts * n)]
 
     def add(self, prompt: int, delta: Delta) -> None:
@@ -280,6 +293,10 @@ class CompletionBody:
         choice.text.append(delta.text)
         choice.ids += delta.ids
         choice.finish = delta.finish or choice.finish
+        if self._scored:
+            choice.prompt_logprobs += delta.prompt_logprobs
+        if self._echo:
+            choice.writer.append(delta.prompt_logprobs, choice.logprobs)
         choice.writer.append(delta.logprobs, choice.logprobs)
 
     def content(self, usage: Usage) -> TextCompletion:
@@ -300,6 +317,9 @@ class CompletionBody:
             ],
             "usage": completion_usage(usage),
         }
+        if self._scored:
+            for content, choice in zip(found["choices"], self._choices, strict=True):
+                content["prompt_logprobs"] = prompt_logprobs(choice.prompt_logprobs)
         if self._ids:
             for content, choice in zip(found["choices"], self._choices, strict=True):
                 content["token_ids"] = choice.ids
@@ -349,8 +369,8 @@ async def completions(request: CompletionRequest, front: FrontDep, tenant: Tenan
     job = GenerationJob(
         front, generations, prefix="cmpl-", key=prompt_key(prompts[0]), tenant=tenant
     )
-    logprobs = request.logprobs is not None
     if request.stream:
+        logprobs = request.logprobs is not None
         return StreamedAnswer(
             job,
             lambda head: CompletionChunks(
@@ -359,20 +379,20 @@ async def completions(request: CompletionRequest, front: FrontDep, tenant: Tenan
         )
     return WholeAnswer(
         job,
-        lambda head: CompletionBody(
-            head, prompts=len(prompts), n=n, logprobs=logprobs, ids=output.prompt_ids
-        ),
+        lambda head: CompletionBody(head, request, prompts=len(prompts), n=n),
     )
 
 
 def _output(request: CompletionRequest) -> Output:
+    scored = asked_prompt_logprobs(request)
     if request.echo and request.logprobs is not None:
-        raise InvalidRequest(
-            "logprobs: A prompt's own log probabilities are not supported; ask for them without "
-            "echo.",
-            param="logprobs",
-            code="unsupported_parameter",
-        )
+        if scored not in (None, request.logprobs):
+            raise InvalidRequest(
+                "prompt_logprobs: with echo and logprobs the prompt has as many alternatives as "
+                "logprobs says; give the same number, or leave one of them out.",
+                param="prompt_logprobs",
+            )
+        scored = request.logprobs
     if request.echo and request.truncate_prompt_tokens is not None:
         raise InvalidRequest(
             "truncate_prompt_tokens and echo exclude each other.", param="truncate_prompt_tokens"
@@ -383,6 +403,7 @@ def _output(request: CompletionRequest) -> Output:
         constraint=constraint(request),
         special_tokens=request.skip_special_tokens is False,
         prompt_ids=bool(request.return_token_ids),
+        prompt_logprobs=scored,
     )
 
 
@@ -398,6 +419,6 @@ def _choices(request: CompletionRequest, prompts: int) -> int:
 def _max_tokens(request: CompletionRequest) -> int | None:
     if request.max_tokens is None:
         return None
-    if request.max_tokens == 0 and not request.echo:
+    if request.max_tokens == 0 and not request.echo and request.prompt_logprobs is None:
         raise InvalidRequest("max_tokens: Input should be at least 1.", param="max_tokens")
     return min(request.max_tokens, MAX_COUNT)

@@ -44,6 +44,39 @@ class TextLogprobs(AnswerObject):
     text_offset: list[int]
 
 
+class PromptLogprob(AnswerObject):
+    """A token that may stand at one position of a prompt, as in vLLM's answers."""
+
+    logprob: float
+    rank: Annotated[int | None, Field(description="1 is the likeliest token.")]
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""For each token of a prompt, the token and the likeliest others by their ids; None for the first
+token, which nothing predicts."""
+
+
+def prompt_logprobs(tokens: Iterable[TokenLogprob]) -> PromptLogprobs:
+    return [None if token.logprob is None else _ranked(token, token.logprob) for token in tokens]
+
+
+def _ranked(token: TokenLogprob, logprob: float) -> dict[str, PromptLogprob]:
+    found: dict[str, PromptLogprob] = {
+        str(token.id): {
+            "logprob": _finite(logprob),
+            "rank": token.rank,
+            "decoded_token": token.text,
+        }
+    }
+    for rank, other in enumerate(token.top, start=1):
+        found.setdefault(
+            str(other.id),
+            {"logprob": _finite(other.logprob), "rank": rank, "decoded_token": other.text},
+        )
+    return found
+
+
 def _finite(logprob: float) -> float:
     return logprob if math.isfinite(logprob) else _IMPOSSIBLE
 
