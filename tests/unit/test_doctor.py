@@ -52,28 +52,7 @@ def test_it_knows_what_loading_will_measure(architecture: str, tmp_path: Path) -
 
 
 def test_M09_a_model_that_cannot_be_batched_is_said_to_run_alone(tmp_path: Path) -> None:
-    text = {
-        "model_type": "llama4_text",
-        "attention_bias": False,
-        "attention_chunk_size": 32,
-        "head_dim": tiny.HEAD_DIM,
-        "hidden_size": 64,
-        "interleave_moe_layer_step": 1,
-        "intermediate_size": 64,
-        "intermediate_size_mlp": 64,
-        "max_position_embeddings": 2048,
-        "num_attention_heads": 4,
-        "num_experts_per_tok": 1,
-        "num_hidden_layers": 4,
-        "num_key_value_heads": 2,
-        "num_local_experts": 2,
-        "rms_norm_eps": 1e-5,
-        "rope_scaling": None,
-        "rope_theta": 10000.0,
-        "use_qk_norm": True,
-        "vocab_size": 1800,
-    }
-    folder = tiny.build(tmp_path, architecture="llama4", text_config=text)
+    folder = tiny.build(tmp_path, architecture="llama4", text_config=tiny.LLAMA4)
     told = diagnose(settings(folder))
     because = "mlx-lm cannot batch caches of the class ChunkedKVCache"
     assert (told.capabilities["one_row_because"], told.max_rows) == (because, 1)

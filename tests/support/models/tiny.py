@@ -128,6 +128,30 @@ def _falcon_h1(hidden: int, layers: int) -> Config:
     }
 
 
+LLAMA4: Config = {
+    "model_type": "llama4_text",
+    "attention_bias": False,
+    "attention_chunk_size": 32,
+    "head_dim": HEAD_DIM,
+    "hidden_size": 64,
+    "interleave_moe_layer_step": 1,
+    "intermediate_size": 64,
+    "intermediate_size_mlp": 64,
+    "max_position_embeddings": 2048,
+    "num_attention_heads": 4,
+    "num_experts_per_tok": 1,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 2,
+    "num_local_experts": 2,
+    "rms_norm_eps": 1e-5,
+    "rope_scaling": None,
+    "rope_theta": 10000.0,
+    "use_qk_norm": True,
+    "vocab_size": 1800,
+}
+"""The ``text_config`` of a tiny Llama 4, whose layers attend to chunks and cannot be batched."""
+
+
 ARCHITECTURES: dict[str, Callable[[int, int], Config]] = {
     "llama": _llama,
     "qwen3_moe": _qwen3_moe,
