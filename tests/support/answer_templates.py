@@ -48,6 +48,15 @@ PARSED = """\
 """
 """Thoughts are taken out of the content, as Nemotron's template does."""
 
+PARTED = """\
+{%- if content is string %}{{- content }}
+{%- else %}{%- for part in content.blocks or content %}
+{%- if part.type == KIND %}{{- '<think>' + (part.thinking or part.text) + '</think>' }}
+{%- else %}{{- part.text }}{% endif %}
+{%- endfor %}{% endif %}
+"""
+"""Thoughts are parts of the content, of the type KIND, as in Ministral's template and Apertus's."""
+
 FIELDS = {
     "reasoning": SPACED.replace("reasoning_content", "reasoning"),
     "thinking": SPACED.replace("reasoning_content", "thinking"),

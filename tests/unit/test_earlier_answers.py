@@ -26,6 +26,7 @@ from support.answer_templates import (
     CALLS,
     JOINED,
     KIMI,
+    PARTED,
     SHORT,
     SPACED,
     STRIPPED,
@@ -121,6 +122,16 @@ def test_an_answer_to_a_prompt_that_begins_the_thought_is_rendered_back(
 ) -> None:
     tokenizer = template(THINKING[kind] + CALLS, opening="<think>\\n")
     assert_exact("I add.\n</think>\n\n" + text, tokenizer)
+
+
+@pytest.mark.parametrize("kind", ["thinking", "thoughts"])
+def test_F03_a_thought_that_a_template_takes_as_a_part_of_the_content_is_rendered_back(
+    kind: str,
+) -> None:
+    tokenizer = template(PARTED.replace("KIND", f"'{kind}'") + CALLS)
+    for text in ("It is 11.", " \nIt is 11.", f"\n{CALL}", f"Let me see.\n{CALL}"):
+        assert_exact(f"<think>I add.</think>{text}", tokenizer)
+    assert_exact("It is 11.", tokenizer)
 
 
 @pytest.mark.parametrize("text", TEXTS)

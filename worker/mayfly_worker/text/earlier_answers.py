@@ -146,6 +146,12 @@ def probe_answers(
     )
 
 
+_PARTS: tuple[Any, ...] = (
+    [{"type": "thinking", "thinking": _THOUGHT}, {"type": "text", "text": _SAID}],
+    {"blocks": [{"type": "thoughts", "text": _THOUGHT}, {"type": "response", "text": _SAID}]},
+)
+"""A thought and a text as parts of the content, as templates of Mistral and Apertus take them."""
+
 _USER: Message = {"role": "user", "content": _ASKED}
 
 
@@ -183,9 +189,15 @@ def _whitespace(text: str, side: int = 1) -> str:
 def _inline(render: Callable[..., str], markers: tuple[str, str] | None) -> tuple[str, str] | None:
     """Returns the ``markers`` of reasoning if a template prints a thought that stands in the
     content between them, but otherwise than a text between other words: a template that prints
-    every content as it stands knows nothing of thoughts."""
+    every content as it stands knows nothing of thoughts, unless it takes them as parts of the
+    content and prints them between the markers itself."""
     if markers is None:
         return None
+    begin, end = markers[0].rstrip(), markers[1]
+    as_parts = (render(content=parts) for parts in _PARTS)
+    written = f"{begin}{_THOUGHT}{end}{_SAID}"
+    if any(written in text for text in as_parts) and written in render(content=written):
+        return markers
 
     def content(begin: str, end: str) -> str:
         return f"{begin} \n\n{_THOUGHT} \n\n{end} \n\n\n{_SAID}"
