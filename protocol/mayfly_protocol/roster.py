@@ -29,7 +29,7 @@ class SlotView(PublishedCounters):
     ``load_done`` and ``load_total`` are bytes while the model loads; ``retry_in_s`` is the time
     until a slot that waits after a loss gets a worker, ``age_s`` the age of this worker process
     (``incarnation``). ``trial`` is True for a worker whose predecessors failed one after the other,
-    until it has worked for a while: front ends give it one request at a time.
+    until it has worked for a while: front ends give it only what no other worker can take.
 
     While a healthy worker is replaced, its slot has two views with different incarnations: a worker
     that serves beside a worker that loads or drains.

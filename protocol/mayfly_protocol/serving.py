@@ -39,7 +39,8 @@ class Submit:
     token ids that the client already has: the worker replays these tokens without sending them and
     goes on after them; ``resume`` is empty on a first attempt. Choices in ``finished`` have ended
     and are not run again. ``suspect`` marks a request that may have ended workers: a worker runs
-    one suspect at a time, and the next one once it has sampled a few tokens of the first.
+    one suspect at a time, in forward passes without other requests, and the next one once it has
+    sampled a few tokens of the first.
     """
 
     rid: str

@@ -147,7 +147,11 @@ class FrontSettings:
         float, seconds("Seconds that a request whose worker was lost waits for another worker.")
     ] = 120.0
     max_attempts: Annotated[
-        int, Option("Workers that a request may lose before it fails.", at_least=1)
+        int,
+        Option(
+            "Workers in a row that may fail with a request, without a new token, before it fails.",
+            at_least=1,
+        ),
     ] = 5
     request_timeout_s: Annotated[
         float, seconds("Seconds that a request may take in all; 0: no limit.")

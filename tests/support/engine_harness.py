@@ -45,6 +45,7 @@ class EngineRequest:
     boundaries: tuple[int, ...] = ()
     banned: tuple[int, ...] = ()
     banned_until: int = 0
+    suspect: bool = False
 
 
 @dataclass
@@ -133,6 +134,7 @@ class EngineHarness:
                 ask.stop_ids,
                 ask.logprobs,
                 ask.matcher() if ask.matcher else None,
+                ask.suspect,
             )
             self._owner[row.id] = (key, choice)
             rows.append(row)

@@ -7,6 +7,7 @@ Exact equality holds with the BLAS that mlx-cpu bundles, with which tests run.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,36 @@ def mixed(rng: random.Random, width: int, count: int) -> list[EngineRequest]:
 def alone(model: Any, width: int, ask: EngineRequest, **options: Any) -> list[list[int]]:
     [answer] = EngineHarness(model, width, **options).run([ask])
     return [answer.ids(c) for c in range(ask.n)]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_B01_a_suspect_is_alone_in_its_passes_until_it_has_got_on(
+    model: Any, width: int, seed: int
+) -> None:
+    """And nobody's answer changes by that."""
+    rng = random.Random(seed)
+    asks = [replace(ask, max_tokens=30) for ask in mixed(rng, width, 6)]
+    asks[2] = replace(asks[2], suspect=True, n=1)
+    asks[4] = replace(asks[4], suspect=True, n=3)
+    harness = EngineHarness(model, width)
+    passes: list[set[str]] = []
+    begin = harness.engine._begin_pass
+
+    def record(phase: Any, rows: Any) -> None:
+        begin(phase, rows)
+        passes.append(set(harness.engine.counters.forward.requests))
+        young = {harness._owner[row.id][0] for row in rows if row.suspect and row.young}
+        assert not young or passes[-1] == young
+
+    harness.engine._begin_pass = record  # type: ignore[method-assign]
+    keys = [harness.submit(ask) for ask in asks]
+    harness.finish()
+    for key, ask in zip(keys, asks, strict=True):
+        assert [harness.answers[key].ids(c) for c in range(ask.n)] == alone(model, width, ask)
+    for suspect in (keys[2], keys[4]):
+        own = [names for names in passes if suspect in names]
+        assert {suspect} in own
+        assert any(len(names) > 1 for names in own), "it joins the others"
 
 
 @pytest.mark.parametrize("seed", range(3))

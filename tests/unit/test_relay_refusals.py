@@ -91,19 +91,6 @@ def test_a_worker_that_does_not_answer_is_not_being_connected_to(node: FakeNode)
         assert response.json()["error"]["message"].endswith(BUSY)
 
 
-def test_nor_is_one_on_trial_that_has_something_to_do(node: FakeNode) -> None:
-    gate = threading.Event()
-    worker = node.worker(lambda submit: chain((gate,), answer_words()(submit)), trial=True)
-    with RunningFront(node.control, queue_wait_s=0.4) as front, ThreadPoolExecutor(1) as pool:
-        first = pool.submit(front.client.post, CHAT, json=HELLO)
-        front.wait(lambda: worker.submits)
-        response = front.client.post(CHAT, json=HELLO)
-        gate.set()
-        assert response.status_code == 503
-        assert response.json()["error"]["message"].endswith(BUSY)
-        assert first.result().status_code == 200
-
-
 def test_one_that_is_full_or_leaving_is_passed_over(node: FakeNode) -> None:
     pair(node, rejecting("full", retry_after_s=1.0), answer_words())
     node.worker(rejecting("leaving"))

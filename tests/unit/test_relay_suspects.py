@@ -12,6 +12,8 @@ import httpx
 import pytest
 
 from mayfly_protocol.serving import Handover, Submit
+from mayfly_server.dispatch.quarantine import SUSPECT
+from mayfly_server.dispatch.relay import BYSTANDER
 from mayfly_server.http.api_keys import Key, digest_of
 from support.doubles.fake_node import DIE, WORDS, FakeNode, ScriptStep, accept, answer_words, step
 from support.front_client import WHOLE
@@ -38,12 +40,6 @@ def handing_over(kind: str, **fields: Any) -> Any:
         return iter((accept(submit), Handover(submit.rid, submit.attempt, kind, **fields)))
 
     return script
-
-
-def heard(front: RunningFront) -> int:
-    """The revision of the latest roster that a front end has taken in."""
-    [(roster, _)] = front.front.fleet.nodes()
-    return roster.revision
 
 
 def slot_of(node: FakeNode, submit: Submit) -> str:
@@ -118,12 +114,33 @@ def test_a_ttl_of_nothing_refuses_nothing(node: FakeNode) -> None:
 
 def test_those_that_were_not_in_the_pass_are_never_flagged(node: FakeNode) -> None:
     node.worker(handing_over("shape", stays=True))
-    with RunningFront(node.control, max_attempts=5) as front:
+    with RunningFront(node.control, max_attempts=2) as front:
         response = ask(front, "poison")
         assert response.status_code == 503
         assert response.json()["error"]["code"] == "workers_lost"
         assert response.json()["error"]["retryable"] is True
-    assert [submit.suspect for submit in submits(node)] == [False] * 5
+    assert [submit.suspect for submit in submits(node)] == [False] * 2 * BYSTANDER
+
+
+def test_B01_a_worker_that_stays_may_break_any_number_of_batches_beside_a_request_that_goes_on(
+    node: FakeNode,
+) -> None:
+    """Two requests are enough to break six batches; each time this one has a token more."""
+
+    def one_word(submit: Submit) -> Iterator[ScriptStep]:
+        yield accept(submit)
+        begun = len(submit.resume[0]) if submit.resume else 0
+        if begun == len(WORDS):
+            yield from list(answer_words()(submit))[1:]
+            return
+        yield step(submit, begun, WORDS[begun])
+        marked = begun < SUSPECT
+        yield Handover(submit.rid, submit.attempt, "shape", marked=marked, stays=True)
+
+    worker = node.worker(one_word)
+    with RunningFront(node.control, max_attempts=2) as front:
+        assert content(ask(front)) == WHOLE
+    assert len(worker.submits) > len(WORDS)
 
 
 def dying(node: FakeNode, kind: str, **roles: Any) -> Any:
@@ -206,7 +223,25 @@ def test_quarantine_waits_while_the_machine_itself_fails(node: FakeNode) -> None
         assert not front.front.fleet.quarantined()
 
 
-def test_one_on_trial_gets_one_request_at_a_time(node: FakeNode) -> None:
+def test_B03_the_machine_is_not_to_blame_where_others_got_tokens(node: FakeNode) -> None:
+    """Three workers die of requests that have nothing in common, each after it served another."""
+    node.worker(handing_over("shape", suspect=True, stays=True))
+    for number in range(3):
+        node.worker(answer_words(), slot=f"other-{number}")
+    with RunningFront(node.control) as front:
+        front.wait_workers(4)
+        served = {worker for worker in front.front.fleet._links if worker.slot.startswith("other-")}
+        for worker in served:
+            front.front.fleet.note_served(worker, "innocent")
+        for number in range(3):
+            node.lose(f"other-{number}", "crashed", suspects=[f"r{number}"])
+        front.wait(lambda: sum(len(r.losses) for r, _ in front.front.fleet.nodes()) == 3)
+        assert not front.front.fleet.machine_is_failing()
+        assert ask(front, "poison").json()["error"]["code"] == "shape"
+        assert front.metric("mayfly_quarantined_total") == 1
+
+
+def test_B02_one_on_trial_serves_what_no_other_worker_can(node: FakeNode) -> None:
     gate = threading.Event()
 
     def held(submit: Submit) -> Iterator[ScriptStep]:
@@ -217,11 +252,16 @@ def test_one_on_trial_gets_one_request_at_a_time(node: FakeNode) -> None:
     worker = node.worker(held, trial=True)
     with RunningFront(node.control, keep_alive_s=0.1) as front, ThreadPoolExecutor(3) as pool:
         answers = [pool.submit(ask, front, f"number {n}") for n in range(3)]
-        front.wait(lambda: worker.submits)
-        view = node.view("slot-1")
-        for _ in range(3):
-            node.show(view)
-            front.wait(lambda: heard(front) == node.revision)
-        assert len(worker.submits) == 1
+        front.wait(lambda: len(worker.submits) == 3)
         gate.set()
         assert [content(answer.result()) for answer in answers] == [WHOLE] * 3
+
+
+def test_B02_one_on_trial_is_left_alone_while_there_is_another(node: FakeNode) -> None:
+    trial = node.worker(answer_words(), trial=True)
+    other = node.worker(answer_words())
+    with RunningFront(node.control) as front:
+        front.wait_workers(2)
+        for number in range(4):
+            assert content(ask(front, f"number {number}")) == WHOLE
+    assert (len(trial.submits), len(other.submits)) == (0, 4)

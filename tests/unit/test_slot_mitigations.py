@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from mayfly_protocol.breadcrumb import Breadcrumb
 from mayfly_protocol.counters import Memory
 from mayfly_protocol.faults import KINDS
 from mayfly_protocol.lifecycle import (
@@ -20,6 +21,8 @@ from mayfly_protocol.lifecycle import (
 from mayfly_reaper.rules.actions import RecordLoss, SendMessage, Spawn, WipeKernels
 from mayfly_reaper.rules.events import ProcessExited, RecycleRequested, SpawnDeferred, Tick
 from mayfly_reaper.rules.mitigations import NO_MITIGATIONS, Mitigations
+from mayfly_reaper.rules.slot import REQUEST_LOSSES
+from mayfly_reaper.rules.worker import LAST_MESSAGES_S
 from support.slot_scenario import BUDGETS, IDLE, Scenario, fault, losses
 
 DRAIN = Drain(BUDGETS.drain_s)
@@ -111,6 +114,31 @@ def test_a_busy_gpu_gets_a_pause_even_after_a_first_loss(kind: str) -> None:
     lose(scenario, kind)
     assert scenario.slot.state == "backoff"
     assert scenario.slot.retry_at == pytest.approx(scenario.now + BUDGETS.retry_s / 2)
+
+
+def test_B01_the_pause_does_not_grow_while_requests_may_be_what_workers_die_of() -> None:
+    """Eight requests end three workers each; those beside them wait for the next one meanwhile."""
+    scenario = Scenario().ready()
+    pauses = []
+    for number in range(REQUEST_LOSSES + 4):
+        crumb = Breadcrumb("prefill", 7, (f"r{number}",))
+        lost = ProcessExited(scenario.slot.incarnation, -signal.SIGSEGV, crumb=crumb)
+        scenario.apply(lost)
+        scenario.wait(LAST_MESSAGES_S)
+        pauses.append(scenario.slot.retry_at - scenario.now)
+        again(scenario)
+    assert max(pauses[:REQUEST_LOSSES]) <= BUDGETS.retry_s * 2
+    assert pauses[-1] > BUDGETS.retry_s * 2, "a machine that fails at every request is left alone"
+
+
+def test_B01_the_pause_grows_where_workers_die_of_no_request() -> None:
+    scenario = Scenario().ready()
+    for _ in range(5):
+        scenario.apply(ProcessExited(scenario.slot.incarnation, -signal.SIGSEGV))
+        scenario.wait(LAST_MESSAGES_S)
+        pause = scenario.slot.retry_at - scenario.now
+        again(scenario)
+    assert pause > BUDGETS.retry_s * 4
 
 
 def test_a_kill_by_the_system_gets_a_pause_and_less_memory() -> None:

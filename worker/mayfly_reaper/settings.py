@@ -78,12 +78,12 @@ class Budgets:
     spacing_s: float = 1.0
     """Shortest time between two starts of a worker in a slot, whatever the reason."""
     trial_losses: int = 2
-    """Losses of workers in a row after which a slot's next worker is on trial: it gets one request
-    at a time."""
+    """Losses of workers in a row after which a slot's next worker is on trial: it gets only
+    requests that no other worker can take."""
     trial_s: float = 60.0
-    """Time of serving that ends a worker's trial, in which it gets one request at a time."""
+    """Time of serving that ends a worker's trial, in which it is the last choice."""
     trial_inferences: int = 20
-    """Finished answers that end a worker's trial, in which it gets one request at a time."""
+    """Finished answers that end a worker's trial, in which it is the last choice."""
 
     batch_faults: int = 2
     """Batches lost to faults within ``batch_window_s`` after which a worker is replaced."""

@@ -61,6 +61,8 @@ class RequestState:
         for index, ids in enumerate(self.submit.resume):
             self._completion[index] = len(ids)
         sequences = [c.sequence for c in self._choices.values()]
+        for sequence in sequences:
+            sequence.suspect = self.submit.suspect
         first, others = sequences[: prepared.together], sequences[prepared.together :]
         groups = [first, *([sequence] for sequence in others)]
         for group in [sequences] if self._only_scored else groups:

@@ -4,10 +4,10 @@ The table lives on the main thread. It takes messages of front ends, outcomes of
 (tokenizing and the like) and events of the engine; it sends commands to the engine and messages to
 front ends.
 
-*Suspects* are requests that an earlier worker may have crashed on. They run beside the other
-requests, but only one suspect at a time, in order of arrival: if this worker crashes, too, the
-culprit is known. The next suspect starts when the running one has ended, or has generated so many
-tokens that it has proven harmless.
+*Suspects* are requests that earlier workers may have crashed on. The engine runs them in forward
+passes of their own, between those of the other requests, and only one suspect at a time, in order
+of arrival: if this worker crashes, too, the culprit is known. The next suspect starts when the
+running one has ended, or has generated so many tokens that it has proven harmless.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from mayfly_protocol.lifecycle import ModelCard
 from mayfly_protocol.roster import (
     AskMetrics,
     FromNode,
+    Loss,
     MetricsText,
     Quarantine,
     Quarantined,
@@ -28,7 +29,7 @@ from mayfly_server.dispatch.availability import Availability, availability
 from mayfly_server.dispatch.connector import Connector
 from mayfly_server.dispatch.link import Context, Link, State
 from mayfly_server.dispatch.node_link import NodeLink
-from mayfly_server.dispatch.quarantine import QuarantineView, unrelated
+from mayfly_server.dispatch.quarantine import QuarantineView, served_others, unrelated
 from mayfly_server.dispatch.rosters import Incarnation, Rosters, Slot
 from mayfly_server.dispatch.routing import Candidate, choose
 from mayfly_server.metrics import THIS_FRONT_END, Metrics, RefusalCounts
@@ -110,6 +111,9 @@ class Fleet:
         self._links: dict[Incarnation, Link] = {}
         self._context: Context = zmq.Context()
         self._quarantine = QuarantineView()
+        self._served: dict[Incarnation, set[str]] = {}
+        """The requests of this front end for which each worker has generated tokens; kept while a
+        roster lists the worker or its loss."""
         self._scrapes = PendingScrapes(metrics)
         self._connector = connector
         self._refusals = Refusals(_log.warning)
@@ -191,11 +195,22 @@ class Fleet:
             cards[slot.view.model] = cards.get(slot.view.model) or slot.view.card
         return [ServedModel(name, cards[name]) for name in sorted(cards)]
 
+    def note_served(self, worker: Incarnation, rid: str) -> None:
+        """Notes that a worker has generated tokens for a request."""
+        self._served.setdefault(worker, set()).add(rid)
+
     def machine_is_failing(self) -> bool:
-        """True if a node lost several workers within the last minute that had no request in common,
-        so that the machine is to blame and no request is."""
+        """True if a node lost several workers within the last minute that had no request in common
+        and had generated nothing for any other request, so that the machine is to blame and no
+        request is."""
         return any(
-            unrelated([(*loss.suspects, *loss.marked) for loss in roster.losses])
+            unrelated(
+                [
+                    (*loss.suspects, *loss.marked)
+                    for loss in roster.losses
+                    if not served_others(self._served.get(_lost(roster, loss), ()), loss)
+                ]
+            )
             for roster, _ in self.nodes()
         )
 
@@ -259,8 +274,8 @@ class Fleet:
         """Chooses the worker for a request, and returns the connection to this worker; None if no
         worker can take the request now.
 
-        A worker on trial, because its predecessors failed, gets one request at a time. A stalled
-        worker, which makes no progress, gets requests only if all are stalled.
+        A worker on trial, because its predecessors failed, gets requests only if there is no other.
+        A stalled worker, which makes no progress, gets requests only if all are stalled.
 
         Args:
             key: the conversation that the request belongs to: its requests go to the same worker.
@@ -273,11 +288,12 @@ class Fleet:
             for slot, link in self._usable()
             if slot.view.model == model
             and slot.incarnation not in refused
-            and not (slot.view.trial and link.load)
             and (digest is None or (slot.view.card and slot.view.card.digest == digest))
         ]
         moving = [candidate for candidate in candidates if not candidate.worker.stalled]
-        best = choose(moving or candidates, key)
+        candidates = moving or candidates
+        steady = [each for each in candidates if not each.worker.slot.view.trial]
+        best = choose(steady or candidates, key)
         return best.worker if best else None
 
     @property
@@ -342,6 +358,9 @@ class Fleet:
         if self.closing or not self.rosters.update(address, roster, now):
             return
         self._refused.take(str(self._nodes[address].address), roster.epoch, roster.refused)
+        self._served = {
+            worker: rids for worker, rids in self._served.items() if self.rosters.lists(worker)
+        }
         for known in self._quarantine.update(address, roster, now):
             self._nodes[address].send(known)
         for slot in self.rosters.slots(now):
@@ -389,3 +408,7 @@ class Fleet:
             for link in list(self._links.values()):
                 link.ping(self._loop.time())
             self._refused.take(THIS_FRONT_END, "", self._refusals.counts)
+
+
+def _lost(roster: Roster, loss: Loss) -> Incarnation:
+    return Incarnation(roster.node, roster.epoch, loss.slot, loss.incarnation)

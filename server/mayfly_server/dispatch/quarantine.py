@@ -1,28 +1,31 @@
-"""Quarantine: finds the request that makes workers die, and refuses that request for a while.
+"""Quarantine: finds the requests that make workers die, and refuses those requests for a while.
 
-When a worker dies, the requests of its last forward pass are known. One of these requests may be
-the culprit, or none, because a GPU can also fail by itself. The number of worker deaths that a
-request was involved in decides::
+When a worker dies, the requests of its last forward pass are known. Some of these requests may be
+culprits, or none, because a GPU can also fail by itself. The number of worker deaths that a request
+was involved in decides::
 
     1st death                        marked    the request continues at once on another worker
     2nd, near the place of the 1st   suspect   the request continues as a suspect: a worker runs
-                                               only one suspect at a time
+                                               only one suspect at a time, and each forward pass
+                                               with it contains no other request
     3rd, there, while a suspect      culprit   the request fails and is quarantined: every front
                                                end refuses it for a while
     over NEAR tokens further on                the deaths no longer count
 
-Two deaths are near each other if they are of the same kind of fault, and if the request had
-generated at most :data:`NEAR` tokens more or fewer at one than at the other. An innocent request
-generates tokens between two deaths, so its deaths are in different places; a culprit does not. The
-culprit is in the last forward pass of every worker that it kills, whatever other requests are, so
-two deaths leave very few suspects beside it. At the third death the culprit is the only suspect
-that its worker runs, so it alone is blamed.
+Two deaths are near each other if the request had generated at most :data:`NEAR` tokens more or
+fewer at one than at the other, whatever their kinds: with several culprits in a pass, each brings
+about a kind of its own. An innocent request generates tokens between two deaths, so its deaths are
+in different places; a culprit does not. A suspect is alone in its forward passes, so the third
+death is a proof, however many culprits there are: k culprits cost at most 3 k deaths, and an
+innocent request is in at most two failing passes near one place.
+
+A fault that breaks the batch of a worker that stays counts like a death.
 
 If the first death already made suspects, the culprit would be found no sooner, and innocent
-requests would wait for each other. Wrong requests would also be accused: while the requests that
-were new in the pass run as suspects, a culprit that was not new would run beside them unsuspected.
+requests would wait for each other.
 
-Several deaths that have no request in common are blamed on the machine: see :func:`unrelated`.
+Several deaths that have no request in common are blamed on the machine, unless the workers that
+died had generated tokens for other requests: see :func:`unrelated` and :func:`served_others`.
 
 A request in quarantine is known by a hash of everything that decides its computation. Its text
 never leaves this process::
@@ -42,7 +45,7 @@ from itertools import combinations
 
 from mayfly_protocol.codec import encode
 from mayfly_protocol.requests import Generation
-from mayfly_protocol.roster import Quarantine, Quarantined, Roster
+from mayfly_protocol.roster import Loss, Quarantine, Quarantined, Roster
 
 NEAR = 4
 """Largest number of tokens by which a request's progress may differ between two deaths of workers
@@ -67,9 +70,9 @@ Point = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The deaths of workers that had a request in their last forward pass: ``deaths`` of them by
-    the same ``kind`` of fault, all near ``point``, the request's progress at the first of these
-    deaths."""
+    """The deaths of workers that had a request in their last forward pass: ``deaths`` in a row,
+    each near the one before. ``point`` is the request's progress at the last of them, ``kind`` its
+    kind of fault."""
 
     kind: str = ""
     point: Point = ()
@@ -78,15 +81,15 @@ class Record:
     def after(self, kind: str, at: Point, *, flagged: bool) -> Record:
         """Returns the record with one more death of a worker that had the request in its last
         forward pass. The request becomes the culprit only if it was ``flagged`` as a suspect, so
-        that it was the only suspect which that worker ran."""
-        if kind != self.kind or not near(self.point, at):
+        that it was alone in that pass."""
+        if not self.deaths or not near(self.point, at):
             return Record(kind, at, MARKED)
         most = CULPRIT if flagged else SUSPECT
-        return Record(kind, self.point, max(self.deaths, min(self.deaths + 1, most)))
+        return Record(kind, at, max(self.deaths, min(self.deaths + 1, most)))
 
     def suspect(self, at: Point) -> bool:
         """True if the request, which has got to the place ``at``, may be what workers die of, so
-        that a worker must not run it together with other suspects."""
+        that a worker must run it alone."""
         return self.deaths >= SUSPECT and near(self.point, at)
 
     @property
@@ -112,6 +115,15 @@ def unrelated(passes: Sequence[Collection[str]]) -> bool:
         all(one.isdisjoint(other) for one, other in combinations(some, 2))
         for some in combinations(kept, UNRELATED)
     )
+
+
+def served_others(served: Collection[str], loss: Loss) -> bool:
+    """True if a worker, before its ``loss``, had generated tokens for a request that did not cause
+    the loss: then the machine works, and the loss is a request's fault. ``served`` holds the ids of
+    the requests for which the worker had generated tokens. Of those in the last forward pass, one
+    may be the culprit."""
+    beside = set(served) - {*loss.suspects, *loss.marked}
+    return bool(beside) or len(set(served) - {*loss.suspects}) > 1
 
 
 def fingerprint(generation: Generation, digest: str, tenant: str) -> str:

@@ -47,6 +47,10 @@ _RETRY_FULL_S = 1.0
 """Seconds after which a request is submitted again to a worker whose queue was full, and
 Retry-After, in seconds, where nothing better is known."""
 
+BYSTANDER = 10
+"""A request may lose this number of times ``max_attempts`` workers in a row, without a new token,
+that failed in forward passes without it."""
+
 _log = structlog.get_logger(__name__)
 
 
@@ -236,6 +240,7 @@ class Relay:
                         self._end_attempt(attempt, over)
                         break
                     case Delta() as delta:
+                        self._fleet.note_served(attempt.link.incarnation, self._progress.rid)
                         self._prompt_metrics.generated(delta)
                         events.append(delta)
                     case Progress() as progress:
@@ -283,7 +288,7 @@ class Relay:
         chooses another worker.
 
         Raises:
-            WorkersLost: ``max_attempts`` workers were lost or failed with the request.
+            WorkersLost: too many workers were lost or failed since the request's last token.
             RequestFailed: the request is to blame for the deaths of workers.
         """
         worker = attempt.link.incarnation
@@ -301,17 +306,21 @@ class Relay:
         if retry.in_failed_pass is None:
             until = self._loop.time() + self._settings.verdict_wait_s
             self._pending_verdict = PendingVerdict(worker, until)
-        if self._progress.losses >= self._settings.max_attempts:
-            raise WorkersLost(
-                f"The request outlived {self._progress.losses} workers.",
-                retry_after_s=_RETRY_FULL_S,
-            )
+        else:
+            self._check_losses()
         if self._progress.accepted is not None:
             self._hold_until = self._loop.time() + self._settings.failover_wait_s
             self._prompt_metrics.continued(retry.cause)
         self._log.info(
             "retrying request on another worker", cause=retry.cause, attempt=self._progress.attempt
         )
+
+    def _check_losses(self) -> None:
+        """Raises WorkersLost if, since the request's last new token, ``max_attempts`` workers were
+        lost or failed with it, or :data:`BYSTANDER` times as many in passes without it."""
+        progress, most = self._progress, self._settings.max_attempts
+        if progress.losses >= most or progress.moves >= BYSTANDER * most:
+            raise _workers_lost(progress.moves)
 
     async def _await_verdict(self, pending: PendingVerdict) -> list[Event]:
         """Waits for the node of a dead worker to tell which requests may have caused the death, and
@@ -326,15 +335,24 @@ class Relay:
             self._pending_verdict = None
             if loss is not None and self._progress.rid in (*loss.suspects, *loss.marked):
                 self._count_death(loss.kind, loss.first_cause)
+            elif loss is not None:
+                self._progress.not_named()
+            self._check_losses()
         return [Waiting()]
 
     def _count_death(self, kind: str, cause: str = "") -> None:
-        """Counts the death of a worker that had this request in its last forward pass. If the
-        request is to blame by now, it is refused from now on (quarantine): raises RequestFailed."""
+        """Counts the death of a worker that had this request in its last forward pass.
+
+        Raises:
+            RequestFailed: the request is to blame, and is refused from now on (quarantine).
+            WorkersLost: the request would be to blame, but the machine may be failing.
+        """
         self._progress.worker_died(kind)
         record = self._progress.record
         self._log.info("worker died while running this request", kind=kind, deaths=record.deaths)
-        if record.culprit and not self._fleet.machine_is_failing():
+        if record.culprit and self._fleet.machine_is_failing():
+            raise _workers_lost(self._progress.moves)
+        if record.culprit:
             self._fleet.quarantine(self._fingerprint(), kind)
             self._metrics.quarantined(self._model, kind)
             raise _failure(kind, cause)
@@ -407,6 +425,10 @@ class Relay:
 def _digest(link: Link) -> str:
     card = link.slot.view.card
     return card.digest if card else ""
+
+
+def _workers_lost(number: int) -> WorkersLost:
+    return WorkersLost(f"The request outlived {number} workers.", retry_after_s=_RETRY_FULL_S)
 
 
 def _failure(kind: str, cause: str = "") -> RequestFailed:

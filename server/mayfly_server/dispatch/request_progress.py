@@ -53,7 +53,8 @@ class Retry:
         retry_after_s: seconds after which the full worker wants to be asked again, if it said so.
         worker_stays: the worker keeps on serving, so the request may go to it again.
         in_failed_pass: True if the request was in the forward pass in which the worker failed;
-            None if only the worker's node can tell.
+            None if only the worker's node can tell, whose verdict :meth:`RequestProgress.not_named`
+            or :meth:`RequestProgress.worker_died` takes.
     """
 
     cause: str
@@ -98,7 +99,11 @@ class RequestProgress:
 
     Attributes:
         attempt: the number of the present attempt, from 1 on.
-        losses: the number of workers that did not end the request although they should have.
+        losses: the number of workers, since the request's last new token, that failed with the
+            request, or in an unknown way. It leaves out workers that failed in a forward pass
+            without the request.
+        moves: the number of workers, since the request's last new token, that did not end the
+            request although they should have, for whatever reason.
         record: the deaths of workers that had the request in their last forward pass.
         started: True if the present worker has begun the request's prefill or decoding.
         accepted: the message by which the first worker accepted the request; None before.
@@ -108,6 +113,7 @@ class RequestProgress:
         self.rid = rid
         self.attempt = 0
         self.losses = 0
+        self.moves = 0
         self.record = Record()
         self.started = False
         self.accepted: Accepted | None = None
@@ -140,6 +146,11 @@ class RequestProgress:
             suspect=self._flagged,
         )
 
+    def not_named(self) -> None:
+        """Takes the verdict on a lost worker that names other requests, or none: the request was
+        not in the forward pass in which the worker failed, or cannot have caused the failure."""
+        self.losses -= 1
+
     def worker_died(self, kind: str) -> None:
         """Records that the worker which ran the request last died, or lost its batch, by this kind
         of fault in a forward pass that the request was in."""
@@ -168,9 +179,12 @@ class RequestProgress:
                 return self._lost("cancelled" if message.reason == "cancelled" else "cut short")
             case Handover():
                 in_failed_pass = message.suspect or message.marked
-                return self._lost(
+                over = self._lost(
                     message.cause, worker_stays=message.stays, in_failed_pass=in_failed_pass
                 )
+                if isinstance(over, Retry) and message.cause != "drain" and not in_failed_pass:
+                    self.not_named()
+                return over
             case Rejected():
                 return self._rejected(message)
             case Failed(kind="grammar"):
@@ -208,6 +222,8 @@ class RequestProgress:
         if choice.ended or unscored or delta.index != len(choice.ids) or choice.repeats(delta):
             return self._lost("gap")
         self.started = True
+        if delta.ids:
+            self.losses = self.moves = 0
         choice.take(delta)
         return delta
 
@@ -231,6 +247,7 @@ class RequestProgress:
             return Ended(self._usage(Usage()))
         if cause != "drain":
             self.losses += 1
+            self.moves += 1
         return Retry(cause, worker_stays=worker_stays, in_failed_pass=in_failed_pass)
 
     @property

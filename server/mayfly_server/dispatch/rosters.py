@@ -144,6 +144,15 @@ class Rosters:
             )
         return False
 
+    def lists(self, incarnation: Incarnation) -> bool:
+        """True if the latest roster of the reaper that watches a worker has the worker, or its
+        loss."""
+        return self.loss(incarnation) is not None or any(
+            (view.slot, view.incarnation) == (incarnation.slot, incarnation.number)
+            for roster in self._of(incarnation)
+            for view in roster.slots
+        )
+
     def loss(self, incarnation: Incarnation) -> Loss | None:
         """The cause of a worker's loss, as the reaper that watched the worker found it; None if the
         reaper's latest roster has none. Rosters list a loss for one minute."""

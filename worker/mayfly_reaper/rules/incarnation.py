@@ -41,8 +41,8 @@ class Incarnation:
     """Random number in [0, 1) that places the worker's planned replacement within a range of its
     lifetime, so that workers are not replaced together."""
     trial: bool = False
-    """True if the worker is on trial (gets one request at a time): the workers before it failed in
-    a row, and this worker has not served for long yet."""
+    """True if the worker is on trial (the last choice of front ends): the workers before it failed
+    in a row, and this worker has not served for long yet."""
     loading: Loading | None = None
     ready: Ready | None = None
     ready_at: float | None = None

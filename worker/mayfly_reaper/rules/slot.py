@@ -72,6 +72,11 @@ WorkerRole = Literal["current", "successor", "predecessor"]
 ROLES: tuple[WorkerRole, ...] = ("current", "successor", "predecessor")
 
 
+REQUEST_LOSSES = 24
+"""Losses in a row, each in a forward pass of requests, after which the pauses before a slot's next
+workers begin to grow: what eight requests cost that each end three workers."""
+
+
 @dataclass(frozen=True, slots=True)
 class Slot:
     """A place of a node for one worker process. Times are by the reaper's monotonic clock, in
@@ -369,7 +374,8 @@ class SlotRules:
             losses = 1
         else:
             losses += 1
-            wait = backoff_s(losses, budgets.retry_s, budgets.retry_max_s, self._draw())
+            in_a_row = losses if needs_pause else _counted_losses(losses, worker)
+            wait = backoff_s(in_a_row, budgets.retry_s, budgets.retry_max_s, self._draw())
         return replace(
             slot,
             idle_state="backoff",
@@ -378,6 +384,17 @@ class SlotRules:
             detail=verdict.text if verdict is not None else "recycled",
             kernels_wiped=slot.kernels_wiped and not steady,
         )
+
+
+def _counted_losses(losses: int, worker: Incarnation) -> int:
+    """Returns the number of losses in a row by which the next pause is computed. Workers that were
+    READY and died in forward passes of requests may have died of these: such requests are found by
+    further deaths, and other requests wait meanwhile. So the pause does not grow for the first
+    :data:`REQUEST_LOSSES` of them."""
+    crumb = worker.exit.crumb if worker.exit is not None else None
+    if worker.ready_at is None or crumb is None or not crumb.requests:
+        return losses
+    return max(min(losses, 2), losses - REQUEST_LOSSES)
 
 
 def _with_mitigations(slot: Slot, worker: Incarnation, verdict: Verdict) -> Slot:

@@ -136,6 +136,11 @@ class DecodeBatch:
         self._fresh = 0
         return sampled
 
+    def settle(self) -> None:
+        """Waits for the step that was launched last, so that an error of it is raised here."""
+        assert self._inputs is not None
+        mx.eval(self._inputs, [self._healthy] if self._healthy is not None else [])
+
     def _launch(self, logits: mx.array, allowed: mx.array | None) -> None:
         positions = [r.generated for r in self.rows]
         # Rows that are read after this launch have one token more than the host has counted yet.

@@ -5,6 +5,10 @@ One turn of the engine's loop::
     commands -> decode step -> events out -> waiting requests start
              -> one prefill chunk of one group -> finished prompts join the decode batch
 
+The request of a suspect sequence, on which earlier workers may have failed, is alone in its forward
+passes, and no other pass is unfinished beside them: an error of such a pass is that request's. Once
+the sequence has generated a few tokens here, it joins the others.
+
 Tokens are sent before the next prefill chunk runs, and a chunk is sized by time, so that a long
 prompt delays other requests by a bounded amount. Several groups of prompts take turns.
 
@@ -222,9 +226,12 @@ class Engine:
         begin = time.monotonic()
         sampled: list[SampledToken] = []
         failed: dict[int, str] = {}
+        settling = any(row.suspect for row in self._running())
         for batch in self._decode.batches:
             self._begin_pass("decode", batch.rows)
             sampled += batch.step()
+            if settling:
+                batch.settle()
             failed |= batch.failed
             batch.failed = {}
         took = time.monotonic() - begin
@@ -238,18 +245,32 @@ class Engine:
         if ended:
             self._remove_decoding([i for i, r in enumerate(self._decode.rows) if r.id in ended])
         self._make_room()
+        self._release_proven()
         if self.counters.steps % CLEAR_CACHE_STEPS == 0:
             mx.clear_cache()
 
+    def _release_proven(self) -> None:
+        """Ends the isolation of suspects that have generated enough tokens here. Where others
+        decode, such a sequence goes back to the head of the queue, to join them."""
+        for row in [row for row in self._decode.rows if row.suspect and not row.young]:
+            row.suspect = False
+            if len(self._decode.batches) > 1:
+                self._send_back(self._decode.rows.index(row))
+
+    def _send_back(self, index: int) -> None:
+        """Moves a decoding sequence to the head of the queue. It starts again from the prefix
+        cache, or from its tokens."""
+        row = self._decode.rows[index]
+        owner = self._owners[row.id]
+        self._remove_decoding([index])
+        self._waiting.appendleft(Start(owner.key, [row], (), owner.rid))
+
     def _make_room(self) -> None:
         """While the decoding sequences exceed the memory budget, sends the newest of them back to
-        the queue. A sequence that was sent back starts again from the prefix cache, or from its
-        tokens."""
+        the queue."""
         while len(self._decode) > 1 and not self._budget.holds(self._batches()):
-            newest, row = max(enumerate(self._decode.rows), key=lambda each: each[1].id)
-            owner = self._owners[row.id]
-            self._remove_decoding([newest])
-            self._waiting.appendleft(Start(owner.key, [row], (), owner.rid))
+            newest, _ = max(enumerate(self._decode.rows), key=lambda each: each[1].id)
+            self._send_back(newest)
 
     def _batches(self) -> list[list[SequenceState]]:
         return [batch.rows for batch in self._decode.batches]
@@ -284,6 +305,8 @@ class Engine:
             candidates = candidates[: 1 << (len(candidates).bit_length() - 1)]
         if not candidates:
             return
+        if candidates[0][1].row.suspect:
+            self._settle()
         for start, prompt, _ in candidates:
             self._waiting.popleft()
             self._record_start(start, prompt)
@@ -310,11 +333,20 @@ class Engine:
             fresh = start.prompt_logprobs is not None
             hit = None if fresh else self._prefixes.lookup(tokens, at_most=len(tokens) - 1)
             prompt = Prompt.of(start, hit.length if hit else 0)
-            if found and not fit_together([*(p for _, p, _ in found), prompt], room):
+            alone = prompt.row.suspect
+            if found and (alone or not fit_together([*(p for _, p, _ in found), prompt], room)):
                 break
             found.append((start, prompt, hit.caches if hit else self._new_cache()))
+            if alone:
+                break
             running += start.rows
         return found
+
+    def _settle(self) -> None:
+        """Waits for every decode step that was launched, in the name of its own requests."""
+        for batch in self._decode.batches:
+            self._begin_pass("decode", batch.rows)
+            batch.settle()
 
     def _record_start(self, start: Start, prompt: Prompt) -> None:
         self._owners.update((row.id, start) for row in start.rows)

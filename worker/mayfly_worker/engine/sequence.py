@@ -61,6 +61,9 @@ class SequenceState:
     stop_ids: frozenset[int] = frozenset()
     logprobs: int | None = None
     matcher: Matcher | None = None
+    suspect: bool = False
+    """True if earlier workers may have failed because of the sequence's request: its forward passes
+    contain no other request, until it is not young any more."""
     resumed: int = field(init=False)
     """Number of tokens that other workers had generated before the request came to this worker."""
 

@@ -15,6 +15,8 @@ row's KV cache, so new rows join the sub-batch to which they add the least cost.
 Some models take a state of zeros for another than none, or keep a shorter one of the first few
 tokens. Their sequences join only a sub-batch whose states have the same shapes, or a new one.
 
+A suspect, a request that earlier workers may have failed on, has a sub-batch of its own.
+
 From outside, the sub-batches look like one batch, whose rows are numbered through all of them.
 """
 
@@ -107,7 +109,14 @@ class SubBatches:
     def join(self, rows: Sequence[SequenceState], cache: Cache) -> None:
         """Adds sequences to the decode batch; ``cache`` is their batched KV cache, which holds all
         tokens of each sequence but the last."""
-        open_to = [b for b in self.batches if self._mixed_states or b.has_states_like(cache)]
+        alone = any(row.suspect for row in rows)
+        open_to = [
+            b
+            for b in self.batches
+            if not alone
+            and not any(row.suspect for row in b.rows)
+            and (self._mixed_states or b.has_states_like(cache))
+        ]
         lengths = [[len(row.tokens) for row in batch.rows] for batch in open_to]
         index = cheapest_batch(lengths, [len(row.tokens) for row in rows], self._pass_cost)
         if index == len(open_to):

@@ -73,7 +73,7 @@ class SlotStatus(_SlotCounters):  # type: ignore[misc]
         bool,
         Field(
             description="True after earlier workers of the slot died one after the other: the "
-            "worker gets one request at a time until it has run long enough."
+            "worker gets what no other worker can take until it has run long enough."
         ),
     ]
 
