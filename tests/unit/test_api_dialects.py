@@ -19,7 +19,7 @@ from mayfly_worker.text.detokenize import TokenTexts
 from mayfly_worker.text.prompts import RenderedPrompt, render
 from support import vocabularies
 from support.call_samples import SAMPLES, THOUGHT_SAMPLES, TOOLS, Calls, Sample
-from support.doubles.fake_node import ScriptStep, accept, finish, step
+from support.doubles.fake_node import ScriptStep, accept, finish
 from support.front_client import CHAT, HELLO, following, named_events
 
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
@@ -48,19 +48,28 @@ class Model:
             sample.dialect, thought=sample.thought, in_prompt=sample.in_prompt
         )
         rendered = render(submit.generation.prompt, tokenizer, 10**6)
-        ids = vocabularies.ids_of(self.sample.text, tokenizer)
-        choice = ChoiceText(submit.generation, tokenizer, rendered, rid=submit.rid, choice=0)
-        yield accept(submit)
-        for at, piece in enumerate([*map(choice.feed, ids), choice.end("stop")]):
-            yield step(
-                submit,
-                at,
-                piece.text,
-                reasoning=piece.reasoning,
-                tool_calls=piece.tool_calls,
-                finish=piece.finish,
-            )
-        yield finish(submit, len(ids) + 1)
+        ids = [*vocabularies.ids_of(sample.text, tokenizer), tokenizer.eos_token_id]
+        yield from spoken(submit, tokenizer, rendered, ids)
+
+
+def spoken(
+    submit: Submit, tokenizer: Any, rendered: RenderedPrompt, ids: list[int]
+) -> Iterator[ScriptStep]:
+    """Writes tokens as a worker does, with the log probability of each."""
+    generation = submit.generation
+    choice = ChoiceText(generation, tokenizer, rendered, rid=submit.rid, choice=0)
+    sequence: Any = SimpleNamespace(id=0, max_tokens=99)
+    state = RequestState(b"", submit, "key")
+    state.accept(PreparedRequest(submit, 1, (), [Choice(0, sequence, choice)]))
+    texts = TokenTexts(tokenizer)
+    yield accept(submit)
+    for id in ids:
+        logprobs = Logprobs(-0.5, (), ()) if generation.output.logprobs is not None else None
+        end = "stop" if id in tokenizer.eos_token_ids else None
+        delta, _ = state.add_token(SampledToken(0, id, end, logprobs), texts)  # type: ignore[arg-type]
+        if delta is not None:
+            yield Tokens((delta,))
+    yield finish(submit, len(ids))
 
 
 def answered(path: str, response: httpx.Response) -> tuple[str, Calls, str]:
@@ -142,23 +151,10 @@ HARMONY = (
 
 
 def speak_harmony(submit: Submit) -> Iterator[ScriptStep]:
-    """Writes HARMONY as a worker does, with the log probability of each token."""
+    """Writes HARMONY."""
     tokenizer = vocabularies.harmony()
-    generation = submit.generation
-    choice = ChoiceText(generation, tokenizer, RenderedPrompt([0]), rid=submit.rid, choice=0)
-    sequence: Any = SimpleNamespace(id=0)
-    state = RequestState(b"", submit, "key")
-    state.accept(PreparedRequest(submit, 1, (), [Choice(0, sequence, choice)]))
-    texts = TokenTexts(tokenizer)
-    yield accept(submit)
     ids = vocabularies.ids_of(HARMONY, tokenizer)
-    for id in ids:
-        logprobs = Logprobs(-0.5, (), ()) if generation.output.logprobs is not None else None
-        end = "stop" if id in tokenizer.eos_token_ids else None
-        delta, _ = state.add_token(SampledToken(0, id, end, logprobs), texts)  # type: ignore[arg-type]
-        assert delta is not None
-        yield Tokens((delta,))
-    yield finish(submit, len(ids))
+    yield from spoken(submit, tokenizer, RenderedPrompt([0]), ids)
 
 
 def test_F01_thoughts_and_answers_over_every_api() -> None:
@@ -221,6 +217,13 @@ def thought_in(path: str, response: httpx.Response, *, stream: bool) -> str:
     return "".join(block["thinking"] for block in body["content"] if block["type"] == "thinking")
 
 
+def assert_tokens_of(content: str, response: httpx.Response, *, stream: bool) -> None:
+    """The log probabilities are those of the content's tokens, and of no others."""
+    parts = chunks_of(response) if stream else response.json()["choices"]
+    tokens = [t for part in parts for t in (part["logprobs"] or {}).get("content") or ()]
+    assert "".join(token["token"] for token in tokens) == content, response.text
+
+
 @pytest.mark.parametrize("path", ASKED)
 def test_F03_thoughts_of_every_form_over_every_api(path: str) -> None:
     model = Model()
@@ -229,11 +232,15 @@ def test_F03_thoughts_of_every_form_over_every_api(path: str) -> None:
             model.sample = sample
             for stream in (False, True):
                 body = ASKED[path] | {"stream": stream}
+                if path == CHAT:
+                    body |= {"logprobs": True}
                 if path == MESSAGES:
                     body |= {"thinking": {"type": "enabled", "budget_tokens": 1024}}
                     body |= {"max_tokens": 2048}
                 response = front.client.post(path, json=body)
                 content, calls, _ = (streamed if stream else answered)(path, response)
                 found = (thought_in(path, response, stream=stream), content, calls)
+                if path == CHAT:
+                    assert_tokens_of(content, response, stream=stream)
                 meant = (sample.reasoning, sample.content, sample.calls)
                 assert found == meant, (sample, response.text)

@@ -106,38 +106,49 @@ class AnswerLogprobs:
 
     def __init__(self) -> None:
         self._pending: list[ChatTokenLogprob] = []
-        self._between = True
-        """No text has come since the beginning, a thought or a call, so that the pending tokens may
-        begin with markers."""
 
     def of_text(self, delta: Delta) -> list[ChatTokenLogprob]:
         """The log probabilities that belong to a delta's text. Takes the choice's deltas in
         order."""
         self._pending += chat_logprobs(delta.logprobs)
         found: list[ChatTokenLogprob] = []
-        if delta.reasoning:
-            # Deltas that waited for the client are joined: a thought, and the text after it.
-            self._pending = self._pending if delta.text else []
-            self._between = True
         if delta.text:
-            found, self._pending = self._pending, []
-            if self._between:
-                found, self._between = _without_markers(found, delta.text), False
-        if delta.tool_calls:
-            self._pending, self._between = [], True
+            found, self._pending = _tokens_of(self._pending, delta.text)
+        elif delta.reasoning or delta.tool_calls:
+            self._pending = []
         return found
 
 
-def _without_markers(tokens: list[ChatTokenLogprob], text: str) -> list[ChatTokenLogprob]:
-    """Leaves out the first tokens as far as the others still hold the text. A text may begin with
-    an empty line that parts it from a message before, and that no token has."""
-    wanted = text.encode()
-    if wanted not in b"".join(bytes(token["bytes"]) for token in tokens):
-        wanted = text.lstrip("\n").encode()
-    start = 0
-    while wanted in b"".join(bytes(token["bytes"]) for token in tokens[start + 1 :]):
-        start += 1
-    return tokens[start:]
+def _tokens_of(
+    tokens: list[ChatTokenLogprob], text: str
+) -> tuple[list[ChatTokenLogprob], list[ChatTokenLogprob]]:
+    """Returns those of ``tokens`` that have the text, and those after them, whose text is held
+    back. The ones before are of a thought or markers. A text may begin with an empty line that
+    parts it from a message before, and that no token has; tokens that are no whole characters may
+    have another text."""
+    raw = [bytes(token["bytes"]) for token in tokens]
+    for wanted in (text.encode(), text.lstrip("\n").encode()):
+        if wanted and wanted in b"".join(raw):
+            start, end = 0, len(raw)
+            while wanted in b"".join(raw[start + 1 :]):
+                start += 1
+            while wanted in b"".join(raw[start : end - 1]):
+                end -= 1
+            return tokens[start:end], tokens[end:]
+        if (apart := _apart(raw, wanted)) is not None:
+            return [tokens[at] for at in apart], tokens[apart[-1] + 1 :]
+    return tokens, []
+
+
+def _apart(raw: list[bytes], wanted: bytes) -> list[int] | None:
+    """Returns the places of the tokens that together are ``wanted``, with markers between them;
+    None if there are none such."""
+    found: list[int] = []
+    for at in range(len(raw) - 1, -1, -1):
+        if raw[at] and wanted.endswith(raw[at]):
+            found.insert(0, at)
+            wanted = wanted[: -len(raw[at])]
+    return found if found and not wanted else None
 
 
 def empty_lists() -> TextLogprobs:
