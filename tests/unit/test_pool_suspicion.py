@@ -109,6 +109,8 @@ def test_B03_what_others_got_from_a_worker_tells_its_request_from_the_machine() 
     decode = Loss("s", 1, "crashed", "worker", "", 0.0, marked=("p", "innocent"))
     assert not served_others({"p"}, decode), "it may be the culprit itself"
     assert served_others({"p", "innocent"}, decode)
+    assert not served_others({"p"}, None), "it may yet die of it"
+    assert served_others({"p", "innocent"}, None)
 
 
 @given(st.lists(st.frozensets(st.sampled_from("abcdef"), max_size=4), max_size=40))

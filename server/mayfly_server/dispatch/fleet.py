@@ -16,7 +16,6 @@ from mayfly_protocol.lifecycle import ModelCard
 from mayfly_protocol.roster import (
     AskMetrics,
     FromNode,
-    Loss,
     MetricsText,
     Quarantine,
     Quarantined,
@@ -200,18 +199,22 @@ class Fleet:
         self._served.setdefault(worker, set()).add(rid)
 
     def machine_is_failing(self) -> bool:
-        """True if a node lost several workers within the last minute that had no request in common
-        and had generated nothing for any other request, so that the machine is to blame and no
-        request is."""
+        """True if a node lost several workers within the last minute that had no request in common,
+        and no worker that it started since the first of them has generated anything for another
+        request, so that the machine is to blame and no request is."""
         return any(
-            unrelated(
-                [
-                    (*loss.suspects, *loss.marked)
-                    for loss in roster.losses
-                    if not served_others(self._served.get(_lost(roster, loss), ()), loss)
-                ]
-            )
+            unrelated([(*loss.suspects, *loss.marked) for loss in roster.losses])
+            and not self._fresh_worker_served(roster)
             for roster, _ in self.nodes()
+        )
+
+    def _fresh_worker_served(self, roster: Roster) -> bool:
+        losses = {loss.incarnation: loss for loss in roster.losses}
+        return any(
+            served_others(rids, losses.get(worker.number))
+            for worker, rids in self._served.items()
+            if (worker.node, worker.epoch) == (roster.node, roster.epoch)
+            and worker.number > min(losses)
         )
 
     def quarantined(self) -> list[Quarantined]:
@@ -408,7 +411,3 @@ class Fleet:
             for link in list(self._links.values()):
                 link.ping(self._loop.time())
             self._refused.take(THIS_FRONT_END, "", self._refusals.counts)
-
-
-def _lost(roster: Roster, loss: Loss) -> Incarnation:
-    return Incarnation(roster.node, roster.epoch, loss.slot, loss.incarnation)

@@ -24,8 +24,9 @@ A fault that breaks the batch of a worker that stays counts like a death.
 If the first death already made suspects, the culprit would be found no sooner, and innocent
 requests would wait for each other.
 
-Several deaths that have no request in common are blamed on the machine, unless the workers that
-died had generated tokens for other requests: see :func:`unrelated` and :func:`served_others`.
+Several deaths that have no request in common are blamed on the machine, unless a worker that was
+started since has generated tokens for other requests: see :func:`unrelated` and
+:func:`served_others`.
 
 A request in quarantine is known by a hash of everything that decides its computation. Its text
 never leaves this process::
@@ -117,13 +118,12 @@ def unrelated(passes: Sequence[Collection[str]]) -> bool:
     )
 
 
-def served_others(served: Collection[str], loss: Loss) -> bool:
-    """True if a worker, before its ``loss``, had generated tokens for a request that did not cause
-    the loss: then the machine works, and the loss is a request's fault. ``served`` holds the ids of
-    the requests for which the worker had generated tokens. Of those in the last forward pass, one
-    may be the culprit."""
-    beside = set(served) - {*loss.suspects, *loss.marked}
-    return bool(beside) or len(set(served) - {*loss.suspects}) > 1
+def served_others(served: Collection[str], loss: Loss | None) -> bool:
+    """True if a worker has generated tokens for a request that did not cause its ``loss`` (None: it
+    lives), so that the machine works. ``served`` holds the ids of the requests for which the worker
+    had generated tokens. Of those that were in no failed prefill, one may be a culprit."""
+    suspects, marked = (loss.suspects, loss.marked) if loss is not None else ((), served)
+    return bool(set(served) - {*suspects, *marked}) or len(set(served) - {*suspects}) > 1
 
 
 def fingerprint(generation: Generation, digest: str, tenant: str) -> str:
