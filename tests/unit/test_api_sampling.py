@@ -203,7 +203,13 @@ def test_texts_and_prompts(client: Client, path: str) -> None:
 
 @both
 @pytest.mark.parametrize(
-    ("field", "value", "off"), [("return_tokens_as_token_ids", True, False), ("n_probs", 3, 0)]
+    ("field", "value", "off"),
+    [
+        ("return_tokens_as_token_ids", True, False),
+        ("n_probs", 3, 0),
+        ("adapters", "folder", None),
+        ("role_mapping", {"user": "USER"}, {}),
+    ],
 )
 def test_other_names_for_what_there_is(
     client: Client, path: str, field: str, value: Any, off: Any

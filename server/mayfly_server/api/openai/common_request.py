@@ -180,6 +180,12 @@ class CommonFields(SamplingFields, _FirstFields):
         None, BeforeValidator(refused("Use return_token_ids", but=(False,)))
     ] = None
     n_probs: Annotated[None, BeforeValidator(refused("Use logprobs", but=(0,)))] = None
+    adapters: Annotated[
+        None, BeforeValidator(refused("Use the option --adapter where the model is served"))
+    ] = None
+    role_mapping: Annotated[
+        None, BeforeValidator(refused("Use the roles of the model's chat template"))
+    ] = None
     use_beam_search: Annotated[
         None, BeforeValidator(refused("Beams are not supported; use n", but=(False,)))
     ] = None
