@@ -164,7 +164,7 @@ def test_R29_stops_are_found_wherever_tokens_end(tiny: Server, path: str) -> Non
 
 
 @both_routes
-@pytest.mark.parametrize("bad", ["", [""], ["", "zz"], ["a", "b", "c", "d", "e"], [5], [None], {}])
+@pytest.mark.parametrize("bad", ["", [""], ["", "zz"], ["a"] * 65, [5], [None], {}])
 def test_R31_stops_that_are_none(tiny: Server, path: str, bad: Any) -> None:
     response = post(tiny, path, stop=bad)
     param = response.json()["error"]["param"]

@@ -82,10 +82,11 @@ def read(dialect: str, pieces: list[str], *, early: bool) -> tuple[str, Calls]:
 def test_F02_F07_F08_every_split_gives_the_calls_that_were_meant(
     sample: Sample, early: bool
 ) -> None:
-    dialect, text, calls, content = sample
+    text = sample.text
     splits = [[text], list(text), *([text[:at], text[at:]] for at in range(1, len(text)))]
     for pieces in splits:
-        assert read(dialect, pieces, early=early) == (content, calls), pieces
+        found = read(sample.dialect, pieces, early=early)
+        assert found == (sample.content, sample.calls), pieces
 
 
 @pytest.mark.parametrize("early", [False, True], ids=["whole", "streamed"])
