@@ -20,8 +20,8 @@ def _declared(default: Any, help: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a model can do as its worker runs it. A front end that is older than the worker, or an
-    examination without loading the model, knows some of them only."""
+    """Capabilities of a model as its worker runs it. A front end that is older than the worker, or
+    an examination without loading the model, knows some of them only."""
 
     context: int = _declared(
         0, "Longest prompt with its answer, in tokens; 0 if the model has no limit."

@@ -50,7 +50,7 @@ POISONS: dict[str, tuple[ModelFault, str]] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one round: the errors that the poisons got, the innocents' texts or errors,
+    """Outcome of one round: the errors that the poisons got, the innocents' texts or errors,
     their longest gap between two chunks, the kinds of fault of the workers that were lost, and the
     number of requests in quarantine."""
 

@@ -170,7 +170,7 @@ class SimulatedRequest:
             self.delivered, self.struck = upto, 0
 
     def lose(self, kind: str, *, struck: bool, stays: bool) -> None:
-        """What the relay does when a worker fails."""
+        """Takes a failure of a worker as the relay does."""
         attempt = self.progress.attempt
         if stays:
             self.progress.receive(Handover(self.name, attempt, kind, suspect=struck, stays=True))
