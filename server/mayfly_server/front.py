@@ -91,10 +91,16 @@ def serve(
     exposed = [address for address in map(exposed_address, listeners) if address is not None]
     if exposed and not (settings.insecure or keys or settings.api_keys_file):
         raise FrontError(keys_needed(exposed[0]))
+    log = structlog.get_logger(_NAME)
+    if exposed and not settings.insecure:
+        log.warning(
+            "API keys and texts cross the network unencrypted: listen on a loopback address and "
+            "put a proxy with TLS in front (docs/edge.md), unless the network is trusted",
+            address=exposed[0],
+        )
     if not inherited:
         addresses = [listener.getsockname()[:2] for listener in listeners]
         nodes = [node.rpartition("@")[2] for node in settings.nodes]
-        log = structlog.get_logger(_NAME)
         log.info("front end starts", addresses=addresses, nodes=nodes)
     # Imported objects stay for good. A garbage collection that visits them would stop all streams.
     gc.freeze()

@@ -186,6 +186,18 @@ def test_R127_keys_stay_with_the_front_end(tools_model: Path, tmp_path: Path) ->
             assert not path.is_file() or key.encode() not in path.read_bytes()
 
 
+def test_S23_keys_that_cross_a_network_in_the_clear_are_said(
+    tools_model: Path, tmp_path: Path
+) -> None:
+    warning = "cross the network unencrypted"
+    environment = {"MAYFLY_API_KEYS": "unique-key-4711-of-a-client"}
+    for host, said in (("0.0.0.0", True), ("127.0.0.1", False)):
+        folder = tmp_path / host
+        folder.mkdir()
+        with serving(tools_model, folder, "--host", host, environment=environment) as server:
+            assert (warning in server.log()) == said
+
+
 def test_without_keys_others_are_kept_out(tools_model: Path, tmp_path: Path) -> None:
     with serving(tools_model, tmp_path, "--host", "0.0.0.0", wait=False) as server:
         assert server.process.wait(30) == 1
