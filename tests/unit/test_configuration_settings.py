@@ -106,3 +106,12 @@ def test_names_and_aliases() -> None:
     ):
         with pytest.raises(ConfigurationError, match="2 models would be called"):
             aliases_of(clash)
+
+
+@pytest.mark.parametrize("name", ["a\x1b[31m", "a\nb", "\x9b2J", "a\u202eb"])
+def test_S21_no_model_has_a_name_that_terminals_obey(name: str) -> None:
+    for models in ([model(name)], [model("a", name=name)], [model("a", aliases=(name,))]):
+        with pytest.raises(ConfigurationError, match="control characters") as caught:
+            aliases_of(models)
+        assert str(caught.value).isprintable()
+    assert aliases_of([model("Qwen3 [4-bit] é")]) == {}

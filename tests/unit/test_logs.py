@@ -60,6 +60,21 @@ def fail() -> None:
         raise ValueError(f"{SECRET} is no number") from error
 
 
+def test_S21_a_terminal_is_told_nothing_by_a_text(log: Log) -> None:
+    stream = log(form="text")
+    own().warning("model \x1b[31mred", name="a\nb\x9b2J", café="naïve Ω")
+    [line] = stream.getvalue().splitlines()
+    assert "model \\x1b[31mred" in line
+    assert "a\\nb\\x9b2J" in line
+    assert "naïve Ω" in line
+    stream = log(form="text", prompts=True)
+    try:
+        raise ValueError("two\nlines\x1b[31m")
+    except ValueError:
+        own().exception("failed")
+    assert "two\nlines\\x1b[31m" in stream.getvalue()
+
+
 def test_a_line_is_an_object_that_says_who_and_when(log: Log) -> None:
     stream = log(slot="m-0", incarnation=3)
     with bound_contextvars(request_id="req_1"):

@@ -50,14 +50,14 @@ def configure(settings: LogSettings, stream: TextIO | None = None, **always: obj
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=False,
     )
-    render: Processor = structlog.processors.JSONRenderer()
+    render: list[Processor] = [structlog.processors.JSONRenderer()]
     if settings.form == "text":
-        render = structlog.dev.ConsoleRenderer(colors=to.isatty())
+        render = [_escape_controls, structlog.dev.ConsoleRenderer(colors=to.isatty())]
     handler = logging.StreamHandler(to)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, render],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *render],
         )
     )
     root = logging.getLogger()
@@ -118,6 +118,23 @@ def _add_fields(always: dict[str, object]) -> Processor:
         return {**always, **event}
 
     return add
+
+
+def _escape_controls(logger: object, method: str, event: EventDict) -> EventDict:
+    """Writes control characters in a line's texts as escapes, since a terminal would obey them;
+    JSON has them escaped by itself. Tracebacks keep their line ends."""
+    return {
+        name: _escaped(value, keep="\n" if name == "exception" else "")
+        if isinstance(value, str)
+        else value
+        for name, value in event.items()
+    }
+
+
+def _escaped(text: str, keep: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
 
 
 def _format_exceptions(*, messages: bool) -> Processor:

@@ -41,11 +41,16 @@ class ConfiguredModel:
 
 def aliases_of(models: Iterable[ConfiguredModel]) -> dict[str, str]:
     """Returns a mapping from each alias to the name of its model. Raises ConfigurationError if a
-    name or alias belongs to two models."""
+    name or alias belongs to two models, or has characters that terminals obey."""
     models = list(models)
     names = [*(model.name for model in models)]
     names += [alias for model in models for alias in model.values["aliases"]]
     for name, count in Counter(names).items():
+        if not name.isprintable():
+            raise ConfigurationError(
+                f"a model would be called {name!r}, which has control characters: give it another "
+                "name, as --name or name = ... in its [[models]] table"
+            )
         if count > 1:
             raise ConfigurationError(
                 f"{count} models would be called {name!r}: give each a name of its own, "
