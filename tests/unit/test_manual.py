@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 import typer.main
+from pydantic import ValidationError
 
 from mayfly_cli.app import app
 from mayfly_cli.config.keys import SERVER, TABLE
@@ -167,9 +168,17 @@ def test_the_way_from_mlx_lm_names_every_field_and_what_becomes_of_it() -> None:
     for theirs, ours, remark in rows_of("Fields of a request"):
         fields = set(re.findall(r"`(\w+)`", theirs))
         named |= fields
-        assert fields <= taken if ours.strip() else remark.strip().startswith("400"), fields
-        if remark.strip().startswith("400"):
+        if ours.strip():
+            assert fields <= taken
+        elif remark.strip().startswith("ignored"):
             assert fields.isdisjoint(taken)
+        else:
+            assert remark.strip().startswith("400"), fields
+            for name in fields:
+                with pytest.raises(ValidationError, match=f"(?s){name}.*Use "):
+                    ChatRequest.model_validate(
+                        {"messages": [{"role": "user", "content": "a"}], name: "x"}
+                    )
     asked_for = re.findall(r"body\.get\(\s*\"(\w+)\"", source_of_mlx_lm())
     assert {*asked_for} - {"messages", "prompt"} <= named
 
